@@ -22,7 +22,7 @@ from packstore.core.urls import find_bridge
 from packstore.images.reading import ALL_FRAMES, CLIPS
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.annotations import Finding, annotated_error, find_left_annotations, find_left_images
-from packstore.sources.archives import kept_indexes, known_folders, open_tree
+from packstore.sources.archives import cache_archives, cache_folders, open_tree
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
 from packstore.sources.bridges import open_bridge
 from packstore.sources.clips import ClipsSource
@@ -208,7 +208,7 @@ def _find_described_folder(file: Path, options: SourceOptions) -> tuple[Path, So
         hidden = (f"/{escape_pattern(each.relative_to(folder).as_posix())}" for each in sorted(beside))
         given = replace(options, ignore=(*options.ignore, *hidden))
         try:
-            with apply_ignore_rules(folder, compile_ignore_rules(given.ignore)), known_folders(), kept_indexes():
+            with apply_ignore_rules(folder, compile_ignore_rules(given.ignore)), cache_folders(), cache_archives():
                 kind = _recognise(folder, given)
                 with closing(kind.open(folder, replace(given, named=True))) as source:
                     tree = getattr(source, "tree", None)
@@ -234,12 +234,12 @@ def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, pa
     with (
         apply_ignore_rules(place, compile_ignore_rules(options.ignore)),
         _add_source_to_questions(place, options),
-        kept_indexes(),
+        cache_archives(),
         cache_buckets(),
     ):
         if named is None:
             try:
-                with known_folders():
+                with cache_folders():
                     named = _recognise(place, options)
             except NeedsCopyError:
                 raise
@@ -277,7 +277,7 @@ def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: 
     source = answer.source or place
     given = SourceOptions(ignore=(*options.ignore, *patterns))
     try:
-        with apply_ignore_rules(source, compile_ignore_rules(given.ignore)), known_folders(), kept_indexes():
+        with apply_ignore_rules(source, compile_ignore_rules(given.ignore)), cache_folders(), cache_archives():
             _recognise(source, given)
     except AmbiguousSourceError as error:
         if depth == _ASKED_IN_A_ROW:

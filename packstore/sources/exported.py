@@ -23,7 +23,7 @@ from packstore.core.export_manifest import (
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import open_tree, tree_of
+from packstore.sources.archives import open_required_tree, open_tree
 from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
@@ -47,7 +47,7 @@ class ExportedFiles(ExportedRows):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.tree = tree_of(path)
+        self.tree = open_required_tree(path)
         self._max_bytes = max_file_bytes(options.max_pixels)
         if not self.export_manifest.rows:
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")

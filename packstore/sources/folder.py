@@ -8,7 +8,7 @@ from pathlib import Path
 from packstore.core.errors import SampleError, printable
 from packstore.images.sniff import max_file_bytes
 from packstore.images.unread import UNREAD_BYTES, unread_file, unread_reason
-from packstore.sources.archives import tree_of
+from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import count_replaced_members, list_files
 from packstore.sources.listing import ARRAY, CYCLE, IMAGE_SUFFIXES, IS_CYCLE
@@ -34,7 +34,7 @@ class FolderSource(Source):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.tree = tree_of(path)
+        self.tree = open_required_tree(path)
         self.max_bytes = max_file_bytes(options.max_pixels)
 
     def name(self, directory: str = "") -> str:

@@ -23,7 +23,7 @@ from packstore.core.fields import Field
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import tree_of
+from packstore.sources.archives import open_required_tree
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, round_up_size, stamp_files
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
@@ -256,7 +256,7 @@ class TreeRowSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self.tree = tree_of(path)
+        self.tree = open_required_tree(path)
         self._max_bytes = max_file_bytes(options.max_pixels)
 
     @abstractmethod

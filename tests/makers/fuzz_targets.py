@@ -51,7 +51,7 @@ from packstore.sources.exported import ExportedFiles
 from packstore.sources.huggingface.features import Facts, columns_of, features_of
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
-from packstore.sources.lmdbs.caffe import read_datum
+from packstore.sources.lmdbs.caffe import parse_datum
 from packstore.sources.named.mat import find_arrays, load_mat
 from packstore.sources.records import arrayrecord_files
 from packstore.sources.records.arrayrecord import ArrayRecordSource
@@ -728,7 +728,7 @@ TARGETS = (
     Target("tfds", _tfds, (PackstoreError,), ("records/tfds.py", "records/tfds_features.py"), _repair_either),
     Target("idx", _idx, (PackstoreError,), ("arrays/idx.py",)),
     Target("n5_block", _n5_block, (PackstoreError,), ("arrays/n5.py",)),
-    Target("datum", read_datum, (ValueError,), ("lmdbs/caffe.py", "core/protobuf.py")),
+    Target("datum", parse_datum, (ValueError,), ("lmdbs/caffe.py", "core/protobuf.py")),
     Target("labels", _labels, (PackstoreError,), ("labels.py",), None, (b",", b'"', b"\n", b"\r\n", b"train", b"../")),
     Target("shards", _shards, (PackstoreError,), ("shards.py",)),
     Target("manifest", _manifest, (PackstoreError,), ("manifest.py", "core/column.py"), _repair_manifest),

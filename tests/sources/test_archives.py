@@ -27,7 +27,7 @@ from packstore import PackstoreError, convert, verify
 from packstore.core.errors import SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.sources.archives import open_tree
-from packstore.sources.archives.index import plain_name
+from packstore.sources.archives.index import normalise_member_name
 from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
@@ -227,7 +227,7 @@ def test_links_in_a_tar(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../x.png", "a/../../x.png", "a/.."])
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_names_that_lead_out_are_refused(kind: str, name: str, tmp_path: Path) -> None:
-    assert plain_name(name) is None
+    assert normalise_member_name(name) is None
     (tmp_path / "a").write_bytes(KINDS[kind]({"a/x.png": tiny(0), name: tiny(1)}))
     with pytest.raises(SourceError, match="leads out of the archive"):
         open_source(tmp_path / "a")

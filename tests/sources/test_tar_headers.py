@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from packstore.sources.archives.headers import LOOK_BYTES, usual_member
+from packstore.sources.archives.headers import HEADER_BYTES, parse_common_header
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
 
 FORMATS = {"pax": tarfile.PAX_FORMAT, "gnu": tarfile.GNU_FORMAT, "ustar": tarfile.USTAR_FORMAT}
@@ -115,5 +115,5 @@ def test_what_is_said_of_all_members_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_nearly_all_headers_are_read_without_tarfile(form: str, tmp_path: Path) -> None:
     data = _archive(form)
-    found = [usual_member(data[at : at + LOOK_BYTES], at) for at in range(0, len(data), 512)]
+    found = [parse_common_header(data[at : at + HEADER_BYTES], at) for at in range(0, len(data), 512)]
     assert sum(member is not None for member in found) >= 8

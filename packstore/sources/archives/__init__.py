@@ -1,7 +1,7 @@
-"""Archives of folders, read without unpacking: zip, and tar with or without compression, see :mod:`.tree`.
+"""Archives, read without unpacking: zip, and tar with or without compression, see :mod:`.tree`.
 
-A file is an archive by its first bytes, whatever its name. Only a compressed tar has to be decompressed as a whole,
-once, into a temporary file without a name: it has no index, and its files lie in any order.
+The first bytes of a file tell if it is an archive, not its name. Only a compressed tar is decompressed as a whole,
+once, into a temporary file without a name: it has no index, and its files are in any order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from packstore.sources.tree import FolderTree, Tree
 
 _START = 512
 _Key = tuple[str, int, int, int]
-"""Path, size, times of modification and of change of an archive."""
+"""Path, size, time of modification and time of change of an archive."""
 
 
-def tree_of(path: Path) -> Tree:
-    """:func:`open_tree` where only a folder or an archive will do. Raises :class:`SourceError`."""
+def open_required_tree(path: Path) -> Tree:
+    """Opens a folder or an archive as a tree. Raises :class:`SourceError` for any other file."""
     tree = open_tree(path)
     if tree is None:
         raise not_a_folder_error(path)
@@ -37,7 +37,7 @@ def tree_of(path: Path) -> Tree:
 
 
 def open_tree(path: Path) -> Tree | None:
-    """The tree at ``path``: a folder's, or an archive's; None for any other file.
+    """Opens a folder or an archive as a tree; None for any other file.
 
     Raises :class:`SourceError` for an archive that is damaged, encrypted, or needs a library that is not installed."""
     if isinstance(path, RemotePath):
@@ -61,55 +61,54 @@ def open_tree(path: Path) -> Tree | None:
     if not is_zip(start) and not is_tar(start):
         return None
     key = (str(path.absolute()), found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    kept = _kept.get()
+    cache = _archives.get()
     index = _INDEXES.get(key)
     if index is None:
-        if kept is not None and key in kept.damaged:
-            raise kept.damaged[key]
+        if cache is not None and key in cache.damaged:
+            raise cache.damaged[key]
         try:
             index = _INDEXES[key] = read_zip(path) if is_zip(start) else read_tar(path)
         except SourceError as error:
-            if kept is not None:
-                kept.damaged[key] = error
+            if cache is not None:
+                cache.damaged[key] = error
             raise
-    if kept is not None:
-        kept.indexes.append(index)
+    if cache is not None:
+        cache.indexes.append(index)
     return ArchiveTree(path.absolute(), index)
 
 
 @dataclass(slots=True)
-class _Kept:
-    """What was found out of archives meanwhile."""
+class _CachedArchives:
+    """Archives that were opened in a block: their indexes, and the errors of damaged ones."""
 
     indexes: list[Index] = field(default_factory=list)
     damaged: dict[_Key, SourceError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Folders:
-    """Trees of folders that list each directory once, until ``stack`` is left."""
+class _CachedFolders:
+    """Trees of folders that were opened in a block; each lists a directory once, until ``stack`` is closed."""
 
     trees: dict[Path, FolderTree]
     stack: ExitStack
 
 
 @contextmanager
-def kept_indexes() -> Iterator[None]:
-    """Keeps what is indexed meanwhile: each kind of source asks for the tree of a path, one after the other. What is
-    damaged is not read again, either."""
-    token = _kept.set(_Kept())
+def cache_archives() -> Iterator[None]:
+    """Caches indexes and errors of archives within the block, since each kind of source opens the same path."""
+    token = _archives.set(_CachedArchives())
     try:
         yield
     finally:
-        _kept.reset(token)
+        _archives.reset(token)
 
 
 @contextmanager
-def known_folders() -> Iterator[None]:
-    """Until its end, :func:`open_tree` returns the same tree for the same folder, which lists each folder once: for
-    questions in a row, while nothing is packed yet."""
+def cache_folders() -> Iterator[None]:
+    """Caches trees of folders and their contents within the block: :func:`open_tree` returns the same tree for the same
+    folder, and that lists each directory once. Only for recognition: changes to the folder are not seen."""
     with ExitStack() as stack:
-        token = _folders.set(_Folders({}, stack))
+        token = _folders.set(_CachedFolders({}, stack))
         try:
             with cache_contents():
                 yield
@@ -118,6 +117,6 @@ def known_folders() -> Iterator[None]:
 
 
 _INDEXES: WeakValueDictionary[_Key, Index] = WeakValueDictionary()
-"""Those of trees that are in use."""
-_kept: ContextVar[_Kept | None] = ContextVar("kept indexes", default=None)
-_folders: ContextVar[_Folders | None] = ContextVar("known folders", default=None)
+"""Indexes of trees in use, by archive."""
+_archives: ContextVar[_CachedArchives | None] = ContextVar("cached archives", default=None)
+_folders: ContextVar[_CachedFolders | None] = ContextVar("cached folders", default=None)

@@ -1,4 +1,4 @@
-"""Headers of tar as nearly all are, read without :mod:`tarfile`, which takes five times as long for each."""
+"""Parser of common tar headers, five times as fast as :mod:`tarfile`, which parses all others."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import tarfile
 import zlib
 
 _BLOCK = tarfile.BLOCKSIZE
-LOOK_BYTES = 3 * _BLOCK
-"""What is read at once: a header, or that of further fields, these fields, and a header."""
+HEADER_BYTES = 3 * _BLOCK
+"""Bytes that :func:`parse_common_header` takes: a header; or the header of a pax block, the block, and a header."""
 _USTAR = b"ustar\x0000"
 _MAGICS = (_USTAR, b"ustar  \0")
 _USUAL_NUMBERS = re.compile(rb"([0-7]{11})[ \0]([0-7]{11})[ \0]([0-7]{6})[ \0]{2}")
-"""Size, time of modification and checksum, as wide as tar programs write them."""
+"""Size, time of modification and checksum, in the widths that tar programs write."""
 _PLAIN_FIELDS = (b"path", b"mtime", b"atime", b"ctime")
 
 
-def usual_member(data: bytes, at: int) -> tarfile.TarInfo | None:
-    """The member whose first header ``data`` begins with, and which begins at byte ``at``; None for what is left to
-    :mod:`tarfile`: anything but a file or a directory, long names and other fields of GNU, large sizes, and damage.
+def parse_common_header(data: bytes, at: int) -> tarfile.TarInfo | None:
+    """Parses the header of a file or directory; None for headers that :mod:`tarfile` must parse: other types, long
+    names and other fields of GNU, large sizes, and damage.
 
     Args:
-        data: :data:`LOOK_BYTES`, fewer at the end of the archive.
-        at: For the places of the member.
+        data: :data:`HEADER_BYTES` from the beginning of the member, fewer at the end of the archive.
+        at: Offset of ``data`` in the archive.
     """
     if data[156:157] != b"x":
-        return _member(data[:_BLOCK], at)
-    head = _numbers(data[:_BLOCK])
-    fields = None if head is None or head[0] > _BLOCK else _fields(data[_BLOCK : _BLOCK + head[0]])
-    member = None if fields is None else _member(data[2 * _BLOCK : LOOK_BYTES], at + 2 * _BLOCK)
+        return _parse_header(data[:_BLOCK], at)
+    head = _parse_numbers(data[:_BLOCK])
+    fields = None if head is None or head[0] > _BLOCK else _parse_pax_fields(data[_BLOCK : _BLOCK + head[0]])
+    member = None if fields is None else _parse_header(data[2 * _BLOCK : HEADER_BYTES], at + 2 * _BLOCK)
     if fields is None or member is None:
         return None
     try:
@@ -42,13 +42,14 @@ def usual_member(data: bytes, at: int) -> tarfile.TarInfo | None:
     return member
 
 
-def next_header(member: tarfile.TarInfo) -> int:
-    """Where the header after a member of :func:`usual_member` begins."""
+def next_header_offset(member: tarfile.TarInfo) -> int:
+    """Returns the offset of the header that follows a member."""
     return member.offset_data + (-(-member.size // _BLOCK) * _BLOCK if member.isreg() else 0)
 
 
-def _member(block: bytes, at: int) -> tarfile.TarInfo | None:
-    kind, numbers = block[156:157], _numbers(block)
+def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
+    """Parses one header block at offset ``at``; None unless it is that of a plain file or directory."""
+    kind, numbers = block[156:157], _parse_numbers(block)
     if numbers is None or kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
         return None
     raw, prefix, magic = block[:100], block[345:500], block[257:265]
@@ -64,24 +65,24 @@ def _member(block: bytes, at: int) -> tarfile.TarInfo | None:
     return member
 
 
-def _numbers(block: bytes) -> tuple[int, int] | None:
-    """Size and time of modification of a header whose checksum is right."""
+def _parse_numbers(block: bytes) -> tuple[int, int] | None:
+    """Parses size and time of modification of a header; None if they have other widths, or the checksum is wrong."""
     if len(block) < _BLOCK or block[257:265] not in _MAGICS:
         return None
     numbers = _USUAL_NUMBERS.match(block, 124)
-    if numbers is None or _sum(block) - sum(block[148:156]) + 8 * 32 != int(numbers[3], 8):
+    if numbers is None or _byte_sum(block) - sum(block[148:156]) + 8 * 32 != int(numbers[3], 8):
         return None
     return int(numbers[1], 8), int(numbers[2], 8)
 
 
-def _sum(block: bytes) -> int:
-    """The sum of its bytes. Adler-32 has it modulo 65,521, plus 1 (RFC 1950), at a tenth of the time: of a block that
-    is half zeros, that is the sum itself."""
+def _byte_sum(block: bytes) -> int:
+    """Sums the bytes of a block. If half of them are zeros, the low half of Adler-32 (RFC 1950) is the sum plus 1, at a
+    tenth of the time."""
     return (zlib.adler32(block) & 0xFFFF) - 1 if block.count(0) > _BLOCK // 2 else sum(block)
 
 
-def _fields(data: bytes) -> dict[bytes, bytes] | None:
-    """The fields of an extended header (pax, POSIX.1-2017), where all are of the common ones."""
+def _parse_pax_fields(data: bytes) -> dict[bytes, bytes] | None:
+    """Parses a pax block (POSIX.1-2017); None if a field is not one of :data:`_PLAIN_FIELDS`, or is damaged."""
     found: dict[bytes, bytes] = {}
     while data:
         digits, _, rest = data.partition(b" ")

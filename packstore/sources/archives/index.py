@@ -1,4 +1,4 @@
-"""What an archive holds, in some 40 bytes a file and its name."""
+"""Index of an archive: some 40 bytes a file, and its name."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.folder_names import NameCache
 
 NOWHERE = -1
-"""Stands for where a file lies that is a link out of its archive, or to nothing."""
+"""Offset of a file without data: a link out of the archive or to nothing, or no plain file."""
 _SHOWN = 100
 _LISTED = 1 << 14
 _READ_STEP = 1 << 30
 
 
 class OpenFile:
-    """An open file, closed with its last reference."""
+    """Open file; closed when the last reference to it is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -33,7 +33,7 @@ class OpenFile:
         os.close(self.descriptor)
 
     def read(self, size: int, place: int) -> bytes:
-        """``size`` bytes from ``place`` on, or as many as there are."""
+        """Reads ``size`` bytes from offset ``place`` on; fewer at the end of the file."""
         parts = []
         while size > 0:
             part = os.pread(self.descriptor, min(size, _READ_STEP), place)
@@ -45,14 +45,14 @@ class OpenFile:
 
 
 class Member(NamedTuple):
-    """A file of an archive.
+    """File of an archive.
 
     Attributes:
         size: Bytes of its content.
-        place: Where its data lie in the archive, in bytes from the beginning; for zip its header; :data:`NOWHERE`.
-        stored: Bytes that it takes there.
-        method: How it is compressed, as zip numbers it; 0 where it is not.
-        check: CRC-32 of its content; 0 where the archive has none.
+        place: Offset of its data in the archive, in a zip of its header; or :data:`NOWHERE`.
+        stored: Size of the data in the archive, in bytes.
+        method: Compression method, as numbered in zip; 0 if it is not compressed.
+        check: CRC-32 of its content; 0 if the archive has none.
         modified_ns: Time of modification.
     """
 
@@ -66,15 +66,15 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class IndexBuilder:
-    """Collects the members of an archive in their order, as unpacking it does.
+    """Builds the index of an archive from its members, added in their order.
 
     Attributes:
-        replaces: A file replaces an earlier one of its name, as in a tar; else a name that comes twice is an error.
+        replaces: A file replaces an earlier one of the same name, as in a tar; if False, a repeated name is an error.
     """
 
     replaces: bool = True
     _files: dict[bytes, int | str] = field(default_factory=dict)
-    """By name: the number of a member, or what a symbolic link says."""
+    """By name: the number of a member, or the target of a symbolic link."""
     replaced: int = 0
     """Number of files that a later one of the same name has replaced."""
     _numbers: array[int] = field(default_factory=lambda: array("q"))
@@ -82,46 +82,49 @@ class IndexBuilder:
     _spelled: dict[bytes, str] = field(default_factory=dict)
 
     def add(self, name: str, member: Member, folder: str = "") -> None:
-        """Adds the file ``name`` of ``folder``; see :meth:`_place`."""
-        if plain := self._place(name, folder):
-            self._files[plain] = self._append(member)
+        """Adds the file ``name`` of ``folder``; see :meth:`_register_name`."""
+        if plain := self._register_name(name, folder):
+            self._files[plain] = self._append_member(member)
 
-    def hard_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a second name of what the file ``target`` of ``folder`` is now; replacing that one changes nothing."""
-        plain, to = self._place(name, folder), plain_name(folder + target)
+    def add_hard_link(self, name: str, target: str, folder: str = "") -> None:
+        """Adds a second name for the present content of the file ``target`` of ``folder``; if a later member replaces
+        that file, the link keeps the content."""
+        plain, to = self._register_name(name, folder), normalise_member_name(folder + target)
         if plain:
             found = None if to is None else self._files.get(to)
-            self._files[plain] = self._append(Member(0, NOWHERE, 0)) if found is None else found
+            self._files[plain] = self._append_member(Member(0, NOWHERE, 0)) if found is None else found
 
-    def symbolic_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a link to what ``target`` is in the end, relative to the directory of ``name``."""
-        if plain := self._place(name, folder):
+    def add_symbolic_link(self, name: str, target: str, folder: str = "") -> None:
+        """Adds a link to ``target``, relative to the directory of ``name``; resolved by :meth:`build`."""
+        if plain := self._register_name(name, folder):
             self._files[plain] = target
 
-    def index(self, file: OpenFile | None = None, *, zipped: bool = False) -> Index:
-        """The finished index. ``file`` has the data where that is not the archive itself."""
+    def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> Index:
+        """Builds the index. ``file`` has the data, if the archive itself does not."""
         fields = len(Member._fields)
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
         names = sorted(self._files)
-        rows = np.array([self._number(name) for name in names], np.int64)
+        rows = np.array([self._resolve_number(name) for name in names], np.int64)
         ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
         return Index(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped, self.replaced)
 
-    def _append(self, member: Member) -> int:
+    def _append_member(self, member: Member) -> int:
+        """Appends a member to the table; returns its number."""
         self._numbers.extend(member)
         return len(self._numbers) // len(Member._fields) - 1
 
-    def _place(self, name: str, folder: str) -> bytes:
-        """The path of a file in the archive; empty for a name that has none.
+    def _register_name(self, name: str, folder: str) -> bytes:
+        """Returns the normalised path of a file, empty if ``name`` has no parts; counts it if it replaces an earlier
+        file.
 
-        Raises :class:`SourceError` for one that leads out of the archive, and for the path of an earlier file that is
-        spelled otherwise, as ``a//x.jpg`` beside ``a/x.jpg``: one of them would vanish."""
+        Raises :class:`SourceError` for a path out of the archive, and for two spellings of one path, such as
+        ``a//x.jpg`` and ``a/x.jpg``: one of the files would vanish."""
         spelled = folder + name
-        plain = plain_name(spelled)
+        plain = normalise_member_name(spelled)
         if plain is None:
-            raise SourceError(f"{printable(spelled[:_SHOWN])} leads out of the archive: it is not what it seems")
-        # Tars of a whole folder spell all names with ./ before them.
+            raise SourceError(f"{printable(spelled[:_SHOWN])} leads out of the archive: such archives are refused")
+        # In a tar of a whole folder, all names begin with ./
         dotted = self._dotted.setdefault(folder, name.startswith("./"))
         text = plain.decode("utf-8", "surrogateescape")
         usual = f"{folder}./{text[len(folder) :]}" if dotted else text
@@ -139,13 +142,17 @@ class IndexBuilder:
             self._spelled[plain] = spelled
         return plain
 
-    def _number(self, name: bytes) -> int:
-        """The number of the member that a name leads to; -1 for none."""
+    def _resolve_number(self, name: bytes) -> int:
+        """Follows symbolic links from a name to a member; returns its number, -1 if there is none."""
         seen = set()
         found = self._files.get(name)
         while isinstance(found, str):
             directory = name.rpartition(b"/")[0].decode("utf-8", "surrogateescape")
-            to = None if found.startswith("/") else plain_name(posixpath.normpath(posixpath.join(directory, found)))
+            to = (
+                None
+                if found.startswith("/")
+                else normalise_member_name(posixpath.normpath(posixpath.join(directory, found)))
+            )
             if to is None or to in seen:
                 return -1
             seen.add(to)
@@ -155,17 +162,17 @@ class IndexBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Index:
-    """The files of an archive, sorted by the bytes of their names.
+    """Index of the files of an archive, sorted by the bytes of their names.
 
     Attributes:
-        blob: All names.
-        ends: int64 ``(N + 1,)``: where each begins in it.
-        table: int64 ``(N, 6)``: a :class:`Member` each.
-        file: The data, where they are not in the archive itself.
-        zipped: Each file has a header of its own before its data, as in a zip.
+        blob: All names, one after the other.
+        ends: int64 ``(N + 1,)``: offsets of the names in ``blob``.
+        table: int64 ``(N, 6)``: a :class:`Member` a row.
+        file: File with the data, if the archive itself does not have them.
+        zipped: Each file has a header before its data, as in a zip.
         replaced: Number of files that a later one of the same name has replaced.
-        listed: What :meth:`children` found in the last directories: each kind of source asks for the same ones.
-        names: The names in each directory that was listed, for the same reason.
+        listed: Cache of :meth:`children`, since each kind of source lists the same directories.
+        names: Cache of the names in each directory, for the same reason.
     """
 
     blob: bytes
@@ -181,27 +188,28 @@ class Index:
         return len(self.table)
 
     def name(self, number: int) -> bytes:
-        """The path of a file in the archive."""
+        """Returns the path of a file in the archive."""
         return self.blob[self.ends[number] : self.ends[number + 1]]
 
     def member(self, number: int) -> Member:
-        """What is known of a file."""
+        """Returns a file by its number."""
         return Member(*self.table[number].tolist())
 
     def find(self, name: bytes) -> int | None:
-        """The number of the file of that name."""
-        number = self._first(name)
+        """Finds the number of a file by name; None if there is no such file."""
+        number = self._bisect(name)
         return number if number < len(self) and self.name(number) == name else None
 
     def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
-        """What lies in a directory (``b""``: the top), sorted by name; the number of a file, None for a directory."""
+        """Yields the names in a directory (``b""``: the top), sorted, each with the number of a file or None for a
+        directory."""
         known = self.listed.get(directory)
         if known is not None:
             return iter(known)
         prefix = directory + b"/" if directory else b""
-        first = self._first(prefix)
-        stop = self._first(directory + b"0") if directory else len(self)  # the byte after the slash
-        found = self._children(prefix, first, stop)
+        first = self._bisect(prefix)
+        stop = self._bisect(directory + b"0") if directory else len(self)  # the byte after the slash
+        found = self._walk_children(prefix, first, stop)
         if stop - first > _LISTED:
             return found
         children = list(found)
@@ -210,7 +218,9 @@ class Index:
         self.listed[directory] = children
         return iter(children)
 
-    def _children(self, prefix: bytes, number: int, stop: int) -> Iterator[tuple[bytes, int | None]]:
+    def _walk_children(self, prefix: bytes, number: int, stop: int) -> Iterator[tuple[bytes, int | None]]:
+        """Yields the children of ``prefix`` among the files ``number`` to ``stop``; skips over the files of each
+        directory."""
         last = None
         while number < stop:
             first, slash, _ = self.name(number)[len(prefix) :].partition(b"/")
@@ -221,14 +231,15 @@ class Index:
             if first != last:
                 yield first, None
                 last = first
-            number = self._first(prefix + first + b"0")
+            number = self._bisect(prefix + first + b"0")
 
-    def _first(self, name: bytes) -> int:
+    def _bisect(self, name: bytes) -> int:
+        """Returns the number of the first file whose name is not less than ``name``."""
         key: Callable[[int], bytes] = self.name
         return bisect.bisect_left(range(len(self)), name, key=key)
 
 
-def plain_name(name: str) -> bytes | None:
-    """A member's name without empty parts and ``.``, as bytes; None where it leads out of the archive."""
+def normalise_member_name(name: str) -> bytes | None:
+    """Removes empty parts and ``.`` from a member's name; None if it leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts or "\0" in name else "/".join(parts).encode("utf-8", "surrogateescape")

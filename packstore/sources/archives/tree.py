@@ -1,4 +1,4 @@
-"""An archive as a tree of files."""
+"""Archives as trees of files."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
 
 
 class ArchiveTree(Tree):
-    """The files of an archive. A folder that is alone at the top, as most archives have one, is its root, unless it has
-    the name of a split.
+    """Tree of the files in an archive. If the top has one folder alone, as in most archives, that folder is the root,
+    unless it has the name of a split.
 
-    What is no plain file (a link that leads nowhere or out of the archive, a device) is a sample that cannot be read.
+    A member that is no plain file (a link to nothing or out of the archive, a device) is listed, and cannot be read.
     """
 
     def __init__(self, path: Path, index: Index) -> None:
@@ -43,7 +43,7 @@ class ArchiveTree(Tree):
         self._path = path
         self._index = index
         self.replaced = index.replaced
-        self._top = self._find_top()
+        self._top = self._find_root()
         self._lock = threading.Lock()
         self._file: OpenFile | None = index.file
         self._next = 0
@@ -56,20 +56,20 @@ class ArchiveTree(Tree):
         images: list[str] = []
         numbers: list[int] = []
         directories: list[str] = []
-        place = self._inside(directory)
+        place = self._archive_path(directory)
         for raw, number in self._index.children(place):
             name = raw.decode("utf-8", "surrogateescape")
             if number is None:
                 (passed if is_passed_over(name) else directories).append(name)
                 continue
             sample = self.is_image_name(name)
-            if sample or (sample is None and begins_like_image(self._start(number, _START))):
+            if sample or (sample is None and begins_like_image(self._read_beginning(number, _START))):
                 images.append(name)
                 numbers.append(number)
             else:
                 passed.append(name)
         count_passed_over(passed, ignored)
-        order = sorted(range(len(images)), key=images.__getitem__)  # not the order of their bytes where one is no UTF-8
+        order = sorted(range(len(images)), key=images.__getitem__)  # not the order of their bytes if one is not UTF-8
         rows = table[[numbers[i] for i in order]] if numbers else table[:0]
         sizes = [NO_FILE if where == NOWHERE else size for size, where in rows[:, :2].tolist()]
         modified = rows[:, 5].tolist()
@@ -77,16 +77,16 @@ class ArchiveTree(Tree):
         return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
 
     def list_names(self, directory: str) -> Names:
-        place, known = self._inside(directory), self._index.names
+        place, known = self._archive_path(directory), self._index.names
         key = place.decode("utf-8", "surrogateescape")
         names = known.get(key)
         if names is None:
-            names = _names(self._index.children(place))
+            names = _to_names(self._index.children(place))
             known.put(key, names)
         return names
 
     def all_folders(self) -> Iterator[tuple[str, Names]]:
-        """Yields every directory; paths outside the root begin with ``/``."""
+        """Yields every directory; the paths of those outside the root begin with ``/``."""
         waiting = [b""]
         while waiting:
             place = waiting.pop()
@@ -94,10 +94,10 @@ class ArchiveTree(Tree):
             waiting += [place + b"/" + name if place else name for name, number in children if number is None]
             inside = place == self._top or (not self._top or place.startswith(self._top + b"/"))
             shown = place[len(self._top) :].removeprefix(b"/") if inside else b"/" + place
-            yield shown.decode("utf-8", "surrogateescape"), _names(children)
+            yield shown.decode("utf-8", "surrogateescape"), _to_names(children)
 
     def stat_any(self, file: str) -> FileStat:
-        place = self._inside(file)
+        place = self._archive_path(file)
         number = self._index.find(place)
         if number is None:
             if next(self._index.children(place), None) is None:
@@ -107,23 +107,23 @@ class ArchiveTree(Tree):
         return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
     def read_start(self, file: str, size: int) -> bytes:
-        number = self._index.find(self._inside(file))
-        return b"" if number is None else self._start(number, size)
+        number = self._index.find(self._archive_path(file))
+        return b"" if number is None else self._read_beginning(number, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        number = self._index.find(self._inside(file))
+        number = self._index.find(self._archive_path(file))
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         member = self._index.member(number)
         if member.place == NOWHERE or member.method not in (STORED, DEFLATED):
-            raise ValueError("it is no plain file, or compressed in another way than by deflate: unpack the archive")
+            raise ValueError("it is no plain file, or not compressed by deflate: unpack the archive, give the folder")
         if member.method == DEFLATED:
-            return self._inflated(number, member, place, max(0, min(size, member.size - place)))
-        start = self._data_place(member.place) if self._index.zipped else member.place
-        return self._open().read(max(0, min(size, member.size - place)), start + place)
+            return self._read_inflated(number, member, place, max(0, min(size, member.size - place)))
+        start = self._find_data(member.place) if self._index.zipped else member.place
+        return self._open_archive().read(max(0, min(size, member.size - place)), start + place)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        number = self._find(self._inside(key))
+        number = self._find_number(self._archive_path(key))
         if number is None:
             raise SampleError(key, "is not in the archive: it has changed")
         if size_bytes > max_bytes:
@@ -132,9 +132,9 @@ class ArchiveTree(Tree):
             )
         try:
             member = self._index.member(number)
-            data = self._content(member, size_bytes)
+            data = self._read_content(member, size_bytes)
         except (OSError, ValueError, zlib.error) as error:
-            raise SampleError(key, f"cannot be read out of the archive: {error}") from None
+            raise SampleError(key, f"cannot be read from the archive: {error}") from None
         if len(data) != size_bytes:
             raise SampleError(key, f"has {len(data)} bytes in the archive, whose directory says {size_bytes}")
         if member.check and zlib.crc32(data) != member.check:
@@ -142,13 +142,13 @@ class ArchiveTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
-        number = self._find(self._inside(key))
-        if number is None or self._index.file is not None:  # a copy that was decompressed
+        number = self._find_number(self._archive_path(key))
+        if number is None or self._index.file is not None:  # a decompressed copy
             return None
         member = self._index.member(number)
         if member.place == NOWHERE or member.method != STORED:
             return None
-        return Location(self.root, self._data_place(member.place) if self._index.zipped else member.place)
+        return Location(self.root, self._find_data(member.place) if self._index.zipped else member.place)
 
     def stamp(self) -> str:
         return stamp_files([self._path])
@@ -159,12 +159,13 @@ class ArchiveTree(Tree):
             while self._inflaters:
                 self._inflaters.popitem()[1].close()
 
-    def _inflated(self, number: int, member: Member, place: int, size: int) -> bytes:
-        """A part of a large file: the state of its decompressor is kept every 16 MiB. Raises :class:`ValueError`."""
+    def _read_inflated(self, number: int, member: Member, place: int, size: int) -> bytes:
+        """Reads part of a compressed file, and keeps its decompressor open for the next part. Raises
+        :class:`ValueError`."""
         with self._inflating:
             inflater = self._inflaters.get(number)
             if inflater is None:
-                at = self._data_place(member.place)
+                at = self._find_data(member.place)
                 inflater = self._inflaters[number] = GzipReader(self._path, (at, member.stored))
             try:
                 inflater.seek(place)
@@ -172,26 +173,30 @@ class ArchiveTree(Tree):
             except (EOFError, zlib.error) as error:
                 raise ValueError(f"it cannot be decompressed: {error}") from None
 
-    def _find_top(self) -> bytes:
+    def _find_root(self) -> bytes:
+        """Follows folders that are alone at the top, except splits; returns the path of the last one."""
         top = b""
         while True:
-            inside = [*islice((child for child in self._index.children(top) if not _hidden(child[0])), 2)]
+            inside = [*islice((child for child in self._index.children(top) if not _is_hidden(child[0])), 2)]
             if len(inside) != 1 or inside[0][1] is not None or inside[0][0].lower() in _SPLITS:
                 return top
             top = top + b"/" + inside[0][0] if top else inside[0][0]
 
-    def _inside(self, path: str) -> bytes:
+    def _archive_path(self, path: str) -> bytes:
+        """Converts a path in the tree to the path in the archive."""
         raw = path.encode("utf-8", "surrogateescape")
         return self._top + b"/" + raw if self._top and raw else self._top or raw
 
-    def _start(self, number: int, size: int) -> bytes:
+    def _read_beginning(self, number: int, size: int) -> bytes:
+        """Reads the first ``size`` bytes of a file; empty if it cannot be read."""
         try:
-            return self._content(self._index.member(number), size)[:size]
+            return self._read_content(self._index.member(number), size)[:size]
         except (OSError, ValueError, zlib.error):
             return b""
 
-    def _find(self, raw: bytes) -> int | None:
-        """The number of a file; most are read in the order of their names, and located before."""
+    def _find_number(self, raw: bytes) -> int | None:
+        """Finds the number of a file by its path. Tries the last one and the next one first, since files are mostly
+        read in the order of their names."""
         number: int | None = self._next
         if number and self._index.name(number - 1) == raw:
             return number - 1
@@ -201,28 +206,29 @@ class ArchiveTree(Tree):
             self._next = number + 1
         return number
 
-    def _content(self, member: Member, size: int) -> bytes:
-        """The first ``size`` bytes of a file, and one more where it has more than it should."""
+    def _read_content(self, member: Member, size: int) -> bytes:
+        """Reads the first ``size`` bytes of a file; one more if it inflates to more."""
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
         if not self._index.zipped:
-            return self._open().read(min(size, member.size), member.place)
-        place = self._data_place(member.place)
+            return self._open_archive().read(min(size, member.size), member.place)
+        place = self._find_data(member.place)
         if member.method == STORED:
-            return self._open().read(min(size, member.stored), place)
+            return self._open_archive().read(min(size, member.stored), place)
         if member.method != DEFLATED:
             raise ValueError(f"it is compressed by method {member.method}: unpack the archive, and give the folder")
-        return inflate(self._open().read(member.stored, place), size)
+        return inflate(self._open_archive().read(member.stored, place), size)
 
-    def _data_place(self, place: int) -> int:
-        """Where the data of a file in a zip begin whose header is at ``place``."""
-        header = self._open().read(LOCAL.size, place)
+    def _find_data(self, place: int) -> int:
+        """Returns the offset of the data of a file in a zip, whose header is at ``place``."""
+        header = self._open_archive().read(LOCAL.size, place)
         magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
         if magic != b"PK\x03\x04":
             raise ValueError(f"there is no file at byte {place}")
         return int(place + LOCAL.size + name_size + extra_size)
 
-    def _open(self) -> OpenFile:
+    def _open_archive(self) -> OpenFile:
+        """Returns the open archive; opens it at the first call."""
         file = self._file
         if file is None:
             with self._lock, beyond_standard_streams():
@@ -230,10 +236,11 @@ class ArchiveTree(Tree):
         return file
 
 
-def _names(children: Iterable[tuple[bytes, int | None]]) -> Names:
+def _to_names(children: Iterable[tuple[bytes, int | None]]) -> Names:
+    """Sorts children into names of files and of folders."""
     found = sorted((raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children)
     return Names([name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder])
 
 
-def _hidden(raw: bytes) -> bool:
+def _is_hidden(raw: bytes) -> bool:
     return is_passed_over(raw.decode("utf-8", "surrogateescape"))

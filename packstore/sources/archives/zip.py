@@ -1,6 +1,6 @@
-"""Zip archives, by their central directory (APPNOTE.TXT of PKWARE, 4.3.12 to 4.3.16).
+"""Reader of zip archives by their central directory (APPNOTE.TXT of PKWARE, 4.3.12 to 4.3.16).
 
-:mod:`zipfile` takes some 600 bytes a file for its list, which is a gigabyte for ImageNet's; this takes numbers alone.
+The list of :mod:`zipfile` takes some 600 bytes a file, a gigabyte for ImageNet; the index here takes some 40.
 """
 
 from __future__ import annotations
@@ -19,29 +19,31 @@ END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR, CENTRAL, LOCAL = struct.Struct("<4sLQL"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
 _SIGNED = b"PK\x05\x05"
-"""Begins a digital signature, which may end a directory."""
+"""First bytes of a digital signature, which may follow the last entry of a directory."""
 _ENCRYPTED, _UTF8 = 1, 1 << 11
 _LINK = 0o120000
 STORED, DEFLATED = 0, 8
 
 
 def is_zip(start: bytes) -> bool:
-    """Whether a file that begins like this may be a zip."""
+    """Tells if the first bytes of a file are those of a zip."""
     return start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
 def read_zip(path: Path) -> Index:
-    """The index of a zip. Raises :class:`SourceError`."""
+    """Reads the index of a zip. Raises :class:`SourceError`."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
-            return _index(data, name)
+            return _build_index(data, name)
         except (struct.error, OverflowError, ValueError) as error:
             raise SourceError(f"{name} is a damaged zip: its directory cannot be read ({error})") from None
 
 
-def _index(data: mmap.mmap, name: str) -> Index:
-    count, start, end = _directory(data, name)
+def _build_index(data: mmap.mmap, name: str) -> Index:
+    """Builds the index from the central directory. Raises :class:`SourceError` for damage, encryption, and paths that
+    are not certain."""
+    count, start, end = _find_directory(data, name)
     builder, position, entries = IndexBuilder(replaces=False), start, 0
     odd, has_folders = "", False
     while position < end and data[position : position + 4] != _SIGNED:
@@ -55,11 +57,11 @@ def _index(data: mmap.mmap, name: str) -> Index:
         extra = data[position + name_size : position + name_size + extra_size]
         position += name_size + extra_size + comment_size
         entries += 1
-        nbytes, stored, place = _large(extra, nbytes, stored, place)
-        shown = _text(raw, flags)
+        nbytes, stored, place = _apply_zip64(extra, nbytes, stored, place)
+        shown = _decode_name(raw, flags)
         if "/" not in shown and "\\" in shown:
             if made_by >> 8 == 0:
-                shown = shown.replace("\\", "/")  # as some programs for Windows write them, against the format
+                shown = shown.replace("\\", "/")  # some programs for Windows write them, against the format
             else:
                 odd = odd or shown
         has_folders = has_folders or "/" in shown
@@ -67,40 +69,42 @@ def _index(data: mmap.mmap, name: str) -> Index:
             continue
         if flags & _ENCRYPTED:
             raise SourceError(f"{name}: {printable(shown[:100])} is encrypted: unpack it, and give the folder")
-        if made_by >> 8 == 3 and (attributes >> 16) & 0o170000 == _LINK:  # its content is where it leads
+        if made_by >> 8 == 3 and (attributes >> 16) & 0o170000 == _LINK:  # its content is its target
             place = NOWHERE
         try:
-            builder.add(shown, Member(nbytes, place, stored, method, check, _modified(date, time)))
+            builder.add(shown, Member(nbytes, place, stored, method, check, _dos_time_ns(date, time)))
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
-    if position > end or not count.fits(entries):
+    if position > end or not count.matches(entries):
         raise SourceError(
             f"{name} is a damaged zip: the end of its directory counts {count.said:,} files and folders, and the "
-            f"directory holds {entries:,}; unpack it, see that all are there, and give the folder"
+            f"directory holds {entries:,}; unpack it, check that all are there, and give the folder"
         )
     if odd and not has_folders:
         raise SourceError(
-            f"{name} holds {printable(odd[:100])}, and no name with a slash: whether these are folders is not certain; "
-            "unpack it into folders, and give the one above them"
+            f"{name} holds {printable(odd[:100])}, and no name with a slash: whether a backslash separates folders is "
+            "not certain; unpack it into folders, and give the folder above them"
         )
-    return builder.index(zipped=True)
+    return builder.build(zipped=True)
 
 
-class _Count(NamedTuple):
-    """How many entries the end of a directory says that it holds."""
+class _EntryCount(NamedTuple):
+    """Number of entries that the end record of a directory states."""
 
     said: int
     has_zip64: bool
 
-    def fits(self, entries: int) -> bool:
-        """Whether it may be said of so many: without zip64 there are 16 bits for it, whose rest or maximum is said."""
+    def matches(self, entries: int) -> bool:
+        """Tells if a directory of ``entries`` entries may state this number: without zip64 it has 16 bits, and is the
+        rest or the maximum."""
         if self.has_zip64:
             return entries == self.said
         return entries & _MAX16 == self.said or (self.said == _MAX16 and entries > _MAX16)
 
 
-def _directory(data: mmap.mmap, name: str) -> tuple[_Count, int, int]:
-    """Number of entries of the central directory, where it begins, and where it ends."""
+def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
+    """Finds the central directory: returns the number of entries, and the offsets of its beginning and end. Raises
+    :class:`SourceError`."""
     at = data.rfind(b"PK\x05\x06", max(0, len(data) - END.size - _MAX16))
     if at < 0:
         raise SourceError(f"{name} is a zip that was cut off: the directory at its end is missing")
@@ -118,14 +122,15 @@ def _directory(data: mmap.mmap, name: str) -> tuple[_Count, int, int]:
     if start + size != at:
         raise SourceError(
             f"{name} is a damaged zip: its directory should end at byte {start + size:,}, and ends at byte {at:,}; it "
-            "may be joined with another file, or have more than 4 GB by a program without zip64: unpack it, see that "
-            "all files are there, and give the folder"
+            "may be joined with another file, or have more than 4 GB without zip64: unpack it, check that all files "
+            "are there, and give the folder"
         )
-    return _Count(count, has_zip64), start, at
+    return _EntryCount(count, has_zip64), start, at
 
 
-def _large(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int, int]:
-    """Sizes and place, from the zip64 field where they do not fit into 32 bits."""
+def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int, int]:
+    """Returns sizes and offset of an entry; those that do not fit into 32 bits are read from the zip64 field of
+    ``extra``."""
     values, position = [nbytes, stored, place], 0
     while position + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, position)
@@ -139,16 +144,16 @@ def _large(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int
     return values[0], values[1], values[2]
 
 
-def _text(raw: bytes, flags: int) -> str:
-    """A name: UTF-8, where it says so or is; else code page 437."""
+def _decode_name(raw: bytes, flags: int) -> str:
+    """Decodes a name: as UTF-8 if it is, or if its flag says so; else as code page 437."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         return raw.decode("utf-8", "surrogateescape") if flags & _UTF8 else raw.decode("cp437")
 
 
-def _modified(date: int, time: int) -> int:
-    """A time of MS-DOS in nanoseconds, taken as UTC."""
+def _dos_time_ns(date: int, time: int) -> int:
+    """Converts date and time of MS-DOS, taken as UTC, to nanoseconds since 1970; 0 if they are invalid."""
     day = (1980 + (date >> 9), date >> 5 & 15, date & 31, time >> 11, time >> 5 & 63, 2 * (time & 31))
     try:
         return calendar.timegm(day) * 10**9
@@ -157,5 +162,5 @@ def _modified(date: int, time: int) -> int:
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """Inflates at most ``size`` bytes, and one more where there are more."""
+    """Inflates at most ``size`` bytes, and one more if there are more."""
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)

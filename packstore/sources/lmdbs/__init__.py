@@ -1,5 +1,5 @@
-"""LMDBs of others, a kind each: folder2lmdb, OCR, BasicSR, Caffe and LSUN.
+"""LMDBs of other programs, one kind a file: folder2lmdb, OCR, BasicSR, Caffe and LSUN.
 
-Which of them one is, its first keys and values tell. Its pages are read as those of packstore's own stores are, with
-bounds checked, and not by LMDB.
+The first keys and values of an LMDB tell its kind. Pages are read with the bounds-checked reader of packstore's own
+stores, not by LMDB.
 """

@@ -1,4 +1,4 @@
-"""A foreign LMDB, and sources of one or several."""
+"""Reader of a foreign LMDB, and base of sources with one or several of them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from packstore.stores.lmdb.pages import DATA_FILE, Entry, PageError, Pages
 _MAGIC = b"\xde\xc0\xef\xbe\x01\0\0\0"
 _MAGIC_AT = 16
 _OWN = (b"manifest", b"row_checksum")
-"""Keys of a packstore store, which is none of others."""
+"""Keys that tell a packstore store from a foreign LMDB."""
 _LOOKED_AT = 4
 
 
 class Database:
-    """A foreign LMDB.
+    """Open foreign LMDB.
 
     Attributes:
-        path: As it was named: a directory with ``data.mdb``, or the file itself.
-        file: The file.
-        entries: How many entries it has.
+        path: Path as given: a directory with ``data.mdb``, or the file itself.
+        file: Path of the file.
+        entries: Number of entries.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises :class:`SourceError` for what is no LMDB, or damaged."""
+        """Raises :class:`SourceError` if ``path`` is no LMDB, or a damaged one."""
         self.path = path
         self.file = path / DATA_FILE if path.is_dir() else path
         try:
@@ -52,21 +52,21 @@ class Database:
         self.entries = self._pages.entries
 
     def walk(self) -> Iterator[Entry]:
-        """Keys in their order and the sizes of values. Raises :class:`SourceError`."""
+        """Yields keys, in their order, and sizes of values. Raises :class:`SourceError`."""
         for item in self._pages.walk(overflow=False):
             if isinstance(item, str):
                 raise self._damaged(item)
             yield item
 
-    def first(self) -> list[tuple[bytes, bytes]]:
-        """The first entries."""
+    def first_entries(self) -> list[tuple[bytes, bytes]]:
+        """Reads the first few entries, key and value."""
         found = []
         for key, _ in islice(self.walk(), _LOOKED_AT):
             found.append((key, self.get(key) or b""))
         return found
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key, None where there is none. Raises :class:`ValueError` for a damaged page."""
+        """Reads the value of a key; None if the key is missing. Raises :class:`ValueError` for a damaged page."""
         try:
             found = self._pages.find(key)
         except PageError as error:
@@ -74,7 +74,7 @@ class Database:
         return None if found is None else found.tobytes()
 
     def text(self, key: bytes) -> str | None:
-        """The value of a key as text; None where there is none, or it is no text."""
+        """Reads the value of a key as text; None if the key is missing, or the value is not UTF-8."""
         found = self.get(key)
         try:
             return None if found is None else found.decode("utf-8")
@@ -82,15 +82,15 @@ class Database:
             return None
 
     def _damaged(self, what: str) -> SourceError:
-        return SourceError(f"{printable(str(self.path))} is no LMDB that can be read, or it is damaged: {what}")
+        return SourceError(f"{printable(str(self.path))} is not a readable LMDB, or is damaged: {what}")
 
 
-class Found(NamedTuple):
-    """A database of a source.
+class SplitDatabase(NamedTuple):
+    """Path of a database and its split.
 
     Attributes:
-        split: Its split; ``""`` for none.
-        path: Where it lies.
+        split: Name of the split; ``""`` if it has none.
+        path: Path of the database.
     """
 
     split: str
@@ -98,9 +98,10 @@ class Found(NamedTuple):
 
 
 class LmdbSource(RowSource):
-    """One foreign LMDB, or those in a folder, whose names are splits (``train.lmdb``, ``ilsvrc12_val_lmdb``).
+    """Base of sources with one foreign LMDB, or several in a folder, named by split (``train.lmdb``,
+    ``ilsvrc12_val_lmdb``).
 
-    A reference begins with the number of the database.
+    The reference of a row begins with the number of its database.
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -109,7 +110,7 @@ class LmdbSource(RowSource):
         if not self._found:
             raise SourceError(f"{printable(str(path))} holds no LMDB")
         self.databases = [Database(each.path) for each in self._found]
-        wrong = next((d.path for d in self.databases if not self.is_one(d)), None)
+        wrong = next((d.path for d in self.databases if not self.is_of_kind(d)), None)
         if wrong is not None:
             raise SourceError(f"{printable(str(wrong))} is no LMDB of {self.kind}")
         self.evidence = f"keys such as {printable(repr(next(self.databases[0].walk()).key)[1:])}"
@@ -117,20 +118,21 @@ class LmdbSource(RowSource):
 
     @classmethod
     @abstractmethod
-    def is_one(cls, database: Database) -> bool:
-        """Whether the first entries are those of this kind. Raises :class:`SourceError` where it is sure that they are,
-        and cannot be read."""
+    def is_of_kind(cls, database: Database) -> bool:
+        """Tells if a database is of this kind, by its first entries. Raises :class:`RefusedLmdbError` if it certainly
+        is, and cannot be read."""
 
     @classmethod
-    def find(cls, path: Path) -> list[Found]:
-        """The LMDBs at a path, in packing order."""
+    def find(cls, path: Path) -> list[SplitDatabase]:
+        """Finds the LMDBs at a path, in packing order."""
         if is_lmdb(path):
-            return [Found("", path)]
-        found = [Found(_split_of(each), each) for each in lmdbs_in(path)]
+            return [SplitDatabase("", path)]
+        found = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]
         if len(found) > 1 and len({each.split for each in found} - {""}) != len(found):
             names = ", ".join(printable(each.path.name) for each in found)
             raise AmbiguousSourceError(
-                f"{printable(str(path))} holds several LMDBs ({names}), whose names are not one split each: give one",
+                f"{printable(str(path))} holds several LMDBs ({names}), whose names do not have one split each: "
+                "give one of them",
                 [Answer(source=each.path) for each in found],
             )
         order = in_packing_order(each.split for each in found)
@@ -138,20 +140,20 @@ class LmdbSource(RowSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """For :class:`Kind`."""
+        """Tells if ``path`` holds LMDBs of this kind alone; the ``recognise`` of a :class:`Kind`."""
         try:
-            places = [path] if is_lmdb(path) else lmdbs_in(path)
+            places = [path] if is_lmdb(path) else find_lmdbs(path)
         except PermissionError:
             return Certainty.NO  # the general kinds say which folder cannot be listed
         try:
             for place in places:
                 database = Database(place)
-                if any(database.get(key) is not None for key in _OWN) or not cls.is_one(database):
+                if any(database.get(key) is not None for key in _OWN) or not cls.is_of_kind(database):
                     return Certainty.NO
         except (SourceError, ValueError) as error:
             if isinstance(error, AmbiguousSourceError | RefusedLmdbError):
                 raise
-            return Certainty.NO  # a store, or what opening it as one says
+            return Certainty.NO  # if it is a store, opening it tells the fault
         if not places:
             return Certainty.NO
         cls.find(path)
@@ -160,19 +162,20 @@ class LmdbSource(RowSource):
     def splits(self) -> Sequence[str]:
         return list(dict.fromkeys(each.split for each in self._found))
 
-    def numbered(self, split: str) -> list[tuple[int, Database]]:
-        """The databases of a split, with their numbers."""
+    def databases_of(self, split: str) -> list[tuple[int, Database]]:
+        """Returns the databases of a split with their numbers."""
         return [(n, self.databases[n]) for n, each in enumerate(self._found) if each.split == split]
 
-    def file(self, database: int, key: bytes) -> bytes:
-        """A value that is an image file. Raises :class:`ValueError`."""
+    def read_image(self, database: int, key: bytes) -> bytes:
+        """Reads a value that is an image file. Raises :class:`ValueError` if it is missing or too large."""
         data = self.databases[database].get(key)
         if data is None:
             raise ValueError(f"{printable(repr(key)[1:])} is not in the LMDB")
-        return self.limited(data)
+        return self.check_size(data)
 
-    def limited(self, data: bytes) -> bytes:
-        """``data``, unless it is too large for an image within ``max_pixels``. Raises :class:`ValueError`."""
+    def check_size(self, data: bytes) -> bytes:
+        """Returns ``data`` unchanged. Raises :class:`ValueError` if it is too large for an image within
+        ``max_pixels``."""
         if len(data) > self.max_bytes:
             raise ValueError(f"has {len(data)} bytes, more than the {self.max_bytes} of an image within max_pixels")
         return data
@@ -182,17 +185,17 @@ class LmdbSource(RowSource):
 
 
 class RefusedLmdbError(SourceError):
-    """An LMDB that is surely of a kind, which cannot be read."""
+    """LMDB that is certainly of a kind, and cannot be read."""
 
 
 def is_lmdb(path: Path) -> bool:
-    """Whether an LMDB lies at a path: a directory with ``data.mdb``, or the file itself."""
+    """Tells if a path is an LMDB: a directory with ``data.mdb``, or the file itself."""
     file = path / DATA_FILE if path.is_dir() else path
     return first_bytes(file, _MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
 
-def lmdbs_in(path: Path) -> list[Path]:
-    """The LMDBs in a folder that holds nothing else but other files; none where there are images or other folders."""
+def find_lmdbs(path: Path) -> list[Path]:
+    """Finds the LMDBs in a folder; none if it also has images, or folders that are no LMDB."""
     if not path.is_dir():
         return []
     found = []
@@ -210,12 +213,13 @@ def lmdbs_in(path: Path) -> list[Path]:
     return sorted(found)
 
 
-def _split_of(path: Path) -> str:
+def _split_from_name(path: Path) -> str:
+    """Returns the split in the name of an LMDB; ``""`` if there is none."""
     name = path.name.lower().removesuffix(".lmdb").removesuffix("_lmdb").removesuffix(".mdb")
     words = name.replace("-", "_").replace(".", "_").split("_")
     return next((word for word in words if word in SPLIT_ORDER), "")
 
 
-def key_text(key: bytes) -> str:
-    """A key of LMDB as the key of a sample."""
+def decode_key(key: bytes) -> str:
+    """Decodes a key of LMDB to the key of a sample."""
     return key.decode("utf-8", "surrogateescape")

@@ -1,5 +1,7 @@
-"""BasicSR's LMDBs (https://github.com/XPixelGroup/BasicSR, ``docs/DatasetPreparation.md``): PNG files under their names
-without the suffix, which ``meta_info.txt`` lists: ``baboon.png (480,500,3) 1``."""
+"""LMDBs of BasicSR (https://github.com/XPixelGroup/BasicSR, ``docs/DatasetPreparation.md``).
+
+Keys are names of PNG files without the suffix. ``meta_info.txt`` lists them: ``baboon.png (480,500,3) 1``.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ _LINE = re.compile(r"(.+) \((\d+), ?(\d+)(?:, ?(\d+))?\) \d+")
 
 
 class BasicSrSource(LmdbSource):
-    """See this module. The order is that of the list, which is BasicSR's."""
+    """LMDBs of BasicSR, in the order of their lists, as in BasicSR."""
 
     kind = "basicsr"
 
     @classmethod
-    def is_one(cls, database: Database) -> bool:
+    def is_of_kind(cls, database: Database) -> bool:
         file = database.path / _LIST
         if not file.is_file():
             return False
@@ -36,15 +38,15 @@ class BasicSrSource(LmdbSource):
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; the value says the size of the image."""
-        for number, database in self.numbered(split):
+        """Yields the rows; their size is that of the pixels, as the list gives it."""
+        for number, database in self.databases_of(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
                 for line in lines:
                     match = _LINE.fullmatch(line.rstrip("\n"))
                     if match is None:
                         raise SourceError(
-                            f"{printable(str(file))}: line {count + 1} is not name (height,width,channels)"
+                            f"{printable(str(file))}: line {count + 1} is not: name (height,width,channels) compression"
                         )
                     name = match[1]
                     seen[name] += 1
@@ -58,7 +60,7 @@ class BasicSrSource(LmdbSource):
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, name = ref
-        return {"image": self.file(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
+        return {"image": self.read_image(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
 
     def files(self) -> list[Path]:
         return [*super().files(), *(database.path / _LIST for database in self.databases)]

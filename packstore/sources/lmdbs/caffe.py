@@ -1,5 +1,8 @@
-"""Caffe's LMDBs: values are ``Datum`` messages (``caffe.proto``) with an encoded file, or pixels as channels x height x
-width in blue, green, red. Keys and the order are those of the LMDB, which Caffe reads in order."""
+"""LMDBs of Caffe, whose values are ``Datum`` messages (``caffe.proto``).
+
+A message has an image file, or pixels as channels x height x width in the order blue, green, red. Keys and order are
+those of the LMDB, as in Caffe.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from packstore.core.fields import Field, Image, Label
 from packstore.core.protobuf import Message
 from packstore.images.sniff import begins_like_image, too_many_pixels
 from packstore.sources.base import Kind
-from packstore.sources.lmdbs.base import Database, LmdbSource, key_text
+from packstore.sources.lmdbs.base import Database, LmdbSource, decode_key
 from packstore.sources.rows import Row
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
@@ -22,7 +25,7 @@ _BYTES = 2
 
 
 class _Datum(NamedTuple):
-    """A message; ``data`` is where its bytes lie."""
+    """Parsed message; ``data`` are the offsets of the beginning and end of its image."""
 
     shape: tuple[int, int, int]
     data: tuple[int, int]
@@ -31,27 +34,29 @@ class _Datum(NamedTuple):
 
 
 class CaffeSource(LmdbSource):
-    """See this module. Raw pixels of CIFAR, as Caffe's example converts them, are red, green, blue."""
+    """LMDBs of Caffe. Raw pixels of CIFAR, converted by Caffe's example, are in the order red, green, blue."""
 
     kind = "caffe"
 
     @classmethod
-    def is_one(cls, database: Database) -> bool:
-        found = [_may_be(value) for _, value in database.first()]
+    def is_of_kind(cls, database: Database) -> bool:
+        found = [_is_image_datum(value) for _, value in database.first_entries()]
         return 2 * sum(found) > len(found)
 
     @cached_property
     def _encoded(self) -> bool:
-        return next(read_datum(value).encoded for _, value in self.databases[0].first() if _may_be(value))
+        return next(
+            parse_datum(value).encoded for _, value in self.databases[0].first_entries() if _is_image_datum(value)
+        )
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image("original" if self._encoded else "uint8"), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; the size is that of the message."""
-        for number, database in self.numbered(split):
+        """Yields the rows; their size is that of the message."""
+        for number, database in self.databases_of(split):
             for key, size in database.walk():
-                text = key_text(key)
+                text = decode_key(key)
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
@@ -59,34 +64,34 @@ class CaffeSource(LmdbSource):
         data = self.databases[number].get(key)
         if data is None:
             raise ValueError("it is not in the LMDB")
-        datum = read_datum(data)
+        datum = parse_datum(data)
         content = data[slice(*datum.data)]
         if datum.encoded:
-            return {"image": self.limited(content), "label": datum.label}
+            return {"image": self.check_size(content), "label": datum.label}
         channels, height, width = datum.shape
         reason = too_many_pixels(width, height, self.options.max_pixels)
         if reason is not None:
             raise ValueError(reason)
         if channels not in (1, 3) or len(content) != channels * height * width or not content:
-            raise ValueError(f"it has {len(content)} bytes of pixels, and says {channels} x {height} x {width}")
+            raise ValueError(f"it has {len(content)} bytes of pixels, expected {channels} x {height} x {width}")
         planes = np.frombuffer(content, np.uint8).reshape(channels, height, width)
         red_first = channels == 1 or "cifar" in self.databases[number].path.name.lower()
         pixels = planes if red_first else planes[::-1]
         return {"image": np.ascontiguousarray(pixels.transpose(1, 2, 0)), "label": datum.label}
 
 
-def _may_be(data: bytes) -> bool:
-    """Whether a value is a datum with an image file or with pixels."""
+def _is_image_datum(data: bytes) -> bool:
+    """Tells if a value is a message with an image file or with pixels."""
     try:
-        found = read_datum(data)
+        found = parse_datum(data)
     except ValueError:
         return False
     start, stop = found.data
     return start < stop and (begins_like_image(data[start : start + 16]) if found.encoded else bool(found.shape[0]))
 
 
-def read_datum(data: bytes) -> _Datum:
-    """Raises :class:`ValueError` for what is no datum, or one of floats."""
+def parse_datum(data: bytes) -> _Datum:
+    """Parses a message. Raises :class:`ValueError` if ``data`` is no ``Datum``, or one with floating point numbers."""
     message, numbers, place = Message.from_bytes(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
     for field, wire, start, stop in message.fields(0, len(data)):
         if field in _NUMBERS and wire == 0:

@@ -1,7 +1,7 @@
 """LMDBs of folder2lmdb (https://github.com/Lyken17/Efficient-PyTorch, ``tools/folder2lmdb.py``).
 
-Under ``0``, ``1`` … lies the pickle of ``(file, label)``; ``__len__`` and ``__keys__`` say how many there are. Pickles
-are read by :mod:`packstore.core.pickle_machine`, and never run.
+The keys ``0``, ``1`` … have pickles of ``(file, label)``; ``__len__`` has their number. Pickles are read by
+:mod:`packstore.core.pickle_machine`, and never run.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ _MISSING = -1
 
 
 class Folder2LmdbSource(LmdbSource):
-    """See this module. Samples are in the order of their numbers, which is that of its Dataset."""
+    """LMDBs of folder2lmdb; samples are in the order of their numbers, as in its Dataset."""
 
     kind = "folder2lmdb"
 
     @classmethod
-    def is_one(cls, database: Database) -> bool:
+    def is_of_kind(cls, database: Database) -> bool:
         length = database.get(_LENGTH)
         if length is None or database.get(_KEYS) is None:
             return False
         if length[:1] != b"\x80":
             raise RefusedLmdbError(
                 f"{printable(str(database.path))} was written by folder2lmdb with pyarrow.serialize, which newer "
-                "pyarrow does not have: pack the folder of images that it was made of, or write it again with pickle"
+                "pyarrow lacks: pack the folder of images instead, or write the LMDB again with pickle"
             )
         return True
 
     @cached_property
     def _sizes(self) -> list[array[int]]:
-        """Of each database, the sizes of the values by their numbers."""
-        return [_sizes(database) for database in self.databases]
+        """Sizes of the values by number, for each database."""
+        return [_read_sizes(database) for database in self.databases]
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image(), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; the size is that of the pickle."""
-        for number, _ in self.numbered(split):
+        """Yields the rows; their size is that of the pickle."""
+        for number, _ in self.databases_of(split):
             for index, size in enumerate(self._sizes[number]):
                 yield Row(index_key(split, index), (number, index), max(0, size), 8)
 
@@ -60,7 +60,7 @@ class Folder2LmdbSource(LmdbSource):
         data = self.databases[number].get(b"%d" % index)
         if data is None:
             raise ValueError(f"number {index} is missing")
-        value = load(self.limited(data))
+        value = load_pickle(self.check_size(data))
         if type(value) not in (tuple, list) or len(value) != 2:
             raise ValueError("its pickle is no pair of a file and a label")
         image, label = value
@@ -71,20 +71,21 @@ class Folder2LmdbSource(LmdbSource):
         return {"image": image, "label": label}
 
 
-def load(data: bytes) -> Any:
-    """What a pickle of plain values holds. Raises :class:`ValueError`; runs nothing."""
+def load_pickle(data: bytes) -> Any:
+    """Reads a pickle of plain values; runs nothing from it. Raises :class:`ValueError`."""
     left = len(data)
 
     def encode(text: Any, encoding: Any = "latin1") -> bytes:
-        """``_codecs.encode``: how Python 3 writes bytes with protocol 2; together no longer than the pickle."""
+        """Stands for ``_codecs.encode``, by which Python 3 writes bytes in protocol 2. All results together are no
+        longer than the pickle, so that a hostile one cannot fill the memory."""
         nonlocal left
         left -= len(text) if isinstance(text, str) else 0
         if not isinstance(text, str) or encoding not in ("latin1", "latin-1") or left < 0:
-            raise UnsupportedPickleError("a pickle that calls _codecs.encode for something else than bytes")
+            raise UnsupportedPickleError("a pickle that calls _codecs.encode for anything but bytes")
         try:
             return text.encode("latin-1")
         except UnicodeEncodeError:
-            raise UnsupportedPickleError("a pickle whose bytes are none") from None
+            raise UnsupportedPickleError("a pickle that encodes characters beyond Latin-1 as bytes") from None
 
     def find(module: str, name: str) -> Callable[..., Any]:
         if (module, name) == ("_codecs", "encode"):
@@ -99,21 +100,23 @@ def load(data: bytes) -> Any:
         raise ValueError(f"it is {error}") from None
 
 
-def _sizes(database: Database) -> array[int]:
+def _read_sizes(database: Database) -> array[int]:
+    """Reads the sizes of the values by number; -1 if one is missing. Raises :class:`SourceError` for other keys, or a
+    wrong number of samples."""
     shown = printable(str(database.path))
     try:
-        count = load(database.get(_LENGTH) or b"")
+        count = load_pickle(database.get(_LENGTH) or b"")
     except ValueError as error:
         raise SourceError(f"{shown}: __len__: {error}") from None
     if type(count) is not int or count != database.entries - 2:
-        raise SourceError(f"{shown}: __len__ is not the number of its {database.entries - 2:,} samples")
+        raise SourceError(f"{shown}: __len__ should be {database.entries - 2:,}, the number of samples")
     sizes = array("q", [_MISSING]) * count
     for key, size in database.walk():
         if key in (_LENGTH, _KEYS):
             continue
         number = int(key) if key.isdigit() and len(key) < 19 else -1
         if not 0 <= number < count or key != b"%d" % number:
-            raise SourceError(f"{shown}: the key {printable(repr(key)[1:])} is not one of 0 to {count - 1}")
+            raise SourceError(f"{shown}: the key {printable(repr(key)[1:])} is not a number from 0 to {count - 1}")
         sizes[number] = size
     return sizes
 

@@ -1,5 +1,7 @@
-"""OCR's LMDBs (https://github.com/clovaai/deep-text-recognition-benchmark, MJSynth and SynthText): ``image-%09d`` and
-``label-%09d`` from 1 on, and ``num-samples``. The label is a text."""
+"""LMDBs of images with texts, for OCR: MJSynth, SynthText (https://github.com/clovaai/deep-text-recognition-benchmark).
+
+Keys are ``image-%09d`` and ``label-%09d`` from 1 on, and ``num-samples``. The label is a text.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,21 @@ _PREFIX = b"image-"
 
 
 class OcrSource(LmdbSource):
-    """See this module."""
+    """LMDBs of images with texts, for OCR."""
 
     kind = "ocr"
 
     @classmethod
-    def is_one(cls, database: Database) -> bool:
+    def is_of_kind(cls, database: Database) -> bool:
         return database.get(b"num-samples") is not None and database.get(b"image-%09d" % 1) is not None
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image(), "text": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; the keys of images are adjacent in the tree."""
-        for number, database in self.numbered(split):
-            count = _count(database)
+        """Yields the rows; relies on keys of images being in the order of their numbers."""
+        for number, database in self.databases_of(split):
+            count = _read_count(database)
             found = 0
             for key, size in database.walk():
                 if key.startswith(_PREFIX):
@@ -40,11 +42,11 @@ class OcrSource(LmdbSource):
                     yield Row(key.decode("ascii"), (number, found), size, 16)
             if found != count:
                 raise SourceError(
-                    f"{printable(str(database.path))}: num-samples is {count}, and {found} images are there"
+                    f"{printable(str(database.path))}: num-samples is {count}, but there are {found} images"
                 )
 
     def count_left_members(self) -> Mapping[str, int]:
-        others = sum(database.entries - 2 * _count(database) - 1 for database in self.databases)
+        others = sum(database.entries - 2 * _read_count(database) - 1 for database in self.databases)
         return {"entries besides image, label and num-samples": others} if others > 0 else {}
 
     def values(self, ref: Any) -> dict[str, Any]:
@@ -52,10 +54,11 @@ class OcrSource(LmdbSource):
         text = self.databases[number].get(b"label-%09d" % index)
         if text is None:
             raise ValueError(f"label-{index:09} is missing")
-        return {"image": self.file(number, b"image-%09d" % index), "text": text.decode("utf-8")}
+        return {"image": self.read_image(number, b"image-%09d" % index), "text": text.decode("utf-8")}
 
 
-def _count(database: Database) -> int:
+def _read_count(database: Database) -> int:
+    """Reads ``num-samples``. Raises :class:`RefusedLmdbError` if it is no number."""
     text = (database.text(b"num-samples") or "").strip()
     if not text.isdecimal() or len(text) > 18:
         raise RefusedLmdbError(f"{printable(str(database.path))}: num-samples is no number: {printable(text[:40])}")

@@ -19,7 +19,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.protobuf import Feature, Message, read_example
 from packstore.core.tfrecord import CHECK, HEADER, record_length, verify_data
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.archives.tar import compression_of, decompressor
+from packstore.sources.archives.tar import detect_compression, open_decompressor
 from packstore.sources.base import SourceOptions
 from packstore.sources.records.facts import ExampleFacts
 from packstore.sources.records.files import OpenFiles, faults_of
@@ -42,7 +42,7 @@ def is_tfrecord(path: Path) -> bool:
     try:
         kind = compression(path)
         with path.open("rb") as file, faults_of(path):
-            start = file.read(64) if kind is None else decompressor(file, kind, path.name).read(64)
+            start = file.read(64) if kind is None else open_decompressor(file, kind, path.name).read(64)
         if kind is None and not start:
             return path.name.lower().endswith(SUFFIXES) or "-of-" in path.name
         record_length(start, 1 << 62)
@@ -58,7 +58,7 @@ def compression(path: Path) -> str | None:
     try:
         record_length(start, 1 << 62)
     except ValueError:
-        return "zlib" if start.startswith(_ZLIB) else compression_of(path)
+        return "zlib" if start.startswith(_ZLIB) else detect_compression(path)
     return None
 
 

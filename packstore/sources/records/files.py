@@ -12,7 +12,7 @@ from pathlib import Path
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import beyond_standard_streams
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.archives.tar import TAR_FAULTS, decompressed
+from packstore.sources.archives.tar import TAR_FAULTS, decompress_to_temporary
 from packstore.stores.link_files import Location
 
 _OPEN = 8
@@ -43,8 +43,8 @@ class OpenFiles:
         try:
             kind = self._compression(path)
             if kind is not None:
-                with decompressed(path, kind, printable(str(path))) as spooled:
-                    return OpenFile(os.dup(spooled.fileno()))
+                with decompress_to_temporary(path, kind, printable(str(path))) as content:
+                    return OpenFile(os.dup(content.fileno()))
             with beyond_standard_streams():
                 return OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
         except OSError as error:

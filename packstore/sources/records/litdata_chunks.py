@@ -14,7 +14,7 @@ import numpy as np
 
 from packstore.core.errors import printable
 from packstore.sources.archives.index import OpenFile
-from packstore.sources.archives.tar import ZSTANDARD, compression_of, load_zstandard, spooled
+from packstore.sources.archives.tar import ZSTANDARD, detect_compression, load_zstandard, write_temporary
 from packstore.sources.records.files import OpenFiles
 
 _FRAMED = b"LDFZ01\0\0"
@@ -26,7 +26,7 @@ class ChunkFiles(OpenFiles):
     """Chunks, see :class:`OpenFiles`."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        super().__init__(paths, compression_of)
+        super().__init__(paths, detect_compression)
 
     def _opened(self, path: Path) -> OpenFile:
         file, name = super()._opened(path), printable(str(path))
@@ -38,7 +38,7 @@ class ChunkFiles(OpenFiles):
             pieces = _of_items(file, size, count, name)
         else:
             return file
-        with spooled(pieces, size, name) as whole:
+        with write_temporary(pieces, size, name) as whole:
             return OpenFile(os.dup(whole.fileno()))
 
 

@@ -24,7 +24,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Array, Bytes, Field, Image, Json, Label, Text
 from packstore.images.sniff import begins_like_image, max_file_bytes
-from packstore.sources.archives.tar import compression_of
+from packstore.sources.archives.tar import detect_compression
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ignoring import visible_paths
@@ -52,7 +52,7 @@ class MdsSource(ShardSource):
     @staticmethod
     def open_files(paths: Sequence[Path]) -> OpenFiles:
         """The shards, decompressed."""
-        return OpenFiles(paths, compression_of)
+        return OpenFiles(paths, detect_compression)
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
