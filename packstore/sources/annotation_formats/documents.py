@@ -19,7 +19,7 @@ from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
-from packstore.sources.beside import find_base_folder, join, clean_path, read_text
+from packstore.sources.beside import clean_path, find_base_folder, join, read_text
 from packstore.sources.encodings import convert_start
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, Row, in_packing_order

@@ -17,7 +17,7 @@ from packstore.core.fields import Array, Field
 from packstore.core.run_lengths import decode_run_lengths, run_lengths_box
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths
-from packstore.sources.beside import is_file, is_folder, join, infer_mask_field
+from packstore.sources.beside import infer_mask_field, is_file, is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, InTree
 
