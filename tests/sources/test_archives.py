@@ -458,7 +458,9 @@ def test_webdataset_shards_joined_by_cat(tmp_path: Path) -> None:
 )
 def test_what_is_no_tar_behind_a_tar_is_refused(junk: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(PARTS[0] + junk)
-    with pytest.raises(SourceError, match=r"behind its end, at byte \d+, is no tar: unpack it with tar --ignore-zeros"):
+    with pytest.raises(
+        SourceError, match=r"behind its end, at byte \d+, are no tar: unpack it with tar --ignore-zeros"
+    ):
         open_source(tmp_path / "x.tar")
 
 

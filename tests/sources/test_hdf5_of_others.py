@@ -84,7 +84,7 @@ def test_pcam_has_images_and_labels_in_files_of_their_own(tmp_path: Path) -> Non
 def test_one_file_of_pcam_leads_to_its_folder(tmp_path: Path) -> None:
     pcam(tmp_path / "pcam")
     file = tmp_path / "pcam" / PCAM.format("train", "x")
-    with pytest.raises(AmbiguousSourceError, match=r"labels seem to lie in .*_y\.h5: give the folder"):
+    with pytest.raises(AmbiguousSourceError, match=r"_y\.h5 seems to hold their labels: give the folder"):
         open_source(file)
     with closing(open_source(file, kind="hdf5")) as source:
         assert source.survey().columns == ()
@@ -215,7 +215,7 @@ def test_what_matlab_wrote_has_its_axes_reversed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.mat", {"X": pixels(6, 3, 5, 4), "y": np.arange(6)})
     with h5py.File(path, "r+") as file:
         file["X"].attrs["MATLAB_class"] = np.bytes_("uint8")
-    with pytest.raises(AmbiguousSourceError, match="MATLAB wrote its axes in reverse; say it by --layout NCWH"):
+    with pytest.raises(AmbiguousSourceError, match="MATLAB wrote its axes in reverse; give it by --layout NCWH"):
         open_source(path)
     with closing(open_source(path, layout="NCWH")) as source:
         assert source.survey().shape == (4, 5, 3)
@@ -239,10 +239,10 @@ def test_names_of_arrays_are_kept_for_going_on_and_for_proofs(tmp_path: Path) ->
 def test_options_that_do_not_fit(tmp_path: Path) -> None:
     path = write(tmp_path / "a.h5", {"x": pixels(5, 4, 4, 3), "y": np.arange(5), "z": np.arange(4)})
     for options, said in (
-        ({"image_key": "no"}, "has no array 'no', as --image-key says; arrays: x"),
+        ({"image_key": "no"}, "has no array 'no', which --image-key names; arrays: x"),
         ({"label_key": "z"}, "5 images, and there are 4 labels"),
-        ({"label_key": "x"}, "is not a number for each of 5 images"),
-        ({"layout": "NHW"}, "has 4 axes, and the layout NHW 3"),
+        ({"label_key": "x"}, "should have one number for each of 5 images"),
+        ({"layout": "NHW"}, "has 4 axes, but the layout NHW has 3"),
         ({"layout": "HWCN"}, "layout HWCN|4 channels|images, and there are 5 labels"),
     ):
         with pytest.raises(SourceError, match=said):

@@ -84,7 +84,7 @@ def test_flat_images_are_asked_about(name: str, layout: str, tmp_path: Path) -> 
         by_columns = [IMAGES[n].flatten("C" if layout.index("W") < layout.index("H") else "F") for n in range(20)]
         matrix = np.stack(by_columns) if layout[0] == "N" else np.stack(by_columns, 1)
     path = write(tmp_path / name, matrix)
-    with pytest.raises(AmbiguousSourceError, match=r"say the sizes of its images") as caught:
+    with pytest.raises(AmbiguousSourceError, match=r"give the sizes of its images") as caught:
         open_source(path)
     answers = [answer.options[1] for answer in caught.value.answers]
     assert all(answer.startswith("N") == layout.startswith("N") for answer in answers)  # as many as labels
@@ -99,7 +99,7 @@ def test_flat_images_are_asked_about(name: str, layout: str, tmp_path: Path) -> 
 
 def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
     path = write(tmp_path / "set.mat", FLAT["NHW:12x8"])
-    with pytest.raises(SourceError, match="has 96 numbers an image, and --layout NHW:9x9 others"):
+    with pytest.raises(SourceError, match="has 96 numbers an image, but --layout NHW:9x9 needs 81"):
         open_source(path, layout="NHW:9x9")
 
 

@@ -140,7 +140,7 @@ def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "ran",))
 
     np.savez(tmp_path / "a.npz", x=np.array([Bad(), Bad()], object), y=np.arange(2))
-    with pytest.raises(SourceError, match="holds Python objects, which numpy keeps as a pickle"):
+    with pytest.raises(SourceError, match="holds Python objects, which numpy pickles"):
         open_source(tmp_path / "a.npz")
     np.savez(tmp_path / "b.npz", x=pixels(2, 8, 9), meta=np.array({"a": Bad()}, object))
     with closing(open_source(tmp_path / "b.npz")) as source:

@@ -163,13 +163,13 @@ def test_codecs_that_could_run_something_are_never_opened(tmp_path: Path) -> Non
     plain = json.loads((path / "x" / ".zarray").read_text())
     for wrong in ({"dtype": "|O", "filters": [{"id": "pickle"}]}, {"filters": [{"id": "pickle"}]}):
         (path / "x" / ".zarray").write_text(json.dumps(plain | wrong))
-        with pytest.raises(SourceError, match="kept by the codec pickle, which is not run"):
+        with pytest.raises(SourceError, match="has the codec pickle, which is not run"):
             open_source(path)
     third = write_zarr(tmp_path / "b.zarr", {"x": pixels(4, 6, 6, 3)})
     plain = json.loads((third / "x" / "zarr.json").read_text())
     plain["codecs"].append({"name": "numcodecs.pickle", "configuration": {}})
     (third / "x" / "zarr.json").write_text(json.dumps(plain))
-    with pytest.raises(SourceError, match=r"kept by the codec numcodecs\.pickle, which is not run"):
+    with pytest.raises(SourceError, match=r"has the codec numcodecs\.pickle, which is not run"):
         open_source(third)
 
 
@@ -244,8 +244,8 @@ def test_n5_blocks_that_are_missing_damaged_or_not_read(tmp_path: Path) -> None:
     file = path / "images" / "attributes.json"
     plain = json.loads(file.read_text())
     for wrong, said in (
-        ({"compression": {"type": "blosc"}}, "holds uint8 kept by blosc"),
-        ({"dataType": "object"}, "holds object kept by gzip"),
+        ({"compression": {"type": "blosc"}}, "holds uint8 compressed by blosc"),
+        ({"dataType": "object"}, "holds object compressed by gzip"),
         ({"dimensions": [3, 4, 5, 10**12]}, "which were not written"),
         ({"dimensions": []}, "is no N5 array"),
         ({"blockSize": [0, 1, 1, 1]}, "is no N5 array"),

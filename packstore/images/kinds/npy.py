@@ -3,11 +3,10 @@ first axis is short enough for channels."""
 
 from __future__ import annotations
 
-import io
 import math
-import tokenize
 from typing import TYPE_CHECKING, Any
 
+from packstore.core.npy_header import parse_npy_header
 from packstore.images.header import HeaderError, ImageInfo
 
 if TYPE_CHECKING:
@@ -58,20 +57,13 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
 
 def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
     """Parses the header: returns shape, dtype, offset of the values, and if they are in Fortran order."""
-    from numpy.lib import format as npy
-
     place = 10 if data[6:7] == b"\1" else 12
     if len(data) < place + int.from_bytes(data[8:place], "little"):
         raise IndexError
-    stream = io.BytesIO(data[:_LONGEST])
     try:
-        version = npy.read_magic(stream)
-        reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-        if reader is None:
-            raise ValueError(f"version {version} of the format, expected 1 or 2")
-        shape, fortran, dtype = reader(stream)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise HeaderError(f"is no array of numpy's: {' '.join(str(error).split())[:200]}") from None
+        shape, fortran, dtype, size = parse_npy_header(data[:_LONGEST])
+    except ValueError as error:
+        raise HeaderError(str(error)) from None
     if dtype.hasobject:
         raise HeaderError("holds Python objects, which numpy keeps as a pickle, and packstore runs none")
     if len(shape) not in (2, 3) or min(shape) < 1:
@@ -79,7 +71,7 @@ def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
     if _mode_dtype(dtype) is None:
         raise HeaderError(f"is an array of {dtype}, which is no type of pixels")
     _channels_first(shape)
-    return shape, dtype, stream.tell(), fortran
+    return shape, dtype, size, fortran
 
 
 def _mode_dtype(dtype: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Sources whose samples lie in named arrays: HDF5, npz and npy, Zarr, N5; and MNIST's idx files."""
+"""Sources whose samples are rows of named arrays: HDF5, npz and npy, Zarr, N5, MATLAB; and MNIST's idx files."""

@@ -1,20 +1,20 @@
-"""Which of some named arrays are images, labels and other values of samples, and in which splits they lie.
+"""Assigns roles to named arrays: images, labels or further columns, and a split.
 
-By names, shapes and dtypes. What these do not decide is a question to the user, never a guess.
+Names, shapes and dtypes decide. If they do not, the user is asked; nothing is guessed.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.core.fields import RESERVED
 from packstore.core.modes import MAX_CHANNELS
-from packstore.sources.arrays.flat import is_flat, parse_layout, unflatten
+from packstore.sources.arrays.flat import may_be_flat_images, parse_layout, unflatten
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import SPLIT_ORDER, SourceOptions
+from packstore.sources.names import make_column_names
 from packstore.sources.rows import in_packing_order
 from packstore.sources.text_labels import name_words
 
@@ -28,14 +28,14 @@ _LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """An array and what its axes are.
+class ColumnArray:
+    """Array of a column, with the meaning of its axes.
 
     Attributes:
         file: Number of its file.
-        info: The array.
-        axis: That of the samples.
-        order: The other axes, in the order of the values; ``(height, width[, channel])`` of an image.
+        info: Description of the array.
+        axis: Axis of the samples.
+        order: The other axes, in the order of the values; for an image ``(height, width[, channel])``.
     """
 
     file: int
@@ -49,37 +49,48 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Arrays whose rows go together.
+class SplitArrays:
+    """Arrays of a split whose rows belong together.
 
     Attributes:
-        split: Their split.
+        split: Name of the split.
         length: Number of samples.
-        columns: The arrays by the name of their column; the images are ``image``, class numbers ``label``.
+        columns: Arrays by column; images are ``image``, class numbers ``label``.
     """
 
     split: str
     length: int
-    columns: Mapping[str, Chosen]
+    columns: Mapping[str, ColumnArray]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What was found.
+class ArrayRoles:
+    """Roles of all arrays of a source.
 
     Attributes:
-        parts: In the order of splits; several of one split follow each other.
-        classes: The array of names of classes, and the number of its file.
+        parts: Arrays of the samples, in the order of splits; a split may have several parts.
+        classes: Number of the file, and array, with the names of classes; None if there is none.
         left_out: Arrays that belong to no sample.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[SplitArrays, ...]
     classes: tuple[int, ArrayInfo] | None
     left_out: tuple[ArrayInfo, ...]
 
 
 @dataclass(slots=True)
-class _Named:
+class _NamedArray:
+    """Array, with the parts of its name.
+
+    Attributes:
+        file: Number of its file.
+        info: Description of the array.
+        split: Split in the names of the array or the file; ``""`` if there is none.
+        role: Words of its name that are no split, joined by ``_``.
+        words: The same words.
+        part: Words of the file's name that tell several parts of a split apart.
+    """
+
     file: int
     info: ArrayInfo
     split: str
@@ -88,55 +99,51 @@ class _Named:
     part: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Group:
-    """The arrays of a part of a split."""
-
-    arrays: list[_Named] = field(default_factory=list)
-
-
-def choose(shown: str, files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -> Choice:
-    """Decides on the arrays of all files.
+def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -> ArrayRoles:
+    """Assigns roles to the arrays of all files.
 
     Args:
         shown: Name of the source, for messages.
-        files: The arrays of each file.
-        options: ``image_key``, ``label_key`` and ``layout`` are used.
+        files: Arrays of each file.
+        options: Uses ``image_key``, ``label_key`` and ``layout``.
 
     Raises:
-        AmbiguousSourceError: Something has to be said by an option, which the message gives.
+        AmbiguousSourceError: An option has to decide; the message names it.
         SourceError: There are no images, or arrays contradict each other.
     """
-    named = [_named(number, info) for number, infos in enumerate(files) for info in infos]
+    named = [_parse_array_name(number, info) for number, infos in enumerate(files) for info in infos]
     if not named:
         raise SourceError(f"{shown} holds no arrays")
     splits = {each.split for each in named if each.split}
     common = [each for each in named if not each.split] if splits else []
     if splits:
-        _check_common(shown, common, named)
-    groups: dict[str, dict[tuple[str, ...], _Group]] = {}
+        _refuse_unsplit_images(shown, common, named)
+    groups: dict[str, dict[tuple[str, ...], list[_NamedArray]]] = {}
     for each in named:
         if each not in common:
-            groups.setdefault(each.split, {}).setdefault(each.part, _Group()).arrays.append(each)
+            groups.setdefault(each.split, {}).setdefault(each.part, []).append(each)
     used: set[int] = set()
     parts = []
     for split in in_packing_order(groups):
         keys = sorted(groups[split], key=lambda part: [(int(w) if w.isdigit() else -1, w) for w in part])
         if len({tuple(word for word in part if not word.isdigit()) for part in keys}) > 1:
-            names = ", ".join(sorted({printable(each.info.file) for g in groups[split].values() for each in g.arrays}))
+            names = ", ".join(
+                sorted({printable(each.info.file) for arrays in groups[split].values() for each in arrays})
+            )
             raise AmbiguousSourceError(
                 f"{shown}: the files {names} do not go together by their names; give one of them as the source"
             )
         for key in keys:
-            part, taken = _part(shown, split, groups[split][key].arrays, options)
+            part, taken = _assign_part(shown, split, groups[split][key], options)
             parts.append(part)
             used |= taken
-    classes = next((each for each in named if id(each) not in used and _names_classes(each)), None)
+    classes = next((each for each in named if id(each) not in used and _holds_class_names(each)), None)
     rest = tuple(each.info for each in named if id(each) not in used and each is not classes)
-    return Choice(tuple(parts), None if classes is None else (classes.file, classes.info), rest)
+    return ArrayRoles(tuple(parts), None if classes is None else (classes.file, classes.info), rest)
 
 
-def _named(file: int, info: ArrayInfo) -> _Named:
+def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
+    """Splits the names of an array and its file into split, role and part."""
     own = name_words(info.name)
     stem = name_words(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")
@@ -148,51 +155,54 @@ def _named(file: int, info: ArrayInfo) -> _Named:
         part = tuple(
             word for word in stem if word not in SPLIT_ORDER and word not in IMAGE_WORDS | LABEL_WORDS | _MASKS
         )
-    return _Named(file, info, split, "_".join(role), frozenset(role), part)
+    return _NamedArray(file, info, split, "_".join(role), frozenset(role), part)
 
 
-def _check_common(shown: str, common: Sequence[_Named], named: Sequence[_Named]) -> None:
-    """Raises :class:`AmbiguousSourceError` where some arrays of images are in a split and others are not."""
+def _refuse_unsplit_images(shown: str, common: Sequence[_NamedArray], named: Sequence[_NamedArray]) -> None:
+    """Raises :class:`AmbiguousSourceError` if an array outside of splits seems to be images; ``common`` are these
+    arrays."""
     images = [each for each in common if _looks_like_images(each)]
     if images:
         others = next(each for each in named if each.split)
         raise AmbiguousSourceError(
-            f"{shown}: {images[0].info.shown} is of no split, as {others.info.shown} is; give a source that holds one "
-            "kind of them"
+            f"{shown}: {images[0].info.shown} has no split in its name, but {others.info.shown} has; give "
+            "a source that holds one kind of them"
         )
 
 
-def _part(shown: str, split: str, arrays: list[_Named], options: SourceOptions) -> tuple[Part, set[int]]:
-    image = _image(shown, arrays, options)
-    length = _label_length(shown, arrays, image, options)
-    if is_flat(image.info):
+def _assign_part(
+    shown: str, split: str, arrays: list[_NamedArray], options: SourceOptions
+) -> tuple[SplitArrays, set[int]]:
+    image = _find_images(shown, arrays, options)
+    length = _count_labels(shown, arrays, image, options)
+    if may_be_flat_images(image.info):
         image.info = unflatten(shown, image.info, options.layout, length)
-    chosen = Chosen(image.file, image.info, *_axes(shown, image, length, options))
+    chosen = ColumnArray(image.file, image.info, *_choose_axes(shown, image, length, options))
     count = chosen.length
     if length is not None and length != count:
         raise SourceError(f"{shown}: {image.info.shown} holds {count} images, and there are {length} labels")
     columns = {"image": chosen}
-    label = _label(shown, arrays, image, count, options)
+    label = _find_labels(shown, arrays, image, count, options)
     used = {id(image)}
     lost = next((each for each in arrays if label is None and each.info.why and each.words & LABEL_WORDS), None)
     if lost is not None:
         raise SourceError(f"{shown}: {lost.info.why}")
     if label is not None:
-        columns["label"] = Chosen(label.file, label.info)
+        columns["label"] = ColumnArray(label.file, label.info)
         used.add(id(label))
     for each in arrays:
         info = each.info
-        fits = info.what != "nothing" and info.shape[:1] == (count,) and not _names_classes(each)
+        fits = info.content != "unreadable" and info.shape[:1] == (count,) and not _holds_class_names(each)
         if id(each) not in used and fits:
-            name = column_name(each.role or info.name, columns)
-            columns[name] = Chosen(each.file, info)
+            columns[unused_column_name(each.role or info.name, columns)] = ColumnArray(each.file, info)
             used.add(id(each))
-    return Part(split, count, columns), used
+    return SplitArrays(split, count, columns), used
 
 
-def _image(shown: str, arrays: Sequence[_Named], options: SourceOptions) -> _Named:
+def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptions) -> _NamedArray:
+    """Finds the array of images: the one that an option names, else the only candidate. Raises :class:`SourceError`."""
     if options.image_key is not None:
-        return _by_key(shown, arrays, options.image_key, "--image-key")
+        return _find_by_key(shown, arrays, options.image_key, "--image-key")
     found = [each for each in arrays if _looks_like_images(each)]
     if len(found) > 1:  # masks and the like beside what is called images
         called = [each for each in found if each.words & IMAGE_WORDS and not each.words & _MASKS]
@@ -205,7 +215,11 @@ def _image(shown: str, arrays: Sequence[_Named], options: SourceOptions) -> _Nam
         asked = " or ".join(f"--image-key {printable(each.info.name)}" for each in found[:_LISTED])
         answers = [Answer(("--image-key", each.info.name)) for each in found[:_LISTED]]
         raise AmbiguousSourceError(f"{shown} holds several arrays of images: say which by {asked}", answers)
-    flat = [each for each in arrays if is_flat(each.info) and (each.words & IMAGE_WORDS or each.info.dtype == "u1")]
+    flat = [
+        each
+        for each in arrays
+        if may_be_flat_images(each.info) and (each.words & IMAGE_WORDS or each.info.dtype == "u1")
+    ]
     if len(flat) == 1:
         return flat[0]
     reason = next((each.info.why for each in arrays if each.info.why), "")
@@ -218,7 +232,9 @@ def _image(shown: str, arrays: Sequence[_Named], options: SourceOptions) -> _Nam
     )
 
 
-def _by_key(shown: str, arrays: Sequence[_Named], key: str, option: str) -> _Named:
+def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
+    """Finds the array that ``option`` names: by its name, by the name without its split, or by the words of the name.
+    Raises :class:`SourceError`."""
     wanted = "_".join(name_words(key))
     for fits in (
         lambda each: each.info.name.strip("/") == key.strip("/"),
@@ -229,14 +245,15 @@ def _by_key(shown: str, arrays: Sequence[_Named], key: str, option: str) -> _Nam
         if len(found) == 1:
             return found[0]
     listed = ", ".join(each.info.shown for each in arrays[:_LISTED])
-    raise SourceError(f"{shown} has no array {printable(key)!r}, as {option} says; arrays: {listed}")
+    raise SourceError(f"{shown} has no array {printable(key)!r}, which {option} names; arrays: {listed}")
 
 
-def _looks_like_images(each: _Named) -> bool:
+def _looks_like_images(each: _NamedArray) -> bool:
+    """Tells if an array may be images: files; or numbers with the axes of images, which are uint8 or named so."""
     info, called = each.info, bool(each.words & IMAGE_WORDS)
-    if info.what == "files":
+    if info.content == "files":
         return len(info.shape) == 1 and not each.words & _MASKS
-    if info.what != "numbers" or info.dtype.kind not in "uif" or not info.shape or min(info.shape) < 1:
+    if info.content != "numbers" or info.dtype.kind not in "uif" or not info.shape or min(info.shape) < 1:
         return False
     if (info.dtype != "u1" and not called) or all(size == 1 for size in info.shape[1:]):
         return False
@@ -245,54 +262,58 @@ def _looks_like_images(each: _Named) -> bool:
     return len(info.shape) == 4 and any(info.shape[axis] in (1, 3) for axis in (1, 2, 3))
 
 
-def _is_label(each: _Named) -> bool:
-    """Whether an array holds a number a sample."""
+def _has_number_per_sample(each: _NamedArray) -> bool:
+    """Tells if an array has one whole number for each sample."""
     info = each.info
     flat = len(info.shape) >= 1 and all(size == 1 for size in info.shape[1:])
-    return info.what == "numbers" and info.dtype.kind in "uib" and flat
+    return info.content == "numbers" and info.dtype.kind in "uib" and flat
 
 
-def _labels(arrays: Sequence[_Named], image: _Named) -> list[_Named]:
-    return [each for each in arrays if each is not image and each.words & LABEL_WORDS and _is_label(each)]
+def _find_label_candidates(arrays: Sequence[_NamedArray], image: _NamedArray) -> list[_NamedArray]:
+    """Finds the arrays that may be labels, by their names and shapes."""
+    return [each for each in arrays if each is not image and each.words & LABEL_WORDS and _has_number_per_sample(each)]
 
 
-def _label_length(shown: str, arrays: Sequence[_Named], image: _Named, options: SourceOptions) -> int | None:
-    """How many labels there are, where that is clear; it decides between layouts."""
+def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, options: SourceOptions) -> int | None:
+    """Returns the number of labels, which decides between layouts; None if it is not clear."""
     if options.label_key is not None:
-        found = _by_key(shown, arrays, options.label_key, "--label-key")
+        found = _find_by_key(shown, arrays, options.label_key, "--label-key")
         return found.info.shape[0] if found.info.shape else 0
-    lengths = {each.info.shape[0] for each in _labels(arrays, image)}
+    lengths = {each.info.shape[0] for each in _find_label_candidates(arrays, image)}
     return lengths.pop() if len(lengths) == 1 else None
 
 
-def _label(shown: str, arrays: Sequence[_Named], image: _Named, count: int, options: SourceOptions) -> _Named | None:
+def _find_labels(
+    shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, count: int, options: SourceOptions
+) -> _NamedArray | None:
     if options.label_key is not None:
-        found = _by_key(shown, arrays, options.label_key, "--label-key")
-        flat = all(size == 1 for size in found.info.shape[1:]) and found.info.what == "numbers"
+        found = _find_by_key(shown, arrays, options.label_key, "--label-key")
+        flat = all(size == 1 for size in found.info.shape[1:]) and found.info.content == "numbers"
         if not flat or found.info.dtype.kind not in "uifb" or found.info.shape[:1] != (count,):
-            raise SourceError(f"{shown}: {found.info.shown} is not a number for each of {count} images")
+            raise SourceError(f"{shown}: {found.info.shown} should have one number for each of {count} images")
         return found
-    labels = [each for each in _labels(arrays, image) if each.info.shape[0] == count]
+    labels = [each for each in _find_label_candidates(arrays, image) if each.info.shape[0] == count]
     if len(labels) > 1:
         asked = " or ".join(f"--label-key {printable(each.info.name)}" for each in labels[:_LISTED])
         raise AmbiguousSourceError(
-            f"{shown} holds several arrays of labels: say which is to be 'label' by {asked} (the others keep their "
-            "names)",
+            f"{shown} holds several arrays of labels: say which is 'label' by {asked} (the others keep their names)",
             [Answer(("--label-key", each.info.name)) for each in labels[:_LISTED]],
         )
     return labels[0] if labels else None
 
 
-def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions) -> tuple[int, tuple[int, ...]]:
+def _choose_axes(
+    shown: str, image: _NamedArray, length: int | None, options: SourceOptions
+) -> tuple[int, tuple[int, ...]]:
     info = image.info
-    if info.what == "files":
+    if info.content == "files":
         return 0, ()
     layout = None if options.layout is None else parse_layout(options.layout)[0]
     if layout is None:
-        fitting = _layouts(info.shape, length) or _layouts(info.shape, None)
+        fitting = _possible_layouts(info.shape, length) or _possible_layouts(info.shape, None)
         sure = length is not None or len(info.shape) == 4 or bool(image.words & IMAGE_WORDS)
         if length is None and len(info.shape) == 3:
-            sure = sure and not {1, 3, 4} & {info.shape[0], info.shape[2]}  # one image, as likely
+            sure = sure and not {1, 3, 4} & {info.shape[0], info.shape[2]}  # it may as well be one image
         if info.reversed or len(fitting) != 1 or not sure:
             usual = ["NHWC", "NCHW"] if len(info.shape) == 4 else ["NHW"]
             proposed = ["NCWH" if len(info.shape) == 4 else "NWH"] if info.reversed else fitting or usual
@@ -302,10 +323,12 @@ def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions)
                 why += " (one image in an array is not read: stack all of them)"
             named = "" if options.image_key is None else f"--image-key {printable(options.image_key)} "
             answers = [Answer(("--layout", each)) for each in proposed]
-            raise AmbiguousSourceError(f"{shown}: {info.shown}: {why}; say it by {named}{asked}", answers)
+            raise AmbiguousSourceError(f"{shown}: {info.shown}: {why}; give it by {named}{asked}", answers)
         layout = fitting[0]
     if len(layout) != len(info.shape):
-        raise SourceError(f"{shown}: {info.shown} has {len(info.shape)} axes, and the layout {layout} {len(layout)}")
+        raise SourceError(
+            f"{shown}: {info.shown} has {len(info.shape)} axes, but the layout {layout} has {len(layout)}"
+        )
     channels = info.shape[layout.index("C")] if "C" in layout else 1
     if channels > MAX_CHANNELS:
         raise SourceError(f"{shown}: {info.shown} as {layout} has {channels:,} channels, more than {MAX_CHANNELS:,}")
@@ -313,8 +336,8 @@ def _axes(shown: str, image: _Named, length: int | None, options: SourceOptions)
     return layout.index("N"), order
 
 
-def _layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
-    """The layouts that a shape can have; ``length`` is the number of samples where that is known."""
+def _possible_layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
+    """Returns the layouts that fit a shape; ``length`` is the number of samples, if known."""
     if len(shape) == 3:
         found = ["NHW", "HWN"] if length is not None else ["NHW"]
     else:
@@ -323,15 +346,12 @@ def _layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
     return [name for name in found if length is None or shape[name.index("N")] == length]
 
 
-def _names_classes(each: _Named) -> bool:
+def _holds_class_names(each: _NamedArray) -> bool:
+    """Tells if an array of texts has a name for names of classes."""
     called = each.words & _NAMES or (each.words & {"name", "names"} and each.words & _OF_NAMES)
-    return bool(called) and each.info.what == "texts" and len(each.info.shape) == 1
+    return bool(called) and each.info.content == "texts" and len(each.info.shape) == 1
 
 
-def column_name(role: str, columns: Mapping[str, Chosen]) -> str:
-    """A name for a column."""
-    name = re.sub(r"[^a-z0-9_]", "_", role.lower())[:60]
-    name = name if name[:1].isalpha() else f"x{name}"
-    while name in columns or name in (*RESERVED, "image", "label"):
-        name += "_"
-    return name
+def unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
+    """Makes the name of a further column, which none of ``columns`` has."""
+    return make_column_names([role], {*columns, "image", "label"})[role]

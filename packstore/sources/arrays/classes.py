@@ -1,4 +1,4 @@
-"""Names of classes of arrays: in an array of texts, in attributes, or as the labels themselves."""
+"""Names of classes for arrays: from an array of texts, from attributes, or from labels that are texts."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from packstore.sources.arrays.choosing import Choice, Chosen, column_name
+from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, unused_column_name
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.text_labels import LabelTexts, is_label_name, name_words
 
 ATTRIBUTES = ("classes", "class_names", "label_names", "names")
 """Attributes that name classes."""
 
-Texts = Callable[[Chosen], Iterator[list[str]]]
-"""The texts of an array, some at a time. Raises :class:`OSError` or :class:`ValueError`."""
+TextReader = Callable[[ColumnArray], Iterator[list[str]]]
+"""Reads the texts of an array, some at a time. Raises :class:`OSError` or :class:`ValueError`."""
 
 
-def parse_names(value: Any) -> tuple[str, ...] | None:
-    """The names of classes that an attribute lists, or maps to numbers from 0 on; None for anything else."""
+def parse_class_names(value: Any) -> tuple[str, ...] | None:
+    """Parses an attribute that lists names of classes, or maps them to or from numbers from 0 on; None for any other
+    value."""
     if isinstance(value, (str, bytes)):
         try:
             value = json.loads(value)
@@ -37,22 +38,23 @@ def parse_names(value: Any) -> tuple[str, ...] | None:
         value = [numbered.get(str(number)) for number in range(len(value))]
     if not isinstance(value, list) or not value:
         return None
-    names = tuple(_text(name) for name in value)
+    names = tuple(_decode_name(name) for name in value)
     return names if all(isinstance(name, str) and name for name in names) and len({*names}) == len(names) else None
 
 
-def with_text_labels(choice: Choice, texts: Texts) -> tuple[Choice, tuple[str, ...] | None]:
-    """A choice whose labels are an array of texts, where such an array certainly names classes; and their names.
+def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles, tuple[str, ...] | None]:
+    """Makes an array of texts the labels, if numbers are missing and its texts are certainly classes; returns the new
+    roles, and the names of classes, or None.
 
-    An array that is called as if it named classes, and names one a sample, is a column."""
-    choice = _with_repeated_names(choice, texts)
-    if any("label" in part.columns for part in choice.parts):
-        return choice, None
+    An array with a name for classes, but with a text for each sample, becomes a column."""
+    roles = _add_repeated_names(roles, texts)
+    if any("label" in part.columns for part in roles.parts):
+        return roles, None
     found, parts = LabelTexts(), []
-    for part in choice.parts:
-        names = [name for name, chosen in part.columns.items() if name != "image" and _may_label(chosen)]
+    for part in roles.parts:
+        names = [name for name, chosen in part.columns.items() if name != "image" and _may_be_labels(chosen)]
         if len(names) > 1:
-            return choice, None
+            return roles, None
         if not names:
             parts.append(part)
             continue
@@ -61,34 +63,37 @@ def with_text_labels(choice: Choice, texts: Texts) -> tuple[Choice, tuple[str, .
             for some in texts(label):
                 found.add(set(some), len(some))
         except (OSError, ValueError):
-            return choice, None
+            return roles, None
         rest = {name: chosen for name, chosen in part.columns.items() if name not in ("image", names[0])}
         parts.append(replace(part, columns={"image": part.columns["image"], "label": label, **rest}))
     order: list[str] = []
-    if choice.classes is not None:
-        file, info = choice.classes
-        order = list(chain.from_iterable(texts(Chosen(file, info))))
+    if roles.classes is not None:
+        file, info = roles.classes
+        order = list(chain.from_iterable(texts(ColumnArray(file, info))))
     classes = found.classes(order=order if len({*order}) == len(order) else ())
-    return (choice, None) if classes is None else (replace(choice, parts=tuple(parts), classes=None), classes)
+    return (roles, None) if classes is None else (replace(roles, parts=tuple(parts), classes=None), classes)
 
 
-def _with_repeated_names(choice: Choice, texts: Texts) -> Choice:
-    if choice.classes is None or len(choice.parts) != 1:
-        return choice
-    (file, info), part = choice.classes, choice.parts[0]
+def _add_repeated_names(roles: ArrayRoles, texts: TextReader) -> ArrayRoles:
+    if roles.classes is None or len(roles.parts) != 1:
+        return roles
+    (file, info), part = roles.classes, roles.parts[0]
     if info.shape[0] != part.length:
-        return choice
-    names = list(chain.from_iterable(texts(Chosen(file, info))))
+        return roles
+    names = list(chain.from_iterable(texts(ColumnArray(file, info))))
     if len({*names}) == len(names):
-        return choice
-    columns = {**part.columns, column_name("_".join(name_words(info.name)), part.columns): Chosen(file, info)}
-    return replace(choice, parts=(replace(part, columns=columns),), classes=None)
+        return roles
+    columns = {
+        **part.columns,
+        unused_column_name("_".join(name_words(info.name)), part.columns): ColumnArray(file, info),
+    }
+    return replace(roles, parts=(replace(part, columns=columns),), classes=None)
 
 
-def _may_label(chosen: Chosen) -> bool:
+def _may_be_labels(chosen: ColumnArray) -> bool:
     words = [word for word in name_words(chosen.info.name) if word not in SPLIT_ORDER]
-    return chosen.info.what == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
+    return chosen.info.content == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
 
 
-def _text(value: Any) -> Any:
+def _decode_name(value: Any) -> Any:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

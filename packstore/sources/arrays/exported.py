@@ -1,4 +1,4 @@
-"""Arrays of an export of packstore (:mod:`packstore.exports.arrays`), as its export manifest names them."""
+"""Arrays of packstore's own exports (:mod:`packstore.exports.arrays`), found by the export manifest."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest
-from packstore.sources.arrays.choosing import Choice, Chosen, Part
+from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, SplitArrays
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.exported_rows import ExportedRows
 
 _SHAPE = "shape of the image"
-"""Stands for the array of shapes among the columns of a part."""
+"""Name of the array of shapes among the columns of a part."""
 
 
 class ExportedArrays(ExportedRows, ArraySource):
-    """Arrays whose names and shapes the export manifest gives."""
+    """Base of exports as arrays, whose names and shapes the export manifest gives."""
 
     gaps_are_bad = True
 
     def list_files(self) -> list[Path]:
-        return self.find(self.path) if self.grouped else [file for _, file in self.list_shards()]
+        return self.find_files(self.path) if self.grouped else [file for _, file in self.list_shards()]
 
-    def choose_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[Choice, None]:
+    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
         return _choose(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
 
     def values(self, ref: Any) -> dict[str, Any]:
@@ -38,37 +38,35 @@ class ExportedArrays(ExportedRows, ArraySource):
             found["image"] = np.frombuffer(found["image"], dtype).reshape(shape)
         return found
 
-    def convert(self, name: str, chosen: Chosen, value: Any) -> Any:
-        """Returns a value as it lay in the store that was exported."""
-        return bytes(value) if chosen.info.what == "files" else np.array(value, chosen.info.dtype.newbyteorder("="))
+    def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
+        """Returns the value as in the exported store."""
+        return bytes(value) if chosen.info.content == "files" else np.array(value, chosen.info.dtype.newbyteorder("="))
 
 
 def _choose(
     export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], path: str, *, grouped: bool
-) -> Choice:
-    """The parts that the shards of an export are. Raises :class:`SourceError` where an array is missing.
-
-    ``grouped``: there is one folder, of which the shards are groups."""
+) -> ArrayRoles:
+    """Assigns roles to the arrays of an export, a part for each shard. Raises :class:`SourceError` if an array is
+    missing. ``grouped`` means that the shards are groups of one folder."""
     image = export_manifest.manifest.image
     names = {"image": "images"} | {name: "labels" if name == "label" else name for name in export_manifest.held}
     if image.kind == "ragged" and not export_manifest.manifest.holds_files and export_manifest.image == "kept":
         names[_SHAPE] = "images_shape"
     parts = []
     if len(files) != (1 if grouped else len(export_manifest.shards)):
-        raise SourceError(f"{printable(path)}: {MANIFEST_FILE} is not that of {len(files)} files")
+        raise SourceError(f"{printable(path)}: {MANIFEST_FILE} belongs to another number of files than {len(files)}")
     for place, shard in enumerate(export_manifest.shards):
-        # A file for each shard; or one folder, of which a shard is a group.
         number = 0 if grouped else place
         folder = f"{shard.file}/" if grouped and shard.split else ""
         by_name = {info.name: info for info in files[number]}
         columns = {}
         for column, name in names.items():
             info = by_name.get(f"{folder}{name}")
-            if info is None or info.what not in ("numbers", "files") or info.shape[:1] != (shard.records,):
+            if info is None or info.content not in ("numbers", "files") or info.shape[:1] != (shard.records,):
                 raise SourceError(
-                    f"{printable(path)}/{printable(shard.file)} is not as packstore exported it: it has no array "
+                    f"{printable(path)}/{printable(shard.file)} was changed after its export: it has no array "
                     f"{printable(name)} of {shard.records:,} values; remove {MANIFEST_FILE} to read it like any other"
                 )
-            columns[column] = Chosen(number, info, 0, tuple(range(1, len(info.shape))))
-        parts.append(Part(shard.split, shard.records, columns))
-    return Choice(tuple(parts), None, ())
+            columns[column] = ColumnArray(number, info, 0, tuple(range(1, len(info.shape))))
+        parts.append(SplitArrays(shard.split, shard.records, columns))
+    return ArrayRoles(tuple(parts), None, ())

@@ -1,4 +1,4 @@
-"""Images that lie flat in a matrix, a row or a column each: layouts with sizes, such as ``NHW:28x28``."""
+"""Images that are rows or columns of a matrix: layouts with sizes, such as ``NHW:28x28``."""
 
 from __future__ import annotations
 
@@ -10,49 +10,52 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError
 from packstore.sources.arrays.stored import ArrayInfo
 
 LEAST = 64
-"""Numbers of the smallest image, 8 x 8."""
+"""Least numbers of an image, 8 x 8."""
 _SIZED = re.compile(r"(N[HWC]{2,3}|[HWC]{2,3}N):(\d{1,6}(?:x\d{1,6}){1,2})")
 _MOST = 4
 
 
 def parse_layout(layout: str) -> tuple[str, tuple[int, ...]]:
-    """Axes of a layout, and the sizes of those but N; no sizes if it has none."""
+    """Splits a layout into its axes, and the sizes of all axes but N; ``()`` if it has no sizes."""
     match = _SIZED.fullmatch(layout)
     return (layout, ()) if match is None else (match[1], tuple(map(int, match[2].split("x"))))
 
 
 def is_layout(layout: str) -> bool:
-    """Whether a text is an order of axes, with or without sizes."""
+    """Tells if a text is an order of axes, with or without sizes."""
     axes, sizes = parse_layout(layout)
     named = sorted(axes) in (sorted("NHW"), sorted("NHWC"))
     return named and len(sizes) in (0, len(axes) - 1)
 
 
-def is_flat(info: ArrayInfo) -> bool:
-    """Whether an array is a matrix that may hold images."""
-    return info.what == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= LEAST
+def may_be_flat_images(info: ArrayInfo) -> bool:
+    """Tells if an array is a matrix of numbers large enough for images."""
+    return info.content == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= LEAST
 
 
 def unflatten(shown: str, info: ArrayInfo, layout: str | None, length: int | None) -> ArrayInfo:
-    """A matrix as the array of images that ``layout`` says. Raises :class:`AmbiguousSourceError` without its sizes, and
-    :class:`SourceError` for other sizes than the matrix has. ``length`` is the number of labels."""
+    """Describes a matrix as the array of images that ``layout`` states. Raises :class:`AmbiguousSourceError` if that
+    has no sizes, and :class:`SourceError` if they do not fit. ``length`` is the number of labels."""
     axes, sizes = parse_layout(layout or "")
     if not sizes:
-        proposed = _propose(info, length)
+        proposed = _propose_layouts(info, length)
         asked = " or ".join(f"--layout {each}" for each in proposed) or "--layout NHW:28x28"
         raise AmbiguousSourceError(
-            f"{shown}: {info.shown} holds a matrix: say the sizes of its images, in the order in which their numbers "
-            f"lie, by {asked}",
+            f"{shown}: {info.shown} is a matrix: give the sizes of its images, in the order of their numbers, by "
+            f"{asked}",
             [Answer(("--layout", each)) for each in proposed],
         )
     first = axes[0] == "N"
     count, pixels = info.shape if first else info.shape[::-1]
     if math.prod(sizes) != pixels:
-        raise SourceError(f"{shown}: {info.shown} has {pixels:,} numbers an image, and --layout {layout} others")
+        raise SourceError(
+            f"{shown}: {info.shown} has {pixels:,} numbers an image, but --layout {layout} needs {math.prod(sizes):,}"
+        )
     return replace(info, shape=(count, *sizes) if first else (*sizes, count), flat=True)
 
 
-def _propose(info: ArrayInfo, length: int | None) -> list[str]:
+def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
+    """Proposes layouts with sizes: nearly square images, gray or RGB, and as many as ``length`` if that is known."""
     found = []
     for place in (0, 1):
         count, pixels = info.shape[place], info.shape[1 - place]

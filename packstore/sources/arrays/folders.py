@@ -1,4 +1,4 @@
-"""Sources whose arrays are folders of chunk files: what Zarr and N5 have in common."""
+"""Base of sources whose arrays are folders of chunk files: Zarr and N5."""
 
 from __future__ import annotations
 
@@ -27,45 +27,45 @@ _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
 _NUMBER = re.compile("0|[1-9][0-9]{0,15}")
 _MAX_RATIO = 1100
 _UNWRITTEN = 1 << 28
-"""Bytes that need not have been written, because all of them are the fill value."""
+"""Most bytes of an array that may be missing because all of them are fill values."""
 
 
 class ChunkFolderSource(ArraySource):
-    """One folder whose arrays are folders in it, at any depth."""
+    """Source in one folder, whose arrays are folders in it, at any depth."""
 
     suffixes = ()
     grouped = True
 
     @classmethod
-    def find(cls, path: Path) -> list[Path]:
+    def find_files(cls, path: Path) -> list[Path]:
         return [path]
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]
         """Yields the metadata and chunk files of the arrays that are read."""
-        names = {chosen.info.name for part in self._choice.parts for chosen in part.columns.values()}
-        return (file for name in sorted(names) for file in _array_files(self.path / name))
+        names = {chosen.info.name for part in self._roles.parts for chosen in part.columns.values()}
+        return (file for name in sorted(names) for file in _list_array_files(self.path / name))
 
     def claim_files(self, claims: Claims) -> None:
         super().claim_files(claims)
-        self.claim_paths(claims, self._group_files(), Role.EVIDENCE)
+        self.claim_paths(claims, self._list_group_files(), Role.EVIDENCE)
 
-    def _group_files(self) -> list[Path]:
-        """The metadata of the groups in which the arrays lie that are read."""
-        names = {chosen.info.name for part in self._choice.parts for chosen in part.columns.values()}
+    def _list_group_files(self) -> list[Path]:
+        """Lists the metadata files of the groups above the arrays that are read."""
+        names = {chosen.info.name for part in self._roles.parts for chosen in part.columns.values()}
         groups = {parent for name in names if name for parent in (self.path / name).parents}
         inside = sorted(group for group in groups if group.is_relative_to(self.path))
         return [file for group in inside for name in _GROUP_FILES if (file := group / name).is_file()]
 
     def stamp(self) -> str:
-        """Returns a digest, since there may be any number of files."""
+        """Returns a digest of the stamps of all files, since there may be many."""
         digest = xxhash.xxh3_128()
-        for file in chain(self.files(), self._group_files()):
+        for file in chain(self.files(), self._list_group_files()):
             digest.update(f"{file}\0{stamp_files([file])}\0".encode("utf-8", "surrogateescape"))
         return f"files {digest.hexdigest()}"
 
 
-def metadata(path: Path) -> dict[str, Any] | None:
-    """A JSON object in a file; None where there is no file. Raises :class:`SourceError`."""
+def read_metadata(path: Path) -> dict[str, Any] | None:
+    """Reads a JSON object from a file; None if there is no file. Raises :class:`SourceError`."""
     if not path.is_file():
         return None
     try:
@@ -79,19 +79,19 @@ def metadata(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def array_folders(
+def walk_arrays(
     root: Path,
     read: Callable[[Path], dict[str, Any] | None],
     is_array: Callable[[dict[str, Any]], bool],
     *,
     groups: bool,
 ) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """The arrays from ``root`` on: name, folder and metadata.
+    """Yields name, folder and metadata of each array at and below ``root``.
 
     Args:
-        root: An array, or a group.
-        read: The metadata of a folder; None where it has none.
-        is_array: Whether metadata are those of an array.
+        root: Folder of an array or a group.
+        read: Reads the metadata of a folder; returns None if it has none.
+        is_array: Tells if metadata are those of an array.
         groups: A folder without metadata is a group.
     """
     waiting, count = [("", root, 0)], 0
@@ -109,44 +109,46 @@ def array_folders(
 
 
 def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
-    """Raises :class:`SourceError` for an array that claims more than its files can hold."""
+    """Raises :class:`SourceError` for an array that claims more bytes than its files can hold."""
     nbytes, stored = info.dtype.itemsize, _UNWRITTEN
     for size in info.shape:
         nbytes *= size
-    for file in _files_in(folder):
+    for file in _walk_files(folder):
         if stored >= nbytes:
             break
         stored += file.stat().st_size * _MAX_RATIO
     if stored < nbytes:
-        raise SourceError(f"{shown}: {info.shown} should have {nbytes:,} bytes, which were not written")
+        raise SourceError(f"{shown}: {info.shown} should have {nbytes:,} bytes, more than its files can hold")
 
 
-def named_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Those of a folder's metadata that may name classes."""
+def pick_class_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Picks the values of metadata that may name classes."""
     return {name: found[name] for name in ATTRIBUTES if name in found} if found else {}
 
 
-def chunk_places(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:
-    """The chunks of an array of files, by their places in the grid: of names as ``c/0/1``, ``0.1`` and ``0/1``."""
-    for file in _files_in(folder):
+def find_chunks(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:
+    """Yields the grid positions of the chunk files in the folder of an array: ``c/0/1``, ``0.1`` or ``0/1``."""
+    for file in _walk_files(folder):
         parts = re.split("[./]", file.relative_to(folder).as_posix().removeprefix("c/").removeprefix("c."))
         if len(parts) == axes and all(_NUMBER.fullmatch(part) for part in parts):
             yield tuple(map(int, parts))
 
 
-def sizes(value: Any, least: int) -> tuple[int, ...] | None:
-    """A list of whole numbers from ``least`` on as a shape; None for anything else."""
+def parse_shape(value: Any, least: int) -> tuple[int, ...] | None:
+    """Converts a list of whole numbers, none below ``least``, to a shape; None for any other value."""
     fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)
     return tuple(value) if fits else None
 
 
-def _array_files(folder: Path) -> Iterator[Path]:
-    for file in _files_in(folder):
+def _list_array_files(folder: Path) -> Iterator[Path]:
+    """Yields the metadata and chunk files of an array."""
+    for file in _walk_files(folder):
         if file.name in _METADATA or _CHUNK.fullmatch(file.relative_to(folder).as_posix()):
             yield file
 
 
-def _files_in(folder: Path) -> Iterator[Path]:
+def _walk_files(folder: Path) -> Iterator[Path]:
+    """Yields all files at and below a folder, sorted."""
     for directory, inside, names in os.walk(folder):
         inside.sort()
         for name in sorted(names):

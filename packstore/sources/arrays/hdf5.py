@@ -1,7 +1,7 @@
-"""HDF5 files of others: datasets of images and labels by name, shape and dtype, read by h5py.
+"""HDF5 files that are no packstore stores: datasets of images and labels by name, shape and dtype, read by h5py.
 
-A dataset that lies in one piece is read from the file itself; a compressed one in whole chunks. What a file refers to
-beyond its own folder is refused, and raw data in other files anywhere.
+A contiguous dataset is read from the file directly, a compressed one in whole chunks. References to files in other
+folders are refused, and so are raw data in any other file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from packstore.images.sniff import begins_like_image
 from packstore.sources.arrays.classes import ATTRIBUTES
 from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten, read_at
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten, object_array, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import open_with
 from packstore.sources.refusals import first_bytes, refuse_page
@@ -29,19 +29,19 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _STARTS = (0, 512, 1024, 2048)
 _MAX_DATASETS, _MAX_DEPTH = 10_000, 16
 _MAX_RATIO = 1100
-"""Deflate does not shrink anything more; a dataset that claims more than its file can hold was never written."""
+"""Greatest ratio of deflate: a dataset with a greater one was never written."""
 _UNWRITTEN = 1 << 28
 """Bytes that need not have been written, because all of them are the fill value."""
 _PREFIX = "HDF5_VDS_PREFIX"
-"""Where HDF5 looks first for the files of a virtual dataset."""
+"""Environment variable with the folder in which HDF5 looks first for the files of a virtual dataset."""
 
 
 class Hdf5Source(ArraySource):
-    """HDF5 files."""
+    """Samples of HDF5 files."""
 
     kind = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")
-    what = "HDF5 files"
+    files_name = "HDF5 files"
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
@@ -49,6 +49,8 @@ class Hdf5Source(ArraySource):
 
 
 class _OpenHdf5(OpenArrays):
+    """Open HDF5 file."""
+
     def __init__(self, path: Path, folder: Path) -> None:
         import h5py
 
@@ -58,19 +60,19 @@ class _OpenHdf5(OpenArrays):
         try:
             self._file = h5py.File(path, "r", locking=False)
         except (OSError, RuntimeError, ValueError) as error:
-            raise SourceError(
-                f"{self._shown} is no HDF5 file that can be read: {printable(str(error))[:200]}"
-            ) from None
+            raise SourceError(f"{self._shown} is not a readable HDF5 file: {printable(str(error))[:200]}") from None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]] | None] = {}
 
-    def infos(self) -> list[ArrayInfo]:
+    def list_arrays(self) -> list[ArrayInfo]:
         try:
-            return self._infos()
+            return self._list_datasets()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
             raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
 
-    def _infos(self) -> list[ArrayInfo]:
+    def _list_datasets(self) -> list[ArrayInfo]:
+        """Describes all datasets; visits each group once. Raises :class:`SourceError` for links to other files, or to
+        nothing."""
         import h5py
 
         found: list[ArrayInfo] = []
@@ -85,13 +87,13 @@ class _OpenHdf5(OpenArrays):
                 if isinstance(link, h5py.ExternalLink):
                     raise SourceError(
                         f"{self._shown}: {printable(inside)} is a link to another file ({printable(link.filename)}), "
-                        "which is not followed; give that file"
+                        "which is not followed: give that file"
                     )
                 if not isinstance(link, h5py.HardLink):
-                    if group.get(child) is None:  # what it stood for, labels say, would be missing without a word
+                    if group.get(child) is None:  # its target, such as labels, would be missing without a word
                         raise SourceError(
                             f"{self._shown}: {printable(inside)} is a link to {printable(link.path)}, "
-                            "which is not in the file: remove the link, or write what it stands for"
+                            "which is not in the file: remove the link, or write its target"
                         )
                     continue
                 item = group.get(child)
@@ -100,54 +102,58 @@ class _OpenHdf5(OpenArrays):
                         seen.add(item.id)
                         waiting.append((inside, depth + 1))
                 elif isinstance(item, h5py.Dataset):
-                    found.append(self._info(inside, item))
+                    found.append(self._describe(inside, item))
                 if len(found) > _MAX_DATASETS:
                     raise SourceError(f"{self._shown} holds more than {_MAX_DATASETS:,} datasets")
         return found
 
-    def _info(self, name: str, dataset: Any) -> ArrayInfo:
-        """What is known of a dataset, once it is certain that it lies in this file or folder."""
+    def _describe(self, name: str, dataset: Any) -> ArrayInfo:
+        """Describes a dataset. Raises :class:`SourceError` if its values lie elsewhere, or were never written."""
         import h5py
 
         shape = dataset.shape
         if shape is None:
-            return _nothing(name, (), "it is empty")
-        self._refuse_outside(name, dataset)
+            return ArrayInfo.unreadable(name, (), "it is empty")
+        self._refuse_outside_values(name, dataset)
         dtype = dataset.dtype
         reversed_axes = "MATLAB_class" in dataset.attrs
         if h5py.check_string_dtype(dtype) is not None:
-            what: Literal["files", "texts"] = "files" if begins_like_image(self._first(dataset)[:64]) else "texts"
-            return ArrayInfo("", name, shape, np.dtype("u1"), what)
+            content: Literal["files", "texts"] = (
+                "files" if begins_like_image(self._read_first(dataset)[:64]) else "texts"
+            )
+            return ArrayInfo("", name, shape, np.dtype("u1"), content)
         inner = h5py.check_vlen_dtype(dtype)
         if inner is not None:
             if inner != np.uint8 and inner != np.int8:
-                return _nothing(name, shape, f"{printable(name)} holds arrays of {inner} of different lengths")
+                return ArrayInfo.unreadable(
+                    name, shape, f"{printable(name)} holds arrays of {inner} of different lengths"
+                )
             return ArrayInfo("", name, shape, np.dtype("u1"), "files")
         if dtype.kind == "V" and dtype.fields is None and dtype.subdtype is None:
             return ArrayInfo("", name, shape, np.dtype("u1"), "files")
         if dtype.kind not in "uifb" or dtype.itemsize > 8:
-            return _nothing(
-                name, shape, f"{printable(name)} holds values of {dtype}, of which packstore makes no columns"
-            )
+            why = f"{printable(name)} holds values of {dtype}, for which there is no type of column"
+            return ArrayInfo.unreadable(name, shape, why)
         self._refuse_unwritten(name, dataset)
         chunk = dataset.chunks[0] if dataset.chunks else 1
         return ArrayInfo("", name, shape, dtype, "numbers", chunk, reversed=reversed_axes)
 
-    def _first(self, dataset: Any) -> bytes:
+    def _read_first(self, dataset: Any) -> bytes:
+        """Reads the first value of a dataset of bytes; empty if there is none."""
         try:
             found = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
         except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
             return b""
         return found if isinstance(found, bytes) else b""
 
-    def _refuse_outside(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` for a dataset whose values lie in files of another folder, or may do so: HDF5
-        looks for raw files in the working directory, and for both kinds where an environment variable says."""
+    def _refuse_outside_values(self, name: str, dataset: Any) -> None:
+        """Raises :class:`SourceError` if the values of a dataset lie in files of another folder, or may: HDF5 looks for
+        raw files in the working directory, and for virtual datasets in the folder of an environment variable."""
         if dataset.external:
             file = dataset.external[0][0]
             raise SourceError(
                 f"{self._shown}: the values of {printable(name)} lie outside it, in {printable(file)}; that is not "
-                f"followed, since which file it is depends on the working directory: write them into the file, for "
+                f"followed, since the file depends on the working directory: write the values into the file, for "
                 f"instance by h5repack -l {printable(name)}:CONTI"
             )
         sources = [each for each in dataset.virtual_sources() if each.file_name != "."] if dataset.is_virtual else []
@@ -172,7 +178,7 @@ class _OpenHdf5(OpenArrays):
             self._refuse_chain(name, source.file_name, source.dset_name)
 
     def _refuse_chain(self, name: str, file_name: str, dataset_name: str) -> None:
-        """Raises :class:`SourceError` where what a virtual dataset is made of is missing, or is virtual itself."""
+        """Raises :class:`SourceError` if a part of a virtual dataset is missing, or refers to further files itself."""
         import h5py
 
         try:
@@ -189,9 +195,10 @@ class _OpenHdf5(OpenArrays):
             if plain:
                 return
             reason = "refers to other files in turn, which is not followed"
-        raise SourceError(f"{self._shown}: what {printable(name)} is made of {reason}")
+        raise SourceError(f"{self._shown}: a part of {printable(name)} {reason}")
 
     def _refuse_unwritten(self, name: str, dataset: Any) -> None:
+        """Raises :class:`SourceError` for a dataset that claims more than its stored bytes can hold."""
         if dataset.is_virtual or dataset.external:
             return
         stored = dataset.id.get_storage_size()
@@ -203,7 +210,7 @@ class _OpenHdf5(OpenArrays):
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         dataset = self._file[name]
-        place = self._place(name, dataset) if axis == 0 else None
+        place = self._find_contiguous(name, dataset) if axis == 0 else None
         if place is not None:
             offset, dtype, shape = place
             row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
@@ -214,35 +221,35 @@ class _OpenHdf5(OpenArrays):
         except (RuntimeError, UnicodeDecodeError) as error:
             raise ValueError(f"{name} cannot be read: {error}") from None
         if found.dtype.kind in "SV":
-            return _objects([bytes(item) for item in found])
+            return object_array([bytes(item) for item in found])
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
         found = {}
-        with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # of a type that numpy does not have
+        with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
             attributes = self._file[name or "/"].attrs
             found = {each: attributes[each] for each in ATTRIBUTES if each in attributes}
         return found
 
-    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
         """Finds missing chunks, except in the files behind a virtual dataset."""
         dataset = self._file[name]
         if dataset.is_virtual or not dataset.size:
             return None
         chunk, places = dataset.chunks, list[tuple[int, ...]]()
         if chunk is None:
-            return None if dataset.id.get_storage_size() else find_unwritten(dataset.shape, dataset.shape, axis, ())
+            return None if dataset.id.get_storage_size() else count_unwritten(dataset.shape, dataset.shape, axis, ())
         if dataset.id.get_num_chunks() == math.prod(-(-a // b) for a, b in zip(dataset.shape, chunk, strict=True)):
             return None
         if hasattr(dataset.id, "chunk_iter"):
             dataset.id.chunk_iter(lambda found: places.append(found.chunk_offset))
-        else:  # HDF5 before 1.12.3, as h5py 3.8 has it; slower, for each looks for its chunk
+        else:  # HDF5 before 1.12.3 (h5py 3.8); slower: each call searches for its chunk
             places += (dataset.id.get_chunk_info(n).chunk_offset for n in range(dataset.id.get_num_chunks()))
         inside = (tuple(a // b for a, b in zip(place, chunk, strict=True)) for place in places)
-        return find_unwritten(dataset.shape, chunk, axis, inside)
+        return count_unwritten(dataset.shape, chunk, axis, inside)
 
-    def _place(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
-        """Where a dataset lies that is in one piece, of plain numbers."""
+    def _find_contiguous(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
+        """Returns offset, dtype and shape of a contiguous dataset of plain numbers; None for any other."""
         import h5py
 
         if name not in self._places:
@@ -258,54 +265,45 @@ class _OpenHdf5(OpenArrays):
             self._file.close()
 
 
-def _nothing(name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
-    return ArrayInfo("", name, shape, np.dtype("u1"), "nothing", why=why)
-
-
-def _objects(items: list[bytes]) -> NDArray[Any]:
-    found = np.empty(len(items), object)
-    found[:] = items
-    return found
-
-
 def is_hdf5(path: Path) -> bool:
-    """Whether a file is HDF5, which may begin with a block of its user's."""
+    """Tells if a file is HDF5; its signature may follow a user block."""
     start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
     return any(start[place : place + len(_SIGNATURE)] == _SIGNATURE for place in _STARTS)
 
 
 class ExportedHdf5(ExportedArrays, Hdf5Source):
-    """An export of packstore."""
+    """Samples of an HDF5 export of packstore."""
 
 
 _open = open_with(Hdf5Source, ExportedHdf5)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A file whose arrays are clear, or a folder of such files. A packstore store, whole or damaged, is none."""
+    """Recognises a file by its signature, and a folder of such files; refuses packstore stores, whole or damaged.
+    Raises the errors of opening it."""
     if path.is_dir():
         if Hdf5Source.recognise_folder(path) is Certainty.NO:
             return Certainty.NO
-        files = Hdf5Source.find(path)
+        files = Hdf5Source.find_files(path)
         strange = [file for file in files if not is_hdf5(file)]
         for file in strange:
             refuse_page(file)
-        if strange or any(map(_is_own, files)):
+        if strange or any(map(_is_store, files)):
             return Certainty.NO
-    elif not is_hdf5(path) or _is_own(path):
+    elif not is_hdf5(path) or _is_store(path):
         return Certainty.NO
     return recognise_arrays(_open, path, options)
 
 
-def _is_own(path: Path) -> bool:
-    """Whether a file is a packstore store, or something that cannot be opened."""
+def _is_store(path: Path) -> bool:
+    """Tells if a file is a packstore store, or cannot be opened."""
     import h5py
 
     try:
         with h5py.File(path, "r", locking=False) as file:
             return "manifest" in file.attrs or "row_checksum" in file
     except (OSError, RuntimeError, ValueError):
-        return True  # the store says what is wrong with it
+        return True  # opening it as a store tells the fault
 
 
 KIND = Kind(Hdf5Source.kind, "HDF5 files with arrays of images", _recognise, _open, takes_arrays=True)

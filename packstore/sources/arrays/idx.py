@@ -1,8 +1,8 @@
 """MNIST's idx files, plain or gzip: MNIST, Fashion-MNIST, KMNIST, EMNIST and QMNIST as they are published.
 
-Splits, labels, names of classes and pixels are those of ``torchvision.datasets.mnist``; so EMNIST's images lie on
-their side, as their publisher wrote them, and ``layout="NWH"`` turns them upright. The format is described at
-http://yann.lecun.com/exdb/mnist: two zeros, the type, the number of axes, their sizes, the numbers, all big-endian.
+Splits, labels, names of classes and pixels are those of ``torchvision.datasets.mnist``. EMNIST's images are transposed,
+as published; ``layout="NWH"`` turns them upright. The format is described at http://yann.lecun.com/exdb/mnist: two
+zeros, the type, the number of axes, their sizes, the numbers, all big-endian.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Field
-from packstore.sources.arrays.choosing import Choice, Chosen, Part
+from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, SplitArrays
 from packstore.sources.arrays.source import ArraySource
 from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -57,20 +57,21 @@ _EMNIST = {
 
 
 class IdxSource(ArraySource):
-    """The idx files of one data set in a folder, in its ``raw``, or in ``MNIST/raw`` and the like."""
+    """Samples of the idx files of one data set, in a folder, its ``raw``, or the ``raw`` of a folder in it
+    (``MNIST/raw``)."""
 
     kind = "idx"
     suffixes = ("-ubyte", "-int", "-ubyte.gz", "-int.gz")
-    what = "idx files"
+    files_name = "idx files"
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
         return _OpenIdx(path)
 
     @classmethod
-    def find(cls, path: Path) -> list[Path]:
-        """Prefers the plain file if it exists beside a gzip copy."""
-        folders = _folders(path)
+    def find_files(cls, path: Path) -> list[Path]:
+        """Finds the idx files; leaves out gzip copies of plain files."""
+        folders = _find_folders(path)
         if len(folders) != 1:
             names = " or ".join(printable(str(folder)) for folder in folders)
             raise AmbiguousSourceError(
@@ -79,15 +80,17 @@ class IdxSource(ArraySource):
             )
         found: dict[str, Path] = {}
         for file in sorted(visible_paths(folders[0])):  # x before x.gz
-            if _match(file):
+            if _match_name(file):
                 found.setdefault(file.name.removesuffix(".gz"), file)
         return list(found.values())
 
-    def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
+    def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
-            raise SourceError(f"{shown} has labels of its own, and the layout NHW or NWH (turned)")
-        sets = sorted({match["set"] or "" for match in map(_match, self.files()) if match})
+            raise SourceError(
+                f"{shown} has its own labels: --label-key is not used, and --layout may be NHW or NWH (transposed)"
+            )
+        sets = sorted({match["set"] or "" for match in map(_match_name, self.files()) if match})
         if options.image_key is not None:
             sets = [name for name in sets if options.image_key in (name, name.removeprefix("emnist-"))]
         if len(sets) != 1:
@@ -101,16 +104,17 @@ class IdxSource(ArraySource):
         for split, names in (("train", ("train",)), ("test", ("t10k", "test"))):
             arrays = {}
             for number, file in enumerate(self.files()):
-                match = _match(file)
+                match = _match_name(file)
                 if match and (match["set"] or "") == self._set and match["split"] in names:
                     arrays[match["what"]] = (number, infos[number][0])
             if arrays:
-                parts.append(self._part(split, arrays))
+                parts.append(self._assign_part(split, arrays))
         used = {chosen.file for part in parts for chosen in part.columns.values()}
         rest = tuple(each[0] for number, each in enumerate(infos) if number not in used)
-        return Choice(tuple(parts), None, rest)
+        return ArrayRoles(tuple(parts), None, rest)
 
-    def _part(self, split: str, arrays: dict[str, tuple[int, ArrayInfo]]) -> Part:
+    def _assign_part(self, split: str, arrays: dict[str, tuple[int, ArrayInfo]]) -> SplitArrays:
+        """Makes the columns of a split from its arrays ``images`` and ``labels``. Raises :class:`SourceError`."""
         missing = next((what for what in ("images", "labels") if what not in arrays), None)
         if missing is not None:
             raise SourceError(f"{printable(str(self.path))}: the {missing} of {split} are missing")
@@ -121,19 +125,23 @@ class IdxSource(ArraySource):
             raise SourceError(f"{printable(str(self.path))}: {labels.shown} is no array of labels")
         turned = self.options.layout == "NWH"
         columns = {
-            "image": Chosen(file, images, 0, (2, 1) if turned else (1, 2)),
-            "label": Chosen(label_file, labels),
+            "image": ColumnArray(file, images, 0, (2, 1) if turned else (1, 2)),
+            "label": ColumnArray(label_file, labels),
         }
         if len(labels.shape) == 2:
             columns["nist"] = columns["label"]
-        return Part(split, images.shape[0], columns)
+        return SplitArrays(split, images.shape[0], columns)
 
-    def _field(self, name: str, chosen: Chosen) -> Field:
-        return Array(chosen.info.dtype.name, chosen.info.shape[1:]) if name == "nist" else super()._field(name, chosen)
+    def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
+        return (
+            Array(chosen.info.dtype.name, chosen.info.shape[1:])
+            if name == "nist"
+            else super()._declare_field(name, chosen)
+        )
 
-    def convert(self, name: str, chosen: Chosen, value: Any) -> Any:
+    def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
         """Takes the first of QMNIST's eight numbers as the class."""
-        return super().convert(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
+        return super().convert_value(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
@@ -155,24 +163,27 @@ class IdxSource(ArraySource):
 
 
 class _OpenIdx(OpenArrays):
+    """Open idx file: one array."""
+
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))
         self._zipped = GzipReader(path) if first_bytes(path, 2) == _GZIP else None
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._whole = False
         try:
-            self._info, self._place = self._header()
+            self._info, self._place = self._parse_header()
         except BaseException:
             self.close()
             raise
 
-    def _header(self) -> tuple[ArrayInfo, int]:
+    def _parse_header(self) -> tuple[ArrayInfo, int]:
+        """Parses the header: returns the array, and the offset of its numbers. Raises :class:`SourceError`."""
         try:
-            start = self._read(4, 0)
+            start = self._read_bytes(4, 0)
             dtype, axes = _DTYPES.get(start[2]), start[3]
             if start[:2] != b"\0\0" or dtype is None or not 1 <= axes <= _MAX_AXES:
                 raise ValueError(f"it begins with {start!r}")
-            shape = struct.unpack(f">{axes}I", self._read(4 * axes, 4))
+            shape = struct.unpack(f">{axes}I", self._read_bytes(4 * axes, 4))
         except (OSError, ValueError) as error:
             raise SourceError(f"{self._shown} is no idx file: {printable(str(error))}") from None
         info = ArrayInfo("", "numbers", shape, np.dtype(dtype), alone=True)
@@ -181,10 +192,10 @@ class _OpenIdx(OpenArrays):
         if self._zipped is None and found != place + size:
             raise SourceError(f"{self._shown} has {found:,} bytes; its header says {place + size:,}")
         if size > found * _MAX_RATIO:
-            raise SourceError(f"{self._shown} has {found:,} bytes, in which {size:,} cannot be")
+            raise SourceError(f"{self._shown} has {found:,} bytes, which cannot hold the {size:,} of its header")
         return info, place
 
-    def infos(self) -> list[ArrayInfo]:
+    def list_arrays(self) -> list[ArrayInfo]:
         return [self._info]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
@@ -192,11 +203,12 @@ class _OpenIdx(OpenArrays):
         info = self._info
         row = math.prod(info.shape[1:]) * info.dtype.itemsize
         if self._zipped is not None and not self._whole:
-            self._check(self._zipped, self._place + row * info.shape[0])
-        data = self._read(row * (stop - start), self._place + row * start)
+            self._verify_gzip(self._zipped, self._place + row * info.shape[0])
+        data = self._read_bytes(row * (stop - start), self._place + row * start)
         return np.frombuffer(data, info.dtype).reshape(stop - start, *info.shape[1:])
 
-    def _check(self, zipped: GzipReader, size: int) -> None:
+    def _verify_gzip(self, zipped: GzipReader, size: int) -> None:
+        """Decompresses the whole file, to check its checksum, and that it has ``size`` bytes."""
         try:
             zipped.seek(size)
             more, found = len(zipped.read(1)), zipped.tell()
@@ -206,7 +218,8 @@ class _OpenIdx(OpenArrays):
             raise ValueError(f"{self._shown} holds {found:,} bytes or more; its header says {size:,}")
         self._whole = True
 
-    def _read(self, size: int, place: int) -> bytes:
+    def _read_bytes(self, size: int, place: int) -> bytes:
+        """Reads exactly ``size`` bytes at an offset of the content. Raises :class:`ValueError`."""
         if self._zipped is None:
             return read_at(self._descriptor, size, place)
         try:
@@ -226,28 +239,29 @@ class _OpenIdx(OpenArrays):
                 self._zipped.close()
 
 
-def _match(path: Path) -> re.Match[str] | None:
+def _match_name(path: Path) -> re.Match[str] | None:
+    """Matches the name of an idx file; None for other files."""
     match = _NAME.fullmatch(path.name)
     return match if match and path.is_file() else None
 
 
-def _folders(path: Path) -> list[Path]:
-    """The folders in which idx files lie: ``path``, its ``raw``, or the ``raw`` of folders in it."""
+def _find_folders(path: Path) -> list[Path]:
+    """Finds the folders with idx files: ``path``, its ``raw``, or the ``raw`` of folders in it."""
     if not path.is_dir():
         return []
     for places in ([path], [path / "raw"], [each / "raw" for each in list_folders(path)]):
-        found = [place for place in places if place.is_dir() and any(map(_match, visible_paths(place)))]
+        found = [place for place in places if place.is_dir() and any(map(_match_name, visible_paths(place)))]
         if found:
             return found
     return []
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """By the names of files in a folder."""
+    """Recognises a folder by the names of files in it."""
     try:
-        return Certainty.CERTAIN if _folders(path) else Certainty.NO
+        return Certainty.CERTAIN if _find_folders(path) else Certainty.NO
     except PermissionError:
-        return Certainty.NO  # the general kinds say which folder cannot be listed
+        return Certainty.NO  # the general kinds name the folder that cannot be listed
 
 
 KIND = Kind(IdxSource.kind, "MNIST's idx files", _recognise, IdxSource, takes_arrays=True)

@@ -1,6 +1,6 @@
-"""MATLAB's files of others: images ``H x W x N`` or ``H x W x C x N``, or flat in a matrix, and their labels.
+"""MATLAB files: images ``H x W x N`` or ``H x W x C x N``, or flat in a matrix, and their labels.
 
-Files of version 7.3 are HDF5. What is no array of numbers (cells, structs, texts) is left, and counted.
+Files of version 7.3 are HDF5. Cells, structs and texts are left out, and counted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MAGIC = b"MATLAB 5.0"
 
 
 class MatSource(ArraySource):
-    """``.mat`` files of versions 5 to 7."""
+    """Samples of ``.mat`` files of versions 5 to 7."""
 
     kind = "mat"
     suffixes = (".mat",)
-    what = "MATLAB files"
+    files_name = "MATLAB files"
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
@@ -36,6 +36,8 @@ class MatSource(ArraySource):
 
 
 class _OpenMat(OpenArrays):
+    """Open ``.mat`` file. Vectors have one axis, as labels need."""
+
     def __init__(self, path: Path) -> None:
         shown = printable(str(path))
         if first_bytes(path, len(_MAGIC)) != _MAGIC:
@@ -46,19 +48,13 @@ class _OpenMat(OpenArrays):
             check_adler32(shown, path, array)
             self._readers[name] = open_array(path, array)
 
-    def infos(self) -> Sequence[ArrayInfo]:
-        """Vectors have one axis, as labels of others have."""
-        found = []
-        for name, array in self._arrays.items():
-            vector = len(array.shape) == 2 and min(array.shape) == 1
-            shape = (math.prod(array.shape),) if vector else array.shape
-            found.append(ArrayInfo("", name, shape, array.dtype, by_columns=True))
-        return found
+    def list_arrays(self) -> Sequence[ArrayInfo]:
+        arrays = self._arrays.items()
+        return [ArrayInfo("", name, _squeeze(array.shape), array.dtype, by_columns=True) for name, array in arrays]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         array = self._arrays[name]
-        vector = len(array.shape) == 2 and min(array.shape) == 1
-        shape = (math.prod(array.shape),) if vector else array.shape
+        shape = _squeeze(array.shape)
         size, inner, outer = array.dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         read, _ = self._readers[name]
         step, rows = inner * shape[axis] * size, (stop - start) * inner * size
@@ -72,10 +68,15 @@ class _OpenMat(OpenArrays):
         self._readers = {}
 
 
+def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of a vector with one axis, and any other shape unchanged."""
+    return (math.prod(shape),) if len(shape) == 2 and min(shape) == 1 else shape
+
+
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A file, or a folder of such files, whose arrays are clear."""
+    """Recognises a file by its first bytes, and a folder of such files. Raises the errors of opening it."""
     if path.is_dir():
-        files = MatSource.find(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
+        files = MatSource.find_files(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
         if not files or any(first_bytes(file, len(_MAGIC)) != _MAGIC for file in files):
             return Certainty.NO
     elif first_bytes(path, len(_MAGIC)) != _MAGIC:

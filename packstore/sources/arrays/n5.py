@@ -1,7 +1,7 @@
 """N5 (https://github.com/saalfeldlab/n5, version 2 to 4): arrays in a folder, a file for each block of numbers.
 
-The first axis of N5 is the fastest, so axes are in reverse here, as for all other libraries of Python. A block that was
-not written holds zeros.
+The first axis of N5 is the fastest, so axes are reversed here, as in other Python libraries. A block that was not
+written holds zeros.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.folders import (
     ChunkFolderSource,
-    array_folders,
-    chunk_places,
-    metadata,
-    named_attributes,
+    find_chunks,
+    parse_shape,
+    pick_class_attributes,
+    read_metadata,
     refuse_unwritten,
-    sizes,
+    walk_arrays,
 )
 from packstore.sources.arrays.source import recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten
 from packstore.sources.base import Certainty, Kind, SourceOptions
 
 _FILE = "attributes.json"
@@ -40,10 +40,10 @@ _MAX_BLOCK_BYTES = 1 << 30
 
 
 class N5Source(ChunkFolderSource):
-    """Arrays of an N5 container."""
+    """Samples of the arrays in an N5 container."""
 
     kind = "n5"
-    what = "N5 arrays"
+    files_name = "N5 arrays"
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
@@ -51,31 +51,34 @@ class N5Source(ChunkFolderSource):
 
 
 class _OpenN5(OpenArrays):
+    """Arrays of an N5 container; no file stays open."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._shown = printable(str(path))
         self._blocks: dict[str, tuple[int, ...]] = {}
         self._compressions: dict[str, str] = {}
         self._infos: dict[str, ArrayInfo] = {}
-        arrays = array_folders(
-            path, lambda folder: metadata(folder / _FILE), lambda found: "dimensions" in found, groups=True
+        arrays = walk_arrays(
+            path, lambda folder: read_metadata(folder / _FILE), lambda found: "dimensions" in found, groups=True
         )
         for name, folder, plain in arrays:
-            self._infos[name] = self._info(name, plain)
-            if self._infos[name].what == "numbers":
+            self._infos[name] = self._describe(name, plain)
+            if self._infos[name].content == "numbers":
                 refuse_unwritten(self._shown, self._infos[name], folder)
 
-    def _info(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        shape, blocks = sizes(plain.get("dimensions"), 0), sizes(plain.get("blockSize"), 1)
+    def _describe(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+        """Describes an array by its metadata. Raises :class:`SourceError`."""
+        shape, blocks = parse_shape(plain.get("dimensions"), 0), parse_shape(plain.get("blockSize"), 1)
         compression = plain.get("compression", plain.get("compressionType"))
         kind = compression.get("type") if isinstance(compression, dict) else compression
         dtype = plain.get("dataType")
         if not shape or blocks is None or len(shape) != len(blocks):
             raise SourceError(f"{self._shown}: {printable(name) or 'its array'} is no N5 array, or it is damaged")
         if dtype not in _DTYPES or kind not in _COMPRESSIONS:
-            found = printable(f"{dtype} kept by {kind}"[:80])
-            why = f"{printable(name)} holds {found}; packstore reads numbers kept by {', '.join(_COMPRESSIONS)}"
-            return ArrayInfo("", name, shape[::-1], np.dtype("u1"), "nothing", why=why)
+            found = printable(f"{dtype} compressed by {kind}"[:80])
+            why = f"{printable(name)} holds {found}; packstore reads numbers, compressed by {', '.join(_COMPRESSIONS)}"
+            return ArrayInfo.unreadable(name, shape[::-1], why)
         made = np.dtype(dtype).newbyteorder(">")
         if math.prod(blocks) * made.itemsize > _MAX_BLOCK_BYTES:
             raise SourceError(
@@ -84,7 +87,7 @@ class _OpenN5(OpenArrays):
         self._blocks[name], self._compressions[name] = blocks[::-1], str(kind)
         return ArrayInfo("", name, shape[::-1], made, "numbers", blocks[-1])
 
-    def infos(self) -> list[ArrayInfo]:
+    def list_arrays(self) -> list[ArrayInfo]:
         return list(self._infos.values())
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
@@ -94,7 +97,7 @@ class _OpenN5(OpenArrays):
         found = np.zeros([b - a for a, b in zip(low, high, strict=True)], info.dtype)
         ranges = [range(a // size, -(-b // size)) for a, b, size in zip(low, high, block, strict=True)]
         for place in itertools.product(*ranges):
-            data = self._block(name, place)
+            data = self._read_block(name, place)
             if data is None:
                 continue
             firsts = [number * size for number, size in zip(place, block, strict=True)]
@@ -107,15 +110,15 @@ class _OpenN5(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        return named_attributes(metadata(self._path / name / _FILE))
+        return pick_class_attributes(read_metadata(self._path / name / _FILE))
 
-    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
         shape, block = self._infos[name].shape, self._blocks[name]
-        places = (place[::-1] for place in chunk_places(self._path / name, len(shape)))
-        return find_unwritten(shape, block, axis, places)
+        places = (place[::-1] for place in find_chunks(self._path / name, len(shape)))
+        return count_unwritten(shape, block, axis, places)
 
-    def _block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
-        """A block; None for one that was not written. Raises :class:`ValueError`."""
+    def _read_block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
+        """Reads a block by its grid position; None if it was not written. Raises :class:`ValueError`."""
         path = (self._path / name).joinpath(*map(str, reversed(place)))
         shown = printable(str(path.relative_to(self._path)))
         if not path.is_file():
@@ -130,20 +133,21 @@ class _OpenN5(OpenArrays):
             shape = struct.unpack_from(f">{axes}I", raw, 4)[::-1]
             if mode != 0 or len(shape) != len(block) or any(a > b for a, b in zip(shape, block, strict=True)):
                 raise ValueError(f"block {shown} has mode {mode} and the shape {shape}")
-            data = _unpacked(self._compressions[name], raw[4 + 4 * axes :], math.prod(shape) * info.dtype.itemsize)
+            data = _decompress(self._compressions[name], raw[4 + 4 * axes :], math.prod(shape) * info.dtype.itemsize)
         except (struct.error, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
             raise ValueError(f"block {shown} is damaged: {error}") from None
         return np.frombuffer(data, info.dtype).reshape(shape)
 
     def close(self) -> None:
-        """Does nothing: no file stays open."""
+        pass
 
 
-def _unpacked(compression: str, data: bytes, size: int) -> bytes:
-    """Exactly ``size`` bytes. Raises :class:`ValueError` for more or fewer, and the errors of the libraries."""
+def _decompress(compression: str, data: bytes, size: int) -> bytes:
+    """Decompresses data to exactly ``size`` bytes. Raises :class:`ValueError` for more or fewer, and the errors of the
+    libraries."""
     made: Any = None
     if compression == "gzip":
-        made = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip, or zlib where its header says so
+        made = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its header
         data = made.decompress(data, size + 1)
     elif compression == "bzip2":
         made = bz2.BZ2Decompressor()
@@ -157,9 +161,9 @@ def _unpacked(compression: str, data: bytes, size: int) -> bytes:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder whose ``attributes.json`` says that it is N5, or an array of it."""
+    """Recognises a folder by ``attributes.json`` of an N5 container or array. Raises the errors of opening it."""
     try:
-        plain = metadata(path / _FILE) if path.is_dir() else None
+        plain = read_metadata(path / _FILE) if path.is_dir() else None
     except SourceError:
         return Certainty.NO
     if plain is None or not ("n5" in plain or {"dimensions", "blockSize", "dataType"} <= plain.keys()):

@@ -1,17 +1,15 @@
-"""numpy's files of others: arrays in an ``.npz`` (``x_train``, ``y_train`` …), or ``.npy`` files side by side.
+"""numpy's files: arrays in an ``.npz`` (``x_train``, ``y_train`` …), or ``.npy`` files side by side.
 
-The format is that of numpy's ``NEP 1``. Nothing is unpickled: arrays of objects are refused. What is not compressed is
-read in place, and what is, is decompressed on the way; so memory does not grow with the file.
+Nothing is unpickled: arrays of objects are refused. Uncompressed arrays are read in place, compressed ones are
+decompressed in blocks, so memory does not grow with the file.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import os
 import struct
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -20,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
+from packstore.core.npy_header import parse_npy_header
 from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.source import ArraySource, recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, read_at
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, object_array, read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import open_with
 from packstore.sources.inflating import GzipReader
@@ -41,11 +39,11 @@ _CHUNK = 1 << 20
 
 
 class NpzSource(ArraySource):
-    """``.npz`` or ``.npy`` files."""
+    """Samples of ``.npz`` or ``.npy`` files."""
 
     kind = "npz"
     suffixes = (".npz", ".npy")
-    what = "npz or npy files"
+    files_name = "npz or npy files"
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
@@ -53,12 +51,12 @@ class NpzSource(ArraySource):
 
 
 @dataclass(frozen=True, slots=True)
-class _Content:
-    """How the bytes of an array are read.
+class _StoredArray:
+    """Array in a file.
 
     Attributes:
-        read: Given a size and a position among the array's numbers: so many bytes.
-        info: The array.
+        read: Reads bytes of its values, given size and offset.
+        info: Description of the array.
         fortran: Its first axis is the fastest in the file.
     """
 
@@ -67,10 +65,12 @@ class _Content:
     fortran: bool
 
 
-class _OpenArraysOfNumpy(OpenArrays):
-    _contents: dict[str, _Content]
+class _OpenNumpyArrays(OpenArrays):
+    """Base of open ``.npy`` and ``.npz`` files."""
 
-    def infos(self) -> list[ArrayInfo]:
+    _contents: dict[str, _StoredArray]
+
+    def list_arrays(self) -> list[ArrayInfo]:
         return [content.info for content in self._contents.values()]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
@@ -82,25 +82,27 @@ class _OpenArraysOfNumpy(OpenArrays):
         size = (stop - start) * inner
         parts = [content.read(size, (row * shape[axis] + start) * inner) for row in range(outer)]
         found = np.frombuffer(b"".join(parts), info.dtype).reshape(*shape[:axis], stop - start, *shape[axis + 1 :])
-        if info.what == "texts":
-            return _texts(found)
+        if info.content == "texts":
+            return object_array([str(item) if found.dtype.kind == "U" else bytes(item) for item in found])
         return found.T if content.fortran else found
 
 
-class _OpenNpy(_OpenArraysOfNumpy):
+class _OpenNpy(_OpenNumpyArrays):
+    """Open ``.npy`` file: one array, with the name of the file."""
+
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             start = os.pread(self._descriptor, _HEADER_BYTES, 0)
             left = os.fstat(self._descriptor).st_size
-            info, fortran, place = _info(self._shown, path.stem, start, left)
+            info, fortran, place = _parse_header(self._shown, path.stem, start, left)
         except BaseException:
             os.close(self._descriptor)
             raise
-        info = _alone(info)
+        info = replace(info, alone=True)
         self._contents = {
-            path.stem: _Content(lambda size, at: read_at(self._descriptor, size, place + at), info, fortran)
+            path.stem: _StoredArray(lambda size, at: read_at(self._descriptor, size, place + at), info, fortran)
         }
 
     def close(self) -> None:
@@ -109,15 +111,17 @@ class _OpenNpy(_OpenArraysOfNumpy):
             self._descriptor = -1
 
 
-class _OpenNpz(_OpenArraysOfNumpy):
+class _OpenNpz(_OpenNumpyArrays):
+    """Open ``.npz`` file: a zip of ``.npy`` files."""
+
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._readers: list[GzipReader] = []
         self._contents = {}
-        self._ragged: dict[str, _Content] = {}
-        self._offsets: dict[str, _Content] = {}
+        self._ragged: dict[str, _StoredArray] = {}
+        self._offsets: dict[str, _StoredArray] = {}
         try:
             with zipfile.ZipFile(path) as archive:
                 members = archive.infolist()
@@ -126,9 +130,9 @@ class _OpenNpz(_OpenArraysOfNumpy):
             for member in members:
                 name = member.filename.removesuffix(".npy")
                 if name == member.filename or name in self._contents:
-                    raise SourceError(f"{self._shown}: {printable(member.filename)} is no array, or is there twice")
-                self._contents[name] = self._content(name, member)
-            self._join()
+                    raise SourceError(f"{self._shown}: {printable(member.filename)} is no array, or is in it twice")
+                self._contents[name] = self._open_member(name, member)
+            self._join_ragged()
         except (zipfile.BadZipFile, struct.error, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             self.close()
             if isinstance(error, SourceError):
@@ -138,15 +142,15 @@ class _OpenNpz(_OpenArraysOfNumpy):
             self.close()
             raise
 
-    def _join(self) -> None:
-        """Makes ``x`` and ``x_offsets`` one array of values of any length."""
+    def _join_ragged(self) -> None:
+        """Joins each pair of arrays ``x`` and ``x_offsets`` into one array of files, of any length each."""
         for name, content in list(self._contents.items()):
             offsets = self._contents.get(f"{name}_offsets")
             if offsets is None or content.info.shape[1:] or content.info.dtype != np.uint8:
                 continue
             if len(offsets.info.shape) == 1 and offsets.info.dtype == np.int64 and offsets.info.shape[0]:
                 count = offsets.info.shape[0] - 1
-                self._contents[name] = replace(content, info=replace(content.info, shape=(count,), what="files"))
+                self._contents[name] = replace(content, info=replace(content.info, shape=(count,), content="files"))
                 self._ragged[name] = content
                 del self._contents[f"{name}_offsets"]
                 self._offsets[name] = offsets
@@ -160,31 +164,32 @@ class _OpenNpz(_OpenArraysOfNumpy):
         found = np.empty(stop - start, object)
         for number, (first, last) in enumerate(itertools.pairwise(edges)):
             if not 0 <= first <= last <= content.info.shape[0]:
-                raise ValueError(f"{name}_offsets says that a value lies from byte {first} to {last}")
+                raise ValueError(f"{name}_offsets has a value from byte {first} to {last}, which is not in the array")
             found[number] = content.read(last - first, first)
         return found
 
-    def _content(self, name: str, member: zipfile.ZipInfo) -> _Content:
+    def _open_member(self, name: str, member: zipfile.ZipInfo) -> _StoredArray:
+        """Opens an array of the zip. Raises :class:`ValueError` for damage, encryption and other compressions."""
         header = read_at(self._descriptor, _LOCAL.size, member.header_offset)
         magic, *_, name_size, extra_size = _LOCAL.unpack(header)
         if magic != _ZIP or member.flag_bits & 1:
-            raise ValueError(f"{name} is encrypted, or is not where the directory says")
+            raise ValueError(f"{name} is encrypted, or has no header at the place that the directory gives")
         at = member.header_offset + _LOCAL.size + name_size + extra_size
         if at + member.compress_size > os.fstat(self._descriptor).st_size:
-            raise ValueError(f"{name} ends after the file")
+            raise ValueError(f"{name} is cut off")
         if member.compress_type == zipfile.ZIP_STORED:
             if member.compress_size != member.file_size:
                 raise ValueError(f"{name} has two sizes")
-            read = _Checked(lambda size, place: read_at(self._descriptor, size, at + place), member)
+            read = _CheckedReader(lambda size, place: read_at(self._descriptor, size, at + place), member)
         elif member.compress_type == zipfile.ZIP_DEFLATED:
             reader = GzipReader(self._path, (at, member.compress_size))
             self._readers.append(reader)
-            read = _Checked(lambda size, place: _inflated(reader, size, place), member)
+            read = _CheckedReader(lambda size, place: _read_inflated(reader, size, place), member)
         else:
             raise ValueError(f"{name} is compressed by method {member.compress_type}, which numpy does not write")
         start = read.unchecked(min(_HEADER_BYTES, member.file_size), 0)
-        info, fortran, place = _info(self._shown, name, start, member.file_size)
-        return _Content(lambda size, offset: read(size, place + offset), info, fortran)
+        info, fortran, place = _parse_header(self._shown, name, start, member.file_size)
+        return _StoredArray(lambda size, offset: read(size, place + offset), info, fortran)
 
     def close(self) -> None:
         for reader in self._readers:
@@ -194,8 +199,8 @@ class _OpenNpz(_OpenArraysOfNumpy):
             self._descriptor = -1
 
 
-class _Checked:
-    """Reads a file of a zip, and checks its CRC-32 before the first byte is used."""
+class _CheckedReader:
+    """Reads bytes of a file in a zip; the first call reads all of it, to check its CRC-32."""
 
     def __init__(self, read: Callable[[int, int], bytes], member: zipfile.ZipInfo) -> None:
         self.unchecked = read
@@ -214,7 +219,8 @@ class _Checked:
         return self.unchecked(size, place)
 
 
-def _inflated(reader: GzipReader, size: int, place: int) -> bytes:
+def _read_inflated(reader: GzipReader, size: int, place: int) -> bytes:
+    """Reads exactly ``size`` bytes at an offset of the decompressed file. Raises :class:`ValueError`."""
     try:
         reader.seek(place)
         data = reader.read(size)
@@ -225,72 +231,51 @@ def _inflated(reader: GzipReader, size: int, place: int) -> bytes:
     return data
 
 
-def _info(shown: str, name: str, start: bytes, nbytes: int) -> tuple[ArrayInfo, bool, int]:
-    """What the header of an ``.npy`` says, whether its axes are in Fortran's order, and where its numbers begin.
+def _parse_header(shown: str, name: str, start: bytes, nbytes: int) -> tuple[ArrayInfo, bool, int]:
+    """Parses the header of an ``.npy``: returns the array, True for Fortran order, and the offset of its values. Raises
+    :class:`SourceError`.
 
     Args:
-        shown: The file, for messages.
-        name: The array.
-        start: The first bytes.
-        nbytes: Bytes of all of it.
+        shown: Name of the file, for messages.
+        name: Name of the array.
+        start: First bytes of the ``.npy``.
+        nbytes: Size of the ``.npy``.
     """
-    stream = io.BytesIO(start)
     try:
-        version = npy.read_magic(stream)
-        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-        if read is None:
-            raise ValueError(f"version {version} of the format, expected 1 or 2")
-        shape, fortran, dtype = read(stream)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise SourceError(
-            f"{shown}: {printable(name)} is no array of numpy's: {printable(str(error).partition(chr(10))[0])[:200]}"
-        ) from None
-    place = stream.tell()
+        shape, fortran, dtype, place = parse_npy_header(start)
+    except ValueError as error:
+        raise SourceError(f"{shown}: {printable(name)} {printable(str(error))}") from None
     if any(size < 0 for size in shape):
         raise SourceError(f"{shown}: {printable(name)} has the shape {shape}")
     if dtype.hasobject:
         why = (
-            f"{printable(name)} holds Python objects, which numpy keeps as a pickle, and packstore runs none: write it "
+            f"{printable(name)} holds Python objects, which numpy pickles, and packstore runs no pickles: write it "
             "as an array of numbers"
         )
-        return _nothing(name, shape, why), False, place
+        return ArrayInfo.unreadable(name, shape, why), False, place
     size = math.prod(shape) * dtype.itemsize
     if place + size != nbytes:
         raise SourceError(
             f"{shown}: {printable(name)} should have {place + size:,} bytes, and has {nbytes:,}: it was cut off or "
-            "written to"
+            "overwritten"
         )
     if dtype.kind in "SU":
         return ArrayInfo("", name, shape, dtype, "texts"), fortran, place
     if dtype.kind not in "uifb" or dtype.itemsize > 8:
-        why = f"{printable(name)} holds {dtype}, of which packstore makes no columns"
-        return _nothing(name, shape, why), fortran, place
+        why = f"{printable(name)} holds {dtype}, for which there is no type of column"
+        return ArrayInfo.unreadable(name, shape, why), fortran, place
     return ArrayInfo("", name, shape, dtype), fortran, place
 
 
-def _nothing(name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
-    return ArrayInfo("", name, shape, np.dtype("u1"), "nothing", why=why)
-
-
-def _alone(info: ArrayInfo) -> ArrayInfo:
-    return ArrayInfo("", info.name, info.shape, info.dtype, info.what, alone=True, why=info.why)
-
-
-def _texts(array: NDArray[Any]) -> NDArray[Any]:
-    found = np.empty(len(array), object)
-    found[:] = [str(item) if array.dtype.kind == "U" else bytes(item) for item in array]
-    return found
-
-
 class ExportedNpz(ExportedArrays, NpzSource):
-    """An export of packstore."""
+    """Samples of an npz export of packstore."""
 
 
 _open = open_with(NpzSource, ExportedNpz)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A file whose arrays are clear, or a folder of such files."""
+    """Recognises a file by its first bytes, and a folder of such files. Raises the errors of opening it."""
     if path.is_dir():
         if NpzSource.recognise_folder(path) is Certainty.NO:
             return Certainty.NO
@@ -300,7 +285,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_npz(path: Path) -> bool:
-    """Whether a file is a zip that is called an npz, or begins with an ``.npy`` under another name than a zip's."""
+    """Tells if a file is a zip with the suffix ``.npz``, or one that begins with an ``.npy`` and has not the suffix
+    ``.zip``."""
     start = first_bytes(path, 512)
     name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
     suffix = path.suffix.lower()

@@ -1,4 +1,4 @@
-"""Sources whose samples are rows of named arrays: what HDF5, npz, Zarr and others have in common."""
+"""Base of sources whose samples are rows of named arrays: HDF5, npz, Zarr and others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.modes import Mode, mode_of
 from packstore.images.sniff import max_file_bytes, too_many_pixels
-from packstore.sources.arrays.choosing import IMAGE_WORDS, LABEL_WORDS, Choice, Chosen, Part, choose
-from packstore.sources.arrays.classes import parse_names, with_text_labels
-from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays, block_rows, row_bytes
+from packstore.sources.arrays.choosing import (
+    IMAGE_WORDS,
+    LABEL_WORDS,
+    ArrayRoles,
+    ColumnArray,
+    SplitArrays,
+    assign_roles,
+)
+from packstore.sources.arrays.classes import assign_text_labels, parse_class_names
+from packstore.sources.arrays.stored import ArrayInfo, BlockCache, OpenArrays, bytes_per_row, rows_per_block
 from packstore.sources.base import SPLIT_ORDER, Certainty, Source, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
@@ -38,29 +45,29 @@ _TEXTS = 4096
 
 
 class ArraySource(RowSource):
-    """The samples of arrays in one file, or in the files of a folder.
+    """Source whose samples are rows of arrays in one file, or in the files of a folder.
 
     Attributes:
-        suffixes: Of its files in a folder, in lower case.
-        what: What these are, for messages: ``HDF5 files``.
+        suffixes: Suffixes of its files, in lower case.
+        files_name: Name of its files, for messages: ``HDF5 files``.
         grouped: A source is one folder, in which splits are groups of arrays.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
-    what: ClassVar[str]
+    files_name: ClassVar[str]
     grouped: ClassVar[bool] = False
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._files = self.list_files()
         if not self._files:
-            raise SourceError(f"{printable(str(path))} holds no {self.what} ({', '.join(self.suffixes)})")
-        self._blocks = Blocks(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
+            raise SourceError(f"{printable(str(path))} holds no {self.files_name} ({', '.join(self.suffixes)})")
+        self._blocks = BlockCache(self._files, partial(self.open_file, folder=path if path.is_dir() else path.parent))
         try:
-            infos = [self._infos(number, file) for number, file in enumerate(self._files)]
-            self._choice, self._text_classes = self.choose_columns(infos)
-            self._check()
-            self._nothing, self._unwritten_chunks = self._find_unwritten()
+            infos = [self._list_arrays(number, file) for number, file in enumerate(self._files)]
+            self._roles, self._text_classes = self.assign_columns(infos)
+            self._check_sizes()
+            self._unwritten_rows, self._unwritten_chunks = self._find_unwritten()
         except BaseException:
             self.close()
             raise
@@ -68,43 +75,44 @@ class ArraySource(RowSource):
     @classmethod
     @abstractmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a file. What it refers to lies in ``folder``. Raises :class:`SourceError`."""
+        """Opens a file; other files that it refers to must lie in ``folder``. Raises :class:`SourceError`."""
 
     @classmethod
-    def find(cls, path: Path) -> list[Path]:
-        """Finds the files of a source."""
+    def find_files(cls, path: Path) -> list[Path]:
+        """Finds the files at a path: the file itself, or those in a folder and its folders of splits. Raises
+        :class:`SourceError`."""
         if not path.is_dir():
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")
             return [path]
         found = []
-        for folder in [path, *_split_folders(path)]:
+        for folder in [path, *_find_split_folders(path)]:
             for file in sorted(visible_paths(folder)):
                 if not is_passed_over(file.name) and cls.takes_file(file):
                     found.append(file)
                 if len(found) > _MAX_FILES:
-                    raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.what}")
+                    raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.files_name}")
         return found
 
     def list_files(self) -> list[Path]:
         """Lists the files of this source."""
-        return self.find(self.path)
+        return self.find_files(self.path)
 
     @property
     def gaps_are_bad(self) -> bool:
-        """Whether samples that were never written are bad ones; else they are a question."""
+        """True if samples that were never written are bad samples; if False, they raise a question."""
         return self.options.skip_bad
 
     @classmethod
     def takes_file(cls, path: Path) -> bool:
-        """Whether a file of a folder is one of its files."""
+        """Tells if a file in a folder is of this kind, by its name."""
         return path.name.lower().endswith(cls.suffixes) and path.is_file()
 
     @classmethod
     def recognise_folder(cls, path: Path) -> Certainty:
-        """Of a folder: whether it holds nothing but such files, directly or in folders of splits."""
+        """Tells if a folder holds files of this kind and no other data, directly or in folders of splits."""
         found = False
-        for folder in [path, *_split_folders(path)]:
+        for folder in [path, *_find_split_folders(path)]:
             for file in visible_paths(folder):
                 name = file.name.lower()
                 if is_passed_over(file.name) or (folder == path and name in SPLIT_ORDER):
@@ -117,58 +125,58 @@ class ArraySource(RowSource):
                 found = found or cls.takes_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
 
-    def choose_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[Choice, tuple[str, ...] | None]:
+    def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Chooses the arrays that are columns, and the names of classes if labels are texts. Raises
         :class:`SourceError`."""
-        return with_text_labels(self.choose(infos), self._texts)
+        return assign_text_labels(self.assign_roles(infos), self._read_texts)
 
-    def choose(self, infos: Sequence[Sequence[ArrayInfo]]) -> Choice:
-        """What the arrays of the files are. Raises :class:`SourceError`."""
-        found = choose(printable(str(self.path)), infos, self.options)
+    def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
+        """Assigns roles (image, label, further columns) to the arrays of the files. Raises :class:`SourceError`."""
+        found = assign_roles(printable(str(self.path)), infos, self.options)
         if not self.path.is_dir() and not self.options.named:
-            self._refuse_lone(found)
+            self._refuse_images_alone(found)
         return found
 
     def splits(self) -> Sequence[str]:
-        return list(dict.fromkeys(part.split for part in self._choice.parts))
+        return list(dict.fromkeys(part.split for part in self._roles.parts))
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; the size of encoded images is a mean."""
+        """Yields the rows; the size of an encoded image is the mean of the first few."""
         index = 0
-        for number, part in enumerate(self._choice.parts):
+        for number, part in enumerate(self._roles.parts):
             if part.split == split:
-                size, rest = self._sizes[number]
+                size, rest = self._row_sizes[number]
                 for row in range(part.length):
                     yield Row(index_key(split, index), (number, row), size, rest)
                     index += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, row = ref
-        part = self._choice.parts[number]
-        if self.gaps_are_bad and self._nothing[number][row]:
-            raise ValueError("was never written: its chunks are missing, as after a copy that broke off")
+        part = self._roles.parts[number]
+        if self.gaps_are_bad and self._unwritten_rows[number][row]:
+            raise ValueError("was never written: its chunks are missing, as after an interrupted copy")
         found = {}
         for name, chosen in part.columns.items():
-            value = self._blocks.row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
-            found[name] = self.convert(name, chosen, value)
+            value = self._blocks.read_row(chosen.file, chosen.info, chosen.axis, row, len(part.columns))
+            found[name] = self.convert_value(name, chosen, value)
         return found
 
     def fields(self) -> dict[str, Field]:
         declared: dict[str, Field] = {}
-        for part in self._choice.parts:
+        for part in self._roles.parts:
             for name, chosen in part.columns.items():
-                field = self._field(name, chosen)
+                field = self._declare_field(name, chosen)
                 if declared.setdefault(name, field) != field:
                     raise SourceError(
                         f"{printable(str(self.path))}: {chosen.info.shown} is of another shape or dtype than the array "
                         "of that name elsewhere; give a source that holds one kind of them"
                     )
-        lacking = {name for part in self._choice.parts for name in declared if name not in part.columns}
-        return {name: _optional(field) if name in lacking else field for name, field in declared.items()}
+        lacking = {name for part in self._roles.parts for name in declared if name not in part.columns}
+        return {name: _make_optional(field) if name in lacking else field for name, field in declared.items()}
 
     def count_left_members(self) -> Mapping[str, int]:
         found = {
-            "arrays that are no values of samples": len(self._choice.left_out),
+            "arrays that are no values of samples": len(self._roles.left_out),
             "chunks that were never written": self._unwritten_chunks,
         }
         return {reason: count for reason, count in found.items() if count}
@@ -179,15 +187,16 @@ class ArraySource(RowSource):
     def close(self) -> None:
         self._blocks.close()
 
-    def _infos(self, number: int, file: Path) -> Sequence[ArrayInfo]:
+    def _list_arrays(self, number: int, file: Path) -> Sequence[ArrayInfo]:
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
-        found = self._blocks.file(number).infos()
+        found = self._blocks.open_file(number).list_arrays()
         return [replace(info, file=name or file.name if info.alone else name) for info in found]
 
-    def _refuse_lone(self, choice: Choice) -> None:
-        """Raises :class:`AmbiguousSourceError` for one file of images beside another file of their labels."""
+    def _refuse_images_alone(self, roles: ArrayRoles) -> None:
+        """Raises :class:`AmbiguousSourceError` if the file has images alone, and a file with the name of their labels
+        is beside it."""
         path = self.path
-        if any("label" in part.columns for part in choice.parts):
+        if any("label" in part.columns for part in roles.parts):
             return
         own = name_words(path.stem)
         for other in sorted(path.parent.iterdir()):
@@ -196,145 +205,150 @@ class ArraySource(RowSource):
             beside = len(own) == len(words) and len(changed) == 1 and self.takes_file(other)
             if beside and changed[0][0] in IMAGE_WORDS and changed[0][1] in LABEL_WORDS:
                 raise AmbiguousSourceError(
-                    f"{printable(str(path))} holds images, and their labels seem to lie in {printable(other.name)}: "
+                    f"{printable(str(path))} holds images, and {printable(other.name)} seems to hold their labels: "
                     f"give the folder {printable(str(path.parent))}, or --source {self.kind} for the images alone",
                     [Answer(source=path.parent), Answer(("--source", self.kind))],
                 )
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
-        """By part, which samples have an image or a label that was never written; and the number of chunks that were
-        not, of all columns. Raises :class:`AmbiguousSourceError` for such samples, unless an option says what they are.
+        """Finds samples whose image or label was never written. Returns a mask of rows for each part, and the number of
+        missing chunks of all columns. Raises :class:`AmbiguousSourceError` for such samples, unless an option decides.
         """
-        nothing, chunks = [], 0
-        for part in self._choice.parts:
+        masks, chunks = [], 0
+        for part in self._roles.parts:
             rows = np.zeros(part.length, np.bool_)
             for name, chosen in part.columns.items():
                 found = None
-                if chosen.info.what == "numbers":
-                    found = self._blocks.file(chosen.file).unwritten(chosen.info.name, chosen.axis)
+                if chosen.info.content == "numbers":
+                    found = self._blocks.open_file(chosen.file).find_unwritten(chosen.info.name, chosen.axis)
                 if found is not None:
                     chunks += found.chunks
                     if name in ("image", "label"):
                         rows |= found.rows
-            nothing.append(rows)
-        lacking = sum(int(np.count_nonzero(rows)) for rows in nothing)
+            masks.append(rows)
+        lacking = sum(int(np.count_nonzero(rows)) for rows in masks)
         if lacking and not (self.options.named or self.gaps_are_bad):
-            total = sum(part.length for part in self._choice.parts)
+            total = sum(part.length for part in self._roles.parts)
             raise AmbiguousSourceError(
                 f"{printable(str(self.path))}: of {lacking:,} of {total:,} samples the image or the label was never "
-                f"written ({chunks:,} chunks are missing, and read as fill values, mostly black): a copy or a program "
-                "that broke off leaves such gaps, and some programs do for what is black. Copy it again, or leave "
-                f"these samples out with --on-error skip, or keep the fill values with --source {self.kind}",
+                f"written ({chunks:,} chunks are missing, and read as fill values, mostly black): an interrupted copy "
+                "or program leaves such gaps, and some programs skip black chunks. Copy it again, or leave these "
+                f"samples out with --on-error skip, or keep the fill values with --source {self.kind}",
                 [Answer(("--on-error", "skip")), Answer(("--source", self.kind))],
             )
-        return nothing, chunks
+        return masks, chunks
 
-    def _check(self) -> None:
-        """Sizes that would not fit, said at once; and what the arrays are, in :attr:`evidence`."""
+    def _check_sizes(self) -> None:
+        """Raises :class:`SourceError` for arrays of different lengths, or too large ones. Sets :attr:`shape` and
+        :attr:`evidence`."""
         shapes: set[tuple[int, ...]] = set()
-        for part in self._choice.parts:
+        for part in self._roles.parts:
             if len({name for name in part.columns if part.columns[name].length != part.length}):
                 raise SourceError(f"{printable(str(self.path))}: its arrays have different lengths")
             for chosen in part.columns.values():
-                block_rows(chosen.info, chosen.axis)
+                rows_per_block(chosen.info, chosen.axis)
             image = part.columns["image"]
-            if image.info.what == "numbers":
+            if image.info.content == "numbers":
                 height, width = (image.info.shape[axis] for axis in image.order[:2])
                 reason = too_many_pixels(width, height, self.options.max_pixels)
                 if reason is not None:
                     raise SourceError(f"{printable(str(self.path))}: {image.info.shown}: {reason}")
-                mode = _mode_of(image)
+                mode = _pixel_mode(image)
                 size = (height, width)
                 shapes.add((mode.channels, *size) if mode.dtype == "float32" else (*size, mode.channels))
             else:
                 shapes.add(())
         if len(shapes) == 1:
             self.shape = shapes.pop() or None
-        images = [part.columns["image"] for part in self._choice.parts]
-        labels = [part.columns["label"].info.shown for part in self._choice.parts if "label" in part.columns]
+        images = [part.columns["image"] for part in self._roles.parts]
+        labels = [part.columns["label"].info.shown for part in self._roles.parts if "label" in part.columns]
         self.evidence = f"images {images[0].info.shown}" + (f", labels {labels[0]}" if labels else ", no labels")
         if len(images) > 1:
             self.evidence += f", and {len(images) - 1} more like these"
 
     @cached_property
-    def _sizes(self) -> list[tuple[int, int]]:
-        """Of each part, bytes of an image and of the other values of a sample; of files, by the first ones."""
+    def _row_sizes(self) -> list[tuple[int, int]]:
+        """By part, bytes of an image and of the other values of a sample; for files, estimated from the first ones."""
         found = []
-        for part in self._choice.parts:
-            sizes = {name: self._size(chosen, len(part.columns)) for name, chosen in part.columns.items()}
+        for part in self._roles.parts:
+            sizes = {name: self._estimate_size(chosen, len(part.columns)) for name, chosen in part.columns.items()}
             found.append((sizes.pop("image"), sum(sizes.values())))
         return found
 
-    def _size(self, chosen: Chosen, columns: int) -> int:
+    def _estimate_size(self, chosen: ColumnArray, columns: int) -> int:
+        """Returns the bytes of a row of an array; for files and texts the mean of the first few."""
         info = chosen.info
-        if info.what == "numbers":
-            return row_bytes(info, chosen.axis)
+        if info.content == "numbers":
+            return bytes_per_row(info, chosen.axis)
         total = 0
         for row in range(min(_PROBED, chosen.length)):
             try:
-                total += len(self._blocks.row(chosen.file, info, 0, row, columns))
+                total += len(self._blocks.read_row(chosen.file, info, 0, row, columns))
             except (OSError, ValueError):
                 continue
         return total // max(1, min(_PROBED, chosen.length))
 
-    def _field(self, name: str, chosen: Chosen) -> Field:
+    def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
+        """Declares the column ``name`` of an array. Raises :class:`SourceError` if no column holds its dtype."""
         info = chosen.info
         if name == "image":
-            mode = None if info.what == "files" else _mode_of(chosen)
+            mode = None if info.content == "files" else _pixel_mode(chosen)
             return Image("original" if mode is None else mode.dtype, mode=None if mode is None else mode.name)
         if name == "label":
             return Label(self._classes)
-        if info.what == "texts":
+        if info.content == "texts":
             return Text()
-        if info.what == "files":
-            return Image() if _begins_like_files(self._first(chosen)) else Bytes()
+        if info.content == "files":
+            return Image() if _is_jpeg_or_png(self._read_first(chosen)) else Bytes()
         if "mask" in name and len(info.shape) == 3 and info.dtype.kind in "uib" and info.dtype.itemsize <= 4:
             return Mask(_MASK_DTYPES.get(info.dtype.name))
         if info.dtype.name not in ITEM_SIZE:
-            raise SourceError(f"{printable(str(self.path))}: {info.shown}: no column holds {info.dtype}")
+            raise SourceError(f"{printable(str(self.path))}: {info.shown}: no type of column holds {info.dtype}")
         return Array(info.dtype.name, info.shape[1:])
 
-    def _first(self, chosen: Chosen) -> bytes:
+    def _read_first(self, chosen: ColumnArray) -> bytes:
+        """Reads the first row of an array of files; empty if it cannot be read."""
         try:
-            return bytes(self._blocks.row(chosen.file, chosen.info, 0, 0, 1)) if chosen.length else b""
+            return bytes(self._blocks.read_row(chosen.file, chosen.info, 0, 0, 1)) if chosen.length else b""
         except (OSError, ValueError):
             return b""
 
-    def convert(self, name: str, chosen: Chosen, value: Any) -> Any:
+    def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
         """Converts a row of an array to a value of its column. Raises :class:`ValueError`."""
         info = chosen.info
         if name == "image":
-            return self._image(chosen, value)
+            return self._convert_image(chosen, value)
         if name == "label":
-            return _whole(value) if info.what == "numbers" else self._label_numbers[_decoded(value)]
-        if info.what == "files":
+            return _to_class_number(value) if info.content == "numbers" else self._label_numbers[_decode_text(value)]
+        if info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:
                 raise ValueError(f"{name} has {len(value)} bytes, more than {limit} within max_pixels")
             return bytes(value)
-        if info.what == "texts":
-            return _decoded(value)
+        if info.content == "texts":
+            return _decode_text(value)
         native = np.asarray(value).astype(info.dtype.newbyteorder("="), copy=True)
         return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
 
-    def _image(self, chosen: Chosen, value: Any) -> Any:
-        if chosen.info.what == "files":
+    def _convert_image(self, chosen: ColumnArray, value: Any) -> Any:
+        """Converts a row to an image file, or to pixels ``(H, W, C)``. Raises :class:`ValueError`."""
+        if chosen.info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:
                 raise ValueError(f"it has {len(value)} bytes, more than the {limit} of an image within max_pixels")
             return bytes(value)
         pixels = np.transpose(value, [axis - (axis > chosen.axis) for axis in chosen.order])
-        return np.ascontiguousarray(_as_pixels(pixels, _mode_of(chosen).dtype))
+        return np.ascontiguousarray(_cast_exactly(pixels, _pixel_mode(chosen).dtype))
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
-        """Names of classes, in an array of texts or in attributes of the labels, the images or a group above them; None
-        where labels do not go with them."""
+        """Names of classes: from labels that are texts, an array of texts, or attributes of the labels, the images or a
+        group above them. None if there are none, or if they do not fit the labels. Reads all labels."""
         if self._text_classes is not None:
             return self._text_classes
         try:
-            most = max((int(self._labels(part).max(initial=0)) for part in self._choice.parts), default=0)
-            for shown, names, is_certain in self._named_classes():
+            most = max((int(self._read_labels(part).max(initial=0)) for part in self._roles.parts), default=0)
+            for shown, names, is_certain in self._find_class_names():
                 if names is not None and most < len(names) and (is_certain or most + 1 == len(names)):
                     return names
                 if is_certain:
@@ -345,47 +359,49 @@ class ArraySource(RowSource):
             raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
         return None
 
-    def _named_classes(self) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
-        """What may name the classes: what it is for messages, the names, and whether it surely means classes."""
-        if self._choice.classes is not None:
-            file, info = self._choice.classes
+    def _find_class_names(self) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
+        """Yields possible names of classes: their origin for messages, the names, and True if they certainly are
+        classes."""
+        if self._roles.classes is not None:
+            file, info = self._roles.classes
             if not 0 < info.shape[0] <= _MAX_CLASSES:
                 return
-            texts = list(chain.from_iterable(self._texts(Chosen(file, info))))
+            texts = list(chain.from_iterable(self._read_texts(ColumnArray(file, info))))
             yield info.shown, tuple(texts) if all(texts) and len({*texts}) == len(texts) else None, True
             return
-        for part in self._choice.parts:
+        for part in self._roles.parts:
             for role in ("label", "image"):
                 if (chosen := part.columns.get(role)) is None or "label" not in part.columns:
                     continue
                 place: str | None = chosen.info.name
                 while place is not None:
-                    found = self._blocks.file(chosen.file).attributes(place)
+                    found = self._blocks.open_file(chosen.file).attributes(place)
                     for name, value in found.items():
                         shown = printable(f"the attribute {name} of {place or 'the file'}")
-                        names = parse_names(value)
+                        names = parse_class_names(value)
                         is_certain = names is not None and (name != "names" or place == part.columns["label"].info.name)
                         yield shown, names, is_certain
                     place = place.rpartition("/")[0] if place else None
 
-    def _texts(self, chosen: Chosen) -> Iterator[list[str]]:
-        """All texts of an array, some at a time. Raises :class:`OSError` and :class:`ValueError`."""
-        file, info = self._blocks.file(chosen.file), chosen.info
+    def _read_texts(self, chosen: ColumnArray) -> Iterator[list[str]]:
+        """Reads all texts of an array, some at a time. Raises :class:`OSError` and :class:`ValueError`."""
+        file, info = self._blocks.open_file(chosen.file), chosen.info
         for start in range(0, info.shape[0], _TEXTS):
-            yield [_decoded(text) for text in file.read(info.name, 0, start, min(start + _TEXTS, info.shape[0]))]
+            yield [_decode_text(text) for text in file.read(info.name, 0, start, min(start + _TEXTS, info.shape[0]))]
 
     @cached_property
     def _label_numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self._text_classes or ())}
 
-    def _labels(self, part: Part) -> NDArray[Any]:
+    def _read_labels(self, part: SplitArrays) -> NDArray[Any]:
+        """Reads all class numbers of a part; empty without labels."""
         chosen = part.columns.get("label")
         if chosen is None or not chosen.length:
             return np.zeros(0, np.int64)
-        return self._blocks.file(chosen.file).read(chosen.info.name, 0, 0, chosen.length)
+        return self._blocks.open_file(chosen.file).read(chosen.info.name, 0, 0, chosen.length)
 
 
-def _decoded(text: Any) -> str:
+def _decode_text(text: Any) -> str:
     return text.decode("utf-8") if isinstance(text, bytes) else str(text)
 
 
@@ -394,27 +410,28 @@ _MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "u
 
 
 def recognise_arrays(open: Callable[[Path, SourceOptions], Source], path: Path, options: SourceOptions) -> Certainty:
-    """Opens the source to see whether its arrays are clear. Raises what opening it raises: no other kind reads it."""
+    """Recognises a path with certainty by opening it. Raises the errors of opening it, since no other kind reads such
+    files."""
     open(path, options).close()
     return Certainty.CERTAIN
 
 
-def _split_folders(path: Path) -> list[Path]:
+def _find_split_folders(path: Path) -> list[Path]:
     return sorted(folder for folder in visible_paths(path) if folder.name.lower() in SPLIT_ORDER and folder.is_dir())
 
 
-def _optional(field: Field) -> Field:
+def _make_optional(field: Field) -> Field:
     if isinstance(field, Image):
         return field
     return replace(field, optional=True)
 
 
-def _begins_like_files(data: bytes) -> bool:
+def _is_jpeg_or_png(data: bytes) -> bool:
     return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
 
 
-def _whole(value: Any) -> int:
-    """A class number. Raises :class:`ValueError` for a fraction, or more than one number."""
+def _to_class_number(value: Any) -> int:
+    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, or several numbers."""
     array = np.asarray(value)
     if array.size != 1:
         raise ValueError(f"label: found {array.size} numbers, expected one")
@@ -424,8 +441,8 @@ def _whole(value: Any) -> int:
     return int(number)
 
 
-def _mode_of(chosen: Chosen) -> Mode:
-    """The mode of an array of images; of 64 bits that of 32, which holds them or not."""
+def _pixel_mode(chosen: ColumnArray) -> Mode:
+    """Returns the mode of an array of images; for 64 bits that of 32, and values beyond that are bad samples."""
     channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
     return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
 
@@ -439,11 +456,11 @@ _PIXEL_DTYPES = {
     **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
     **dict.fromkeys(("float16", "float32", "float64"), "float32"),
 }
-"""The dtype of a mode by that of an array."""
+"""Dtype of the mode by dtype of the array."""
 
 
-def _as_pixels(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Values in a dtype. Raises :class:`ValueError` for those that it does not hold: they would have to be rounded."""
+def _cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Converts values to a dtype. Raises :class:`ValueError` if that would change a value."""
     if pixels.dtype == dtype:
         return pixels
     found = pixels.astype(dtype)

@@ -1,4 +1,4 @@
-"""Named arrays of a file, and reading them block by block."""
+"""Named arrays of a file, read block by block."""
 
 from __future__ import annotations
 
@@ -18,38 +18,37 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 
 _BLOCK_BYTES = 1 << 20
-_STRIDED_BLOCK_BYTES = 32 << 20  # whose rows lie all over the array: each block is a pass over it
+_STRIDED_BLOCK_BYTES = 32 << 20  # for rows that are scattered over the array, so that each block is a pass over it
 _KEPT_BYTES = 64 << 20
 _MAX_CHUNK_BYTES = 1 << 30
 _MAX_ROW_BYTES = 1 << 30
 _BLOCK_CHUNKS = 1024
-"""Chunks of a block, at most: a library may take some kilobytes for each, whether or not it was written."""
+"""Most chunks of a block: a library may take some kilobytes for each, written or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """What is known of an array before it is read.
+    """Description of an array, known before it is read.
 
     Attributes:
-        file: Its file, relative to the source; ``""`` where the source is that file.
-        name: Its name in the file; of an array that is a file of its own, the file's name without the suffix.
-        shape: As it lies there.
-        dtype: Of its numbers; of no meaning for what is no number.
-        what: Numbers, files (bytes of any length each, such as encoded images), texts, or something that cannot be
-            read, which :attr:`why` says.
+        file: Path of its file, relative to the source; ``""`` if the source is that file.
+        name: Its name in the file; if the file is the array, the name of the file without suffix.
+        shape: Shape in the file.
+        dtype: Dtype of its numbers; without meaning for other content.
+        content: Numbers, files (bytes of any length, such as encoded images), texts, or unreadable values.
         chunk: Rows along the first axis that have to be read together.
-        alone: The array is a file of its own.
-        reversed: MATLAB wrote it, whose axes are in reverse order in the file.
-        by_columns: Its first axis is the fastest, as MATLAB flattens images.
-        flat: It lies there as a matrix, whose other axis than that of the samples is all axes of an image.
-        why: Why it cannot be read.
+        alone: The file holds this array alone, without a name.
+        reversed: MATLAB wrote it, so its axes are in reverse order in the file.
+        by_columns: Its first axis is the fastest; MATLAB flattens images so.
+        flat: In the file it is a matrix, in which one axis has all values of an image.
+        why: Reason why it is unreadable.
     """
 
     file: str
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    what: Literal["numbers", "files", "texts", "nothing"] = "numbers"
+    content: Literal["numbers", "files", "texts", "unreadable"] = "numbers"
     chunk: int = 1
     alone: bool = False
     reversed: bool = False
@@ -59,29 +58,35 @@ class ArrayInfo:
 
     @property
     def shown(self) -> str:
-        """For people: ``x_train (60000, 28, 28) uint8``."""
+        """Description for people: ``x_train (60000, 28, 28) uint8``."""
         where = f"{self.file}: " if self.file and not self.alone else ""
-        kind = str(self.dtype) if self.what == "numbers" else self.what
+        kind = str(self.dtype) if self.content == "numbers" else self.content
         return printable(f"{where}{self.name} {self.shape} {kind}")
+
+    @classmethod
+    def unreadable(cls, name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
+        """Describes an array that cannot be read."""
+        return cls("", name, shape, np.dtype("u1"), "unreadable", why=why)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Unwritten:
-    """What of an array was never written, so that its format reads fill values there.
+    """Chunks of an array that were never written, and are read as fill values.
 
     Attributes:
-        chunks: Number of chunks.
-        rows: By row along the axis of the samples: none of its chunks was written.
+        chunks: Number of these chunks.
+        rows: By row along the axis of the samples: True if none of its chunks was written.
     """
 
     chunks: int
     rows: NDArray[np.bool_]
 
 
-def find_unwritten(
+def count_unwritten(
     shape: Sequence[int], chunk: Sequence[int], axis: int, places: Iterable[Sequence[int]]
 ) -> Unwritten | None:
-    """Compares the chunks that there are, by their places in the grid, with those that the shape takes."""
+    """Counts the chunks of an array that were never written, given the grid positions of those that were; None if all
+    were written."""
     counts = [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
     written = np.zeros(counts[axis], np.int64)
     for place in places:
@@ -92,25 +97,26 @@ def find_unwritten(
 
 
 class OpenArrays(ABC):
-    """The arrays of an open file."""
+    """Open file of named arrays."""
 
     @abstractmethod
-    def infos(self) -> Sequence[ArrayInfo]:
-        """All arrays, with an empty :attr:`ArrayInfo.file`. Raises :class:`SourceError`."""
+    def list_arrays(self) -> Sequence[ArrayInfo]:
+        """Describes all arrays; :attr:`ArrayInfo.file` is empty. Raises :class:`SourceError`."""
 
     @abstractmethod
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """A part of an array along an axis; of files and texts an array of objects. Called by one thread at a time.
+        """Reads part of an array along an axis; files and texts as an array of objects. Called by one thread at a time.
 
         Raises :class:`OSError` or :class:`ValueError`."""
 
     def attributes(self, name: str) -> Mapping[str, Any]:
-        """The attributes of an array or a group (``""``: the file) that may name classes, see
+        """Reads the attributes of an array or a group (``""``: the file) that may name classes, see
         :data:`packstore.sources.arrays.classes.ATTRIBUTES`."""
         return {}
 
-    def unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """What of an array of numbers was never written; None where all was, and for files that keep no such gaps."""
+    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """Finds the chunks of an array of numbers that were never written; None if all were, or if the format has no
+        such gaps."""
         return None
 
     @abstractmethod
@@ -118,12 +124,12 @@ class OpenArrays(ABC):
         """Closes the file. Idempotent."""
 
 
-class Blocks:
-    """Rows of the arrays of several files. A block of rows is read at a time, and a few of them are kept, so that a
-    compressed chunk is decompressed once. Safe for several threads."""
+class BlockCache:
+    """Reads rows of arrays in several files, a block at a time, and caches a few blocks, so that a compressed chunk is
+    decompressed once. Keeps ``max_open`` files open. Thread-safe."""
 
     def __init__(self, files: Sequence[Path], open_file: Any, max_open: int = 8) -> None:
-        """``open_file`` makes :class:`OpenArrays` of a path."""
+        """``open_file`` opens a path as :class:`OpenArrays`."""
         self._paths = files
         self._open_file = open_file
         self._max_open = max_open
@@ -132,8 +138,9 @@ class Blocks:
         self._kept: OrderedDict[tuple[int, str, int], NDArray[Any]] = OrderedDict()
         self._kept_bytes = 0
 
-    def file(self, number: int) -> OpenArrays:
-        """An open file; the lock is held by the caller, or there is one thread."""
+    def open_file(self, number: int) -> OpenArrays:
+        """Opens a file, or returns it if it is open; may close the file that was used least recently. The caller holds
+        the lock, or is the only thread."""
         found = self._open.get(number)
         if found is None:
             found = self._open[number] = self._open_file(self._paths[number])
@@ -142,32 +149,35 @@ class Blocks:
         self._open.move_to_end(number)
         return found
 
-    def row(self, number: int, info: ArrayInfo, axis: int, row: int, columns: int) -> Any:
-        """One row of an array along ``axis``, not to be changed. ``columns``: how many arrays are read side by side."""
-        rows = block_rows(info, axis)
+    def read_row(self, number: int, info: ArrayInfo, axis: int, row: int, columns: int) -> Any:
+        """Reads a row of an array along ``axis``; the caller must not change it. ``columns`` is the number of arrays
+        that are read side by side."""
+        rows = rows_per_block(info, axis)
         key = (number, info.name, row // rows)
         with self._lock:
             block = self._kept.get(key)
             if block is None:
                 start = row // rows * rows
                 try:
-                    block = self._read(number, info, axis, start, rows)
-                except (OSError, ValueError):  # so that only the rows of what is damaged are lost
+                    block = self._read_block(number, info, axis, start, rows)
+                except (OSError, ValueError):  # read one chunk alone, so that only the rows of the damaged one are lost
                     rows, start = info.chunk, row // info.chunk * info.chunk
-                    block = self._read(number, info, axis, start, rows)
+                    block = self._read_block(number, info, axis, start, rows)
                 else:
                     self._keep(key, block, 2 * columns)
             else:
                 self._kept.move_to_end(key)
         return block[(slice(None),) * axis + (row % rows,)]
 
-    def _read(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
+    def _read_block(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
         stop = min(start + rows, info.shape[axis])
-        found = self.file(number).read(info.name, min(axis, 1) if info.flat else axis, start, stop)
+        found = self.open_file(number).read(info.name, min(axis, 1) if info.flat else axis, start, stop)
         shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
         return found.reshape(shape, order="F" if info.by_columns else "C") if info.flat else found
 
     def _keep(self, key: tuple[int, str, int], block: NDArray[Any], least: int) -> None:
+        """Adds a block to the cache; drops the blocks used least recently while they exceed 64 MiB, except the last
+        ``least``."""
         self._kept[key] = block
         self._kept_bytes += _nbytes(block)
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > least:
@@ -182,15 +192,23 @@ class Blocks:
             self._kept_bytes = 0
 
 
+def object_array(items: Sequence[Any]) -> NDArray[Any]:
+    """Makes an array of objects ``(N,)``, one for each item."""
+    found = np.empty(len(items), object)
+    found[:] = items
+    return found
+
+
 def _nbytes(block: NDArray[Any]) -> int:
     return sum(len(item) for item in block) if block.dtype == object else block.nbytes
 
 
-def block_rows(info: ArrayInfo, axis: int) -> int:
-    """How many rows of an array are read at a time. Raises :class:`SourceError` for one whose chunks are too large."""
-    if info.what != "numbers":
+def rows_per_block(info: ArrayInfo, axis: int) -> int:
+    """Returns the number of rows to read at a time. Raises :class:`SourceError` if the chunks of the array are too
+    large."""
+    if info.content != "numbers":
         return 8
-    row = row_bytes(info, axis)
+    row = bytes_per_row(info, axis)
     chunk = info.chunk if axis == 0 else 1
     if row > _MAX_ROW_BYTES or row * chunk > _MAX_CHUNK_BYTES:
         raise SourceError(
@@ -201,8 +219,8 @@ def block_rows(info: ArrayInfo, axis: int) -> int:
     return max(1, min(target // max(1, row) // chunk, _BLOCK_CHUNKS)) * chunk
 
 
-def row_bytes(info: ArrayInfo, axis: int) -> int:
-    """Bytes of a row of numbers."""
+def bytes_per_row(info: ArrayInfo, axis: int) -> int:
+    """Returns the bytes of a row of numbers."""
     total = info.dtype.itemsize
     for place, size in enumerate(info.shape):
         total *= 1 if place == axis else size
@@ -210,7 +228,8 @@ def row_bytes(info: ArrayInfo, axis: int) -> int:
 
 
 def read_at(descriptor: int, size: int, place: int) -> bytes:
-    """Exactly ``size`` bytes of a file. Raises :class:`OSError`, and :class:`ValueError` where it ends before."""
+    """Reads exactly ``size`` bytes at offset ``place``. Raises :class:`OSError`, and :class:`ValueError` if the file
+    ends before."""
     if place < 0 or place + size > os.fstat(descriptor).st_size:
         raise ValueError(f"{size} bytes at byte {place} do not lie in the file: it was cut off, or is damaged")
     data = os.pread(descriptor, size, place)

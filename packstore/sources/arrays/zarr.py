@@ -1,7 +1,7 @@
 """Zarr 2 and 3 (https://zarr-specs.readthedocs.io): arrays in a folder, read by the library ``zarr``.
 
-What is there is read from the JSON itself, so that nothing is opened whose codecs could run something: the format knows
-a codec of pickles.
+Arrays are found and checked by their JSON files alone, and those with unknown codecs are not opened: the format has a
+codec for pickles.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.folders import (
     ChunkFolderSource,
-    array_folders,
-    chunk_places,
-    metadata,
-    named_attributes,
+    find_chunks,
+    parse_shape,
+    pick_class_attributes,
+    read_metadata,
     refuse_unwritten,
-    sizes,
+    walk_arrays,
 )
 from packstore.sources.arrays.source import recognise_arrays
-from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, find_unwritten
+from packstore.sources.arrays.stored import ArrayInfo, OpenArrays, Unwritten, count_unwritten, object_array
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import open_with
 
@@ -40,18 +40,18 @@ _CODECS = frozenset(
     ["bytes", "transpose", "blosc", "gzip", "zstd", "crc32c", "sharding_indexed", "vlen-utf8", "vlen-bytes", "zlib",
      "lz4", "lzma", "bz2", "delta", "shuffle", "adler32", "crc32"]
 )  # fmt: skip
-"""Codecs that turn bytes into bytes or numbers."""
+"""Codecs that yield bytes, texts or numbers, and run nothing."""
 _MAX_CHUNK_BYTES = 1 << 30
 _MAX_FILE_BYTES = 2 << 30
 _MAX_SAMPLE_CHUNKS = 1024
-"""The library takes some kilobytes for each chunk that is read."""
+"""Limit, since the library takes some kilobytes for each chunk that is read."""
 
 
 class ZarrSource(ChunkFolderSource):
-    """Arrays of a Zarr group."""
+    """Samples of the arrays in a Zarr group."""
 
     kind = "zarr"
-    what = "Zarr arrays"
+    files_name = "Zarr arrays"
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
@@ -59,66 +59,70 @@ class ZarrSource(ChunkFolderSource):
 
 
 class _OpenZarr(OpenArrays):
+    """Arrays of a Zarr group, read by the library ``zarr``."""
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self._shown = printable(str(path))
         try:
             import zarr
         except ImportError:
-            raise SourceError(f"{self._shown} is Zarr; read it with: pip install 'packstore[zarr]'") from None
+            raise SourceError(f"{self._shown} is Zarr; to read it: pip install 'packstore[zarr]'") from None
         self._zarr = zarr
         self._arrays: dict[str, Any] = {}
         self._grids: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """Shape of each array, and of what is a file of it: a chunk or a shard."""
+        """Shape of each array, and of its files (chunks or shards), by name."""
 
-    def infos(self) -> list[ArrayInfo]:
+    def list_arrays(self) -> list[ArrayInfo]:
         found = []
-        for name, folder, plain in array_folders(self._path, _metadata, _is_array, groups=False):
-            info = self._third(name, plain) if "node_type" in plain else self._second(name, plain)
-            if info.what == "numbers":
+        for name, folder, plain in walk_arrays(self._path, _read_any_metadata, _is_array, groups=False):
+            info = self._describe_v3(name, plain) if "node_type" in plain else self._describe_v2(name, plain)
+            if info.content == "numbers":
                 refuse_unwritten(self._shown, info, folder)
             found.append(info)
         return found
 
-    def _second(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        shape, chunks = sizes(plain.get("shape"), 0), sizes(plain.get("chunks"), 1)
+    def _describe_v2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+        """Describes an array by its metadata of version 2. Raises :class:`SourceError`."""
+        shape, chunks = parse_shape(plain.get("shape"), 0), parse_shape(plain.get("chunks"), 1)
         filters = plain.get("filters") or []
         codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
         if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(codecs, list):
-            raise self._damaged(name)
+            raise self._damaged_error(name)
         ids = [each.get("id") if isinstance(each, dict) else None for each in codecs]
         if plain.get("dtype") == "|O":
             what = {"vlen-utf8": "texts", "vlen-bytes": "files"}.get(str(ids[0]) if ids else "")
         else:
             what = "numbers"
         self._grids[name] = shape, chunks
-        return self._info(name, shape, chunks, plain.get("dtype"), what, ids)
+        return self._describe(name, shape, chunks, plain.get("dtype"), what, ids)
 
-    def _third(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+    def _describe_v3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+        """Describes an array by its metadata of version 3. Raises :class:`SourceError`."""
         try:
-            shape = sizes(plain["shape"], 0)
-            grid = chunks = sizes(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
-            ids = [each["name"] for each in _all_codecs(plain["codecs"])]
+            shape = parse_shape(plain["shape"], 0)
+            grid = chunks = parse_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
+            ids = [each["name"] for each in _walk_codecs(plain["codecs"])]
             for codec in plain["codecs"]:
                 if codec["name"] == "sharding_indexed":
-                    chunks = sizes(codec["configuration"]["chunk_shape"], 1)
+                    chunks = parse_shape(codec["configuration"]["chunk_shape"], 1)
         except (KeyError, TypeError, RecursionError):
-            raise self._damaged(name) from None
+            raise self._damaged_error(name) from None
         if shape is None or chunks is None or grid is None or not len(shape) == len(chunks) == len(grid):
-            raise self._damaged(name)
+            raise self._damaged_error(name)
         self._grids[name] = shape, grid
         named = plain.get("data_type")
         what = {"string": "texts", "variable_length_bytes": "files", "bytes": "files"}.get(str(named), "numbers")
         dtype = named if isinstance(named, str) and named in _V3_DTYPES else None
-        return self._info(name, shape, chunks, dtype, what if dtype is None else "numbers", ids)
+        return self._describe(name, shape, chunks, dtype, what if dtype is None else "numbers", ids)
 
-    def _info(
+    def _describe(
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any, what: str | None, ids: list[Any]
     ) -> ArrayInfo:
         unknown = next((each for each in ids if each not in _CODECS), None)
         if unknown is not None:
-            why = f"{printable(name)} is kept by the codec {printable(str(unknown)[:40])}, which is not run"
-            return _nothing(name, shape, why)
+            why = f"{printable(name)} has the codec {printable(str(unknown)[:40])}, which is not run"
+            return ArrayInfo.unreadable(name, shape, why)
         if what in ("texts", "files"):
             return ArrayInfo("", name, shape, np.dtype("u1"), "texts" if what == "texts" else "files")
         try:
@@ -126,9 +130,8 @@ class _OpenZarr(OpenArrays):
         except TypeError:
             made = None
         if made is None or made.kind not in "uifb" or made.itemsize > 8:
-            return _nothing(
-                name, shape, f"{printable(name)} holds {printable(str(dtype)[:40])}, of which there are no columns"
-            )
+            why = f"{printable(name)} holds {printable(str(dtype)[:40])}, for which there is no type of column"
+            return ArrayInfo.unreadable(name, shape, why)
         if math.prod(chunks) * made.itemsize > _MAX_CHUNK_BYTES:
             raise SourceError(
                 f"{self._shown}: the chunks of {printable(name)} have more than {_MAX_CHUNK_BYTES:,} bytes"
@@ -140,40 +143,39 @@ class _OpenZarr(OpenArrays):
             )
         return ArrayInfo("", name, shape, made, "numbers", chunks[0] if chunks else 1)
 
-    def _damaged(self, name: str) -> SourceError:
+    def _damaged_error(self, name: str) -> SourceError:
         return SourceError(f"{self._shown}: {printable(name) or 'its array'} is no Zarr array, or it is damaged")
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         try:
             array = self._arrays.get(name)
             if array is None:
-                store = _bounded_store()(self._path / name, read_only=True)
+                store = _bounded_store_class()(self._path / name, read_only=True)
                 array = self._arrays[name] = self._zarr.open_array(store, mode="r")
             found = np.asarray(array[(slice(None),) * axis + (slice(start, stop),)])
         except Exception as error:  # each codec has errors of its own
             raise ValueError(f"{name} cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
         if found.dtype.kind in "TUSO":
-            made = np.empty(len(found), object)
-            made[:] = [item if isinstance(item, (str, bytes)) else bytes(item) for item in found.tolist()]
-            return made
+            return object_array([item if isinstance(item, (str, bytes)) else bytes(item) for item in found.tolist()])
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        third = (metadata(self._path / name / "zarr.json") or {}).get("attributes")
-        return named_attributes(third if isinstance(third, dict) else metadata(self._path / name / ".zattrs"))
+        third = (read_metadata(self._path / name / "zarr.json") or {}).get("attributes")
+        return pick_class_attributes(third if isinstance(third, dict) else read_metadata(self._path / name / ".zattrs"))
 
-    def unwritten(self, name: str, axis: int) -> Unwritten | None:
+    def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
         """Finds missing chunks, except within a shard file."""
         shape, grid = self._grids[name]
-        return find_unwritten(shape, grid, axis, chunk_places(self._path / name, len(shape)))
+        return count_unwritten(shape, grid, axis, find_chunks(self._path / name, len(shape)))
 
     def close(self) -> None:
         self._arrays.clear()
 
 
 @cache
-def _bounded_store() -> Any:
-    """The library's store of a folder, but what is no file, or too large for a chunk, is not read."""
+def _bounded_store_class() -> Any:
+    """Returns a subclass of the library's store of a folder, which refuses files too large for a chunk, pipes and
+    devices."""
     from zarr.storage import LocalStore
 
     class BoundedStore(LocalStore):
@@ -190,38 +192,36 @@ def _bounded_store() -> Any:
     return BoundedStore
 
 
-def _metadata(folder: Path) -> dict[str, Any] | None:
-    """Of the array or group in a folder: an array of version 2, or else what there is of version 3, or 2."""
-    found = (metadata(folder / name) for name in _FILES)
+def _read_any_metadata(folder: Path) -> dict[str, Any] | None:
+    """Reads the metadata of the array or group in a folder; None if there are none. Prefers an array of version 2, then
+    version 3, then a group of version 2."""
+    found = (read_metadata(folder / name) for name in _FILES)
     return next((plain for plain in found if plain is not None), None)
 
 
 def _is_array(plain: dict[str, Any]) -> bool:
+    """Tells if metadata are those of an array."""
     return plain.get("node_type") == "array" or ("node_type" not in plain and "chunks" in plain)
 
 
-def _all_codecs(codecs: Any) -> Iterator[dict[str, Any]]:
-    """Codecs, and those within them."""
+def _walk_codecs(codecs: Any) -> Iterator[dict[str, Any]]:
+    """Yields codecs, and those nested in them."""
     for codec in codecs:
         yield codec
         inner = codec.get("configuration") or {}
         for name in ("codecs", "index_codecs"):
-            yield from _all_codecs(inner.get(name) or ())
-
-
-def _nothing(name: str, shape: tuple[int, ...], why: str) -> ArrayInfo:
-    return ArrayInfo("", name, shape, np.dtype("u1"), "nothing", why=why)
+            yield from _walk_codecs(inner.get(name) or ())
 
 
 class ExportedZarr(ExportedArrays, ZarrSource):
-    """An export of packstore."""
+    """Samples of a Zarr export of packstore."""
 
 
 _open = open_with(ZarrSource, ExportedZarr)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder with Zarr's files whose arrays are clear."""
+    """Recognises a folder by Zarr's metadata files. Raises the errors of opening it."""
     if not path.is_dir() or not any((path / name).is_file() for name in _FILES):
         return Certainty.NO
     return recognise_arrays(_open, path, options)

@@ -117,7 +117,7 @@ def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]
     """Returns the offset of the pixels, the shape of their array, and the labels."""
     arrays = NpzSource.open_file(file, file.parent)
     try:
-        infos = {info.name: info for info in arrays.infos()}
+        infos = {info.name: info for info in arrays.list_arrays()}
         data, labels = infos.get("data"), infos.get("labels")
         if data is None or labels is None or data.dtype != np.uint8 or len(labels.shape) != 1:
             raise BatchError("it has no uint8 array data, or no labels")

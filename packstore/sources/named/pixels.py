@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.arrays.stored import ArrayInfo, Blocks, OpenArrays
+from packstore.sources.arrays.stored import ArrayInfo, BlockCache, OpenArrays
 from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.rows import Row, RowSource, in_packing_order
@@ -58,7 +58,7 @@ class PixelSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._opened: Blocks | None = None
+        self._opened: BlockCache | None = None
 
     @abstractmethod
     def read_parts(self) -> Sequence[PixelPart]:
@@ -95,7 +95,7 @@ class PixelSource(RowSource):
         number, row = ref
         part = self._parts[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))
-        planes = self._blocks.row(number, info, 0, row, 1)
+        planes = self._blocks.read_row(number, info, 0, row, 1)
         found: dict[str, Any] = {name: values[row] for name, values in part.values.items()}
         if part.labels is not None:
             found["label"] = int(part.labels[row])
@@ -113,8 +113,8 @@ class PixelSource(RowSource):
         return found
 
     @cached_property
-    def _blocks(self) -> Blocks:
-        self._opened = Blocks(
+    def _blocks(self) -> BlockCache:
+        self._opened = BlockCache(
             [part.file for part in self._parts],
             lambda file: _OpenPixels(*self.open_reader(file), self._part_of(file), self.side),
         )
@@ -130,7 +130,7 @@ class _OpenPixels(OpenArrays):
     def __init__(self, read: ReadRange, close: Callable[[], None], part: PixelPart, side: int) -> None:
         self._read, self._close, self._part, self._side = read, close, part, side
 
-    def infos(self) -> Sequence[ArrayInfo]:
+    def list_arrays(self) -> Sequence[ArrayInfo]:
         """Returns nothing: :class:`PixelSource` knows the arrays."""
         return ()
 
