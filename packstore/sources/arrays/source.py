@@ -317,7 +317,7 @@ class ArraySource(RowSource):
         """Converts a row of an array to a value of its column. Raises :class:`ValueError`."""
         info = chosen.info
         if name == "image":
-            return self._convert_image(chosen, value)
+            return self._image_value(chosen, value)
         if name == "label":
             return _to_class_number(value) if info.content == "numbers" else self._label_numbers[_decode_text(value)]
         if info.content == "files":
@@ -330,7 +330,7 @@ class ArraySource(RowSource):
         native = np.asarray(value).astype(info.dtype.newbyteorder("="), copy=True)
         return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
 
-    def _convert_image(self, chosen: ColumnArray, value: Any) -> Any:
+    def _image_value(self, chosen: ColumnArray, value: Any) -> Any:
         """Converts a row to an image file, or to pixels ``(H, W, C)``. Raises :class:`ValueError`."""
         if chosen.info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
