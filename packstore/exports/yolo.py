@@ -37,7 +37,7 @@ class YoloExport(ObjectsExport):
         objects = self.objects.read_objects(record.__getitem__)
         if objects is None or not all(size):
             return {}
-        path = labels_path(image)
+        path = label_path(image)
         lines = (line for obj in objects if (line := self._line(obj, *size)))
         (self.path / path).parent.mkdir(parents=True, exist_ok=True)
         self.write_file(path, "".join(lines).encode("ascii"))
@@ -74,7 +74,7 @@ class YoloExport(ObjectsExport):
         return " ".join([str(obj.label), *map(repr, values)]) + "\n"
 
 
-def labels_path(image: str) -> str:
+def label_path(image: str) -> str:
     """Returns the path of an image's label file: its last folder ``images`` becomes ``labels``, as readers expect."""
     before, _, after = f"/{image}".rpartition("/images/")
     return f"{before}/labels/{after.rpartition('.')[0]}.txt"[1:]

@@ -44,8 +44,8 @@ from packstore.sources.arrays.npz import NpzSource
 from packstore.sources.base import Sample, SourceOptions
 from packstore.sources.captions import CaptionsSource
 from packstore.sources.cifar import CifarSource
-from packstore.sources.cifar.files import LAYOUTS, find_files
-from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
+from packstore.sources.cifar.files import LAYOUTS, find_cifar
+from packstore.sources.cifar.pickles import BatchError, build_array, load_dict, parse_name_list
 from packstore.sources.coco import CocoSource
 from packstore.sources.exported import ExportedFiles
 from packstore.sources.huggingface.features import Facts, columns_of, features_of
@@ -177,8 +177,8 @@ def _repair_seek_index(index: bytes, rng: random.Random) -> bytes:
 
 
 def _pickle(data: bytes) -> None:
-    for value in load_mapping(io.BytesIO(data)).values():
-        for read in (array_of, names_of):
+    for value in load_dict(io.BytesIO(data)).values():
+        for read in (build_array, parse_name_list):
             try:
                 read(value)
             except BatchError:
@@ -210,7 +210,7 @@ def _cifar_archive(data: bytes) -> None:
     """``data`` is a gzip file, or a tar file that is yet to be compressed."""
     path = _scratch() / "cifar-10-binary.tar.gz"
     path.write_bytes(data if data[:2] == b"\x1f\x8b" else gzip.compress(data, 1))
-    files = find_files(path, None)
+    files = find_cifar(path, None)
     if files is not None:
         with closing(CifarSource(path, SourceOptions(), files)) as source:
             source.survey()

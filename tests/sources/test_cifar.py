@@ -23,7 +23,7 @@ from packstore.core.errors import SourceError
 from packstore.core.progress import Progress
 from packstore.sources import Source, cifar, inflating, open_source
 from packstore.sources.cifar import files as cifar_files
-from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping
+from packstore.sources.cifar.pickles import BatchError, build_array, load_dict
 from packstore.testing import SourceSuite
 
 CIFAR10 = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", b"horse", b"ship", b"truck"]
@@ -524,7 +524,7 @@ def test_programs_without_end_are_refused_soon(tmp_path: Path, name: str) -> Non
 def test_a_far_index_of_the_memo_takes_no_memory() -> None:
     tracemalloc.start()
     try:
-        assert load_mapping(io.BytesIO(b"\x80\2}r" + struct.pack("<I", (1 << 32) - 1) + b".")) == {}
+        assert load_dict(io.BytesIO(b"\x80\2}r" + struct.pack("<I", (1 << 32) - 1) + b".")) == {}
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -551,12 +551,12 @@ PARTS = st.sampled_from(
 @given(parts=st.lists(st.one_of(OPCODES, PARTS, st.binary(max_size=4)), max_size=25))
 def test_any_program_of_opcodes(parts: list[bytes]) -> None:
     try:
-        found = load_mapping(io.BytesIO(b"\x80\2" + b"".join(parts) + b"."))
+        found = load_dict(io.BytesIO(b"\x80\2" + b"".join(parts) + b"."))
     except BatchError:
         return
     for value in found.values():
         try:
-            array = array_of(value)
+            array = build_array(value)
         except BatchError:
             continue
         assert array.dtype.kind in "ui"
@@ -567,7 +567,7 @@ def test_any_damaged_pickle(change: tuple[float, int]) -> None:
     data = bytearray(dump_python2({b"data": np.arange(6, dtype=np.uint8).reshape(2, 3), b"labels": [1, 2]}))
     data[int(change[0] * len(data))] = change[1]
     try:
-        array_of(load_mapping(io.BytesIO(bytes(data))).get("data"))
+        build_array(load_dict(io.BytesIO(bytes(data))).get("data"))
     except BatchError as error:
         assert str(error)  # noqa: PT017 - either outcome is right; no other exception is
 

@@ -138,7 +138,7 @@ def test_what_is_missing_or_not_named_is_said(tmp_path: Path) -> None:
         survey = source.survey()
         assert dict(survey.splits) == {"train": 4}
         assert dict(survey.ledger.passed_over) == {
-            "files of annotations of images that are not there": 3,
+            "files of annotations of images that are missing": 3,
             "annotations of images that are not listed": 1,
             "images that no annotations name": 2,
             "not images (.txt)": 1,
@@ -155,7 +155,7 @@ def test_without_any_image_it_says_so(tmp_path: Path) -> None:
     coco(tmp_path)
     for split in ("train", "val"):
         shutil.rmtree(tmp_path / f"{split}2017")
-    with pytest.raises(SourceError, match=r"no image is there that annotations/instances_val2017\.json names"):
+    with pytest.raises(SourceError, match=r"the images of annotations/instances_val2017\.json are missing"):
         open_source(tmp_path)
 
 
@@ -270,10 +270,10 @@ def test_stuff_alone_is_objects_and_masks_alone_are_read(tmp_path: Path) -> None
     [
         ({"file_name": "../x.png"}, "no path within the source"),
         ({"file_name": None, "image_id": 1}, "None is missing"),
-        ({"image_id": 2}, "two masks of"),
+        ({"image_id": 2}, "two panoptic masks of"),
         ({"segments_info": None}, "the segments_info None"),
         ({"segments_info": [{"id": "7", "category_id": 18}]}, "the segments_info"),
-        ({"segments_info": [{"id": 7, "category_id": 5}]}, "category_id 5, which is no category"),
+        ({"segments_info": [{"id": 7, "category_id": 5}]}, "category_id 5, which is not in categories"),
         ({"file_name": "gone.png"}, "gone.png is missing"),
     ],
 )
@@ -288,7 +288,7 @@ def test_panoptic_masks_that_are_not_there_are_counted(tmp_path: Path) -> None:
     root = panoptic(tmp_path)
     shutil.rmtree(root / "annotations/panoptic_train2017")
     with closing(open_source(root)) as source:
-        assert source.survey().ledger.passed_over["panoptic masks that are not there"] == 3
+        assert source.survey().ledger.passed_over["panoptic masks that are missing"] == 3
 
 
 def test_captions_alone(tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_what_is_not_coco(images: Any, annotations: Any, categories: Any, said: 
         ({"bbox": [1, 2, 3, "x"]}, "expected 4 numbers"),
         ({"bbox": [1, 2, 3, 1e99]}, "expected 4 numbers"),
         ({"bbox": None}, "expected 4 numbers"),
-        ({"category_id": 7}, "category_id 7, which is no category"),
-        ({"category_id": [18]}, "which is no category"),
+        ({"category_id": 7}, "category_id 7, which is not in categories"),
+        ({"category_id": [18]}, "which is not in categories"),
         ({"bbox": [1, 2, float("nan"), 4]}, "expected 4 numbers"),
     ],
 )
@@ -407,7 +407,7 @@ def test_annotations_of_years_whose_images_are_not_there(tmp_path: Path) -> None
     with closing(open_source(tmp_path)) as source:
         assert list(source.entries()) == expected
         ledger = source.survey().ledger
-        assert ledger.left == {"files of annotations of images that are not there": 2}
+        assert ledger.left == {"files of annotations of images that are missing": 2}
         assert set(ledger.names(Role.LEFT)) == {f"annotations/instances_{split}2014.json" for split in ("train", "val")}
 
 
@@ -415,7 +415,7 @@ def test_annotations_of_years_whose_images_are_not_there(tmp_path: Path) -> None
 def test_two_sets_in_folders_of_one_name_are_a_question(name: str, tmp_path: Path) -> None:
     for folder, n in (("one", 0), ("two", 1)):
         fill(tmp_path, {f"{folder}/{name}": of_images(n), **photos(f"{folder}/images", n)})
-    with pytest.raises(AmbiguousSourceError, match="whose names say no split: give one of their folders") as asked:
+    with pytest.raises(AmbiguousSourceError, match="whose names have no split: give one of their folders") as asked:
         open_source(tmp_path)
     assert [answer.source for answer in asked.value.answers] == [tmp_path / "one", tmp_path / "two"]
     for answer, n in zip(asked.value.answers, (0, 1), strict=True):
@@ -451,7 +451,7 @@ def test_names_that_lead_out_of_the_source_are_refused(archive: bool, name: str,
     (tmp_path / "out.jpg").write_bytes(jpeg(9))
     if archive:
         path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
-    said = r"names .*, which is no path within the source|no image is there that annotations/instances_train"
+    said = r"names .*, which is no path within the source|the images of annotations/instances_train"
     with pytest.raises(SourceError, match=said) as caught:
         open_source(path)
     assert str(caught.value).isprintable()
@@ -513,7 +513,7 @@ def test_images_of_lvis_are_named_by_their_urls(tmp_path: Path) -> None:
 def test_without_its_images_the_first_is_named(tmp_path: Path) -> None:
     plain(tmp_path, [{"id": 0, "file_name": "0.JPG"}], [])
     with pytest.raises(
-        SourceError, match=r"no image is there that .* names. The first, 0\.JPG, lies nowhere in this source"
+        SourceError, match=r"the images of .* are missing. The first, 0\.JPG, is nowhere in this source"
     ):
         open_source(tmp_path)
 

@@ -147,9 +147,7 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
         open_source(tmp_path)
     write(tmp_path, "train", x, y)
     for options in ({"label_key": "y"}, {"layout": "NHWC"}):
-        with pytest.raises(
-            SourceError, match="has its own labels, so takes no --label-key; --layout may be NHW or NWH"
-        ):
+        with pytest.raises(SourceError, match="has its own labels: --label-key is not used, and --layout may be NHW"):
             open_source(tmp_path, **options)  # type: ignore[arg-type]
     (tmp_path / "train-labels-idx1-ubyte").unlink()
     with pytest.raises(SourceError, match="the labels of train are missing"):

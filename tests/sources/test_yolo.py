@@ -170,7 +170,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         assert dict(survey.ledger.passed_over) == {
             "splits with the images of another (val)": 1,
             "splits whose images are not there (test: images/none)": 1,
-            "files of labels of no sample": 2,  # one is classes.txt
+            "files of labels without an image": 2,  # one is classes.txt
             "images that no list names": 2,
             "not images (.txt)": 2,
             "not images (.md)": 1,
@@ -220,12 +220,12 @@ def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
         ("train: images/train\nnc: 3\nnames: [a, b]", "nc is 3, but there are 2 names"),
         ("train: images/train\nnames: [a, b]\nkpt_shape: [17]", "kpt_shape is .17.; expected"),
         ("train: images/train\nnames: [a, b]\nkpt_shape: [999999999, 3]", "expected 1 to 256"),
-        ("train: nowhere\nnames: [a, b]", "no images are where it says: .*train: nowhere"),
-        ("train: 5\nnames: [a, b]", "no images are where it says"),
+        ("train: nowhere\nnames: [a, b]", "its images are missing: .*train: nowhere"),
+        ("train: 5\nnames: [a, b]", "its images are missing"),
         ("train: images/train\nval: images\nnames: [a, b]", r"0000\d\.jpg is in train and again in val"),
         ("train: &a images/train\nval: *a\nnames: [a, b]", "has an alias"),
         ("train: [\nnames: [a, b]", "is not YAML"),
-        ("train: ../../../../etc\nnames: [a, b]", "no images are where it says"),
+        ("train: ../../../../etc\nnames: [a, b]", "its images are missing"),
         ("train: list.txt\nnames: [a, b]", r"list\.txt, line 1 names '\.\./\.\./x\.jpg', which is no path"),
     ],
 )
@@ -315,7 +315,10 @@ def test_darknet(top: str, said: str, tmp_path: Path) -> None:
         survey = source.survey()
         assert (source.kind, dict(survey.splits)) == ("yolo", {"train": 2, "valid": 1})
         assert next(column.classes for column in survey.columns if column.name == "labels") == ("cat", "dog")
-        assert dict(survey.ledger.passed_over) == {"images that no list names": 1, "files of labels of no sample": 1}
+        assert dict(survey.ledger.passed_over) == {
+            "images that no list names": 1,
+            "files of labels without an image": 1,
+        }
         assert [entry.key for entry in source.entries()] == [f"{top}obj/{n}.jpg" for n in (0, 2, 1)]
         values = [source.read(entry).values for entry in source.entries()]  # type: ignore[union-attr]
         assert [list(value["labels"]) for value in values] == [[0], [0], [1]]
@@ -332,8 +335,8 @@ def test_an_archive_of_darknet(tmp_path: Path) -> None:
     [
         ("obj.data", "classes = 3\ntrain = train.txt\nnames = obj.names", "classes is 3, but there are 2 names"),
         ("obj.data", "train = train.txt\nnames = other.names", r"names of the classes \(other\.names\) are missing"),
-        ("obj.data", "train = other.txt\nnames = obj.names", "no images are where it says.*train: other"),
-        ("obj.data", "train = obj\nnames = obj.names", "no images are where it says.*train: obj"),
+        ("obj.data", "train = other.txt\nnames = obj.names", "its images are missing.*train: other"),
+        ("obj.data", "train = obj\nnames = obj.names", "its images are missing.*train: obj"),
         ("train.txt", "../x.jpg", r"'\.\./x\.jpg', which is no path within the source"),
         ("train.txt", "/etc/../../x.jpg", "is no path within the source"),
         ("train.txt", "obj/0.jpg\nobj/0.jpg", "obj/0.jpg is in train and again in train"),

@@ -22,7 +22,7 @@ from packstore.sources.bridges.arguments import parameters, parse_arguments
 from packstore.sources.bridges.guard import guard
 from packstore.sources.bridges.items import AnnotatedItem, Objects
 from packstore.sources.values import array_of
-from packstore.sources.voc.objects import CLASSES, objects_of
+from packstore.sources.voc.objects import CLASSES, parse_annotation
 
 
 def _alike(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
@@ -167,7 +167,7 @@ def _kitti(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _voc(data: Any) -> Iterator[tuple[Path, Any]]:
-    annotations = [objects_of(Path(file).read_bytes()) for file in data.annotations]
+    annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
     own = {label for found in annotations for label in found["labels"]} <= set(CLASSES)
     for image, found in zip(data.images, annotations, strict=True):
         values = [{"difficult": each} for each in found["difficult"]]

@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 in their published layouts: python or binary, directory or ``.tar.gz``.
 
-Keys are ``train/00000`` and so on, in the order of the batches; all layouts give the same samples.
+Keys are ``train/00000``, ``train/00001`` …, in the order of the batches. All layouts give the same samples.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.manifest import Column
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey, stamp_files
-from packstore.sources.cifar.files import CifarFiles, find_files, no_cifar
-from packstore.sources.cifar.pickles import BatchError, array_of, load_mapping, names_of
+from packstore.sources.cifar.files import CifarFiles, find_cifar, no_cifar_error
+from packstore.sources.cifar.pickles import BatchError, build_array, load_dict, parse_name_list
 from packstore.sources.ledger import Claims
 
 _SHAPE = (32, 32, 3)
 _PIXELS = 3072
 _BATCHES_HELD = 2
-_PAGE = 1024  # images turned from planes to pixels at once take a tenth of the time
+_PAGE = 1024  # images to transpose from planes to pixels at once: a tenth of the time
 _PAGES_HELD = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
-    """The label columns of a dataset.
+class _LabelColumns:
+    """Label columns of a dataset.
 
     Attributes:
-        python: Name, key in a python batch, key in the python meta file, of each.
-        binary: Their names in the order in which a binary row begins with them.
+        python: For each, its name, its key in a python batch, and its key in the python meta file.
+        binary: Their names, in their order at the beginning of a binary row.
     """
 
     python: tuple[tuple[str, str, str], ...]
@@ -44,8 +44,8 @@ class _Columns:
 
 
 _COLUMNS = {
-    "cifar10": _Columns((("label", "labels", "label_names"),), ("label",)),
-    "cifar100": _Columns(
+    "cifar10": _LabelColumns((("label", "labels", "label_names"),), ("label",)),
+    "cifar100": _LabelColumns(
         (
             ("label", "fine_labels", "fine_label_names"),
             ("coarse_label", "coarse_labels", "coarse_label_names"),
@@ -56,11 +56,11 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Labels:
-    """What the files hold besides pixels.
+class _AllLabels:
+    """Labels of all batches.
 
     Attributes:
-        classes: The names of the classes, one tuple a label column.
+        classes: Names of the classes, one tuple a label column.
         batches: Labels, int64 of shape ``(rows, label columns)``, one array a batch.
     """
 
@@ -81,13 +81,13 @@ class CifarSource(Source):
         self._files = files
         self.evidence = ", ".join(name for _, name in files.layout.batches)
         self._columns = _COLUMNS[self.kind]
-        self._labels: _Labels | None = None
+        self._labels: _AllLabels | None = None
         self._batches: dict[int, NDArray[np.uint8]] = {}
         self._pages: dict[tuple[int, int], NDArray[np.uint8]] = {}
         self._lock = threading.Lock()
 
     def stamp(self) -> str:
-        return stamp_files(self._files.paths())
+        return stamp_files(self._files.disk_paths())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples. The first call here or of :meth:`entries` reads all files, for their labels.
@@ -95,8 +95,8 @@ class CifarSource(Source):
         Raises :class:`SourceError` for files that are missing, truncated, damaged or unsafe, and for labels
         out of range.
         """
-        labels = self._all_labels(progress)
-        splits = dict.fromkeys(self._choose(split), 0)
+        labels = self._load_labels(progress)
+        splits = dict.fromkeys(self._choose_splits(split), 0)
         for (name, _), batch in zip(self._files.layout.batches, labels.batches, strict=True):
             if name in splits:
                 splits[name] += len(batch)
@@ -111,18 +111,18 @@ class CifarSource(Source):
             shape=_SHAPE,
             size_bytes=records * _PIXELS,
             size_counts={_PIXELS: records},
-            key_bytes=sum(_key_bytes(name, count) for name, count in splits.items()),
+            key_bytes=sum(_count_key_bytes(name, count) for name, count in splits.items()),
             ledger=self.ledger(Claims()),
         )
 
     def claim_files(self, claims: Claims) -> None:
-        self.claim_paths(claims, self._files.paths())
+        self.claim_paths(claims, self._files.disk_paths())
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields samples; ``ref`` is (number of the batch, row in it)."""
-        return self._entries(self._all_labels(no_progress), self._choose(split))
+        return self._entries(self._load_labels(no_progress), self._choose_splits(split))
 
-    def _entries(self, labels: _Labels, splits: list[str]) -> Iterator[Entry]:
+    def _entries(self, labels: _AllLabels, splits: list[str]) -> Iterator[Entry]:
         numbers = dict.fromkeys(splits, 0)
         for batch, (split, _) in enumerate(self._files.layout.batches):
             if split not in numbers:
@@ -132,12 +132,13 @@ class CifarSource(Source):
             numbers[split] += len(labels.batches[batch])
 
     def read(self, entry: Entry) -> NDArray[np.uint8]:
-        """The image, uint8 ``(32, 32, 3)`` RGB, read-only. Raises :class:`SourceError` for an unreadable batch."""
+        """Returns the image, uint8 ``(32, 32, 3)`` RGB, read-only. Raises :class:`SourceError` for an unreadable
+        batch."""
         batch, row = entry.ref
         number = row // _PAGE
         page = self._pages.get((batch, number))
         if page is None:
-            page = self._page(batch, number)
+            page = self._load_page(batch, number)
         image: NDArray[np.uint8] = page[row - number * _PAGE]
         return image
 
@@ -146,7 +147,8 @@ class CifarSource(Source):
         self._pages.clear()
         self._files.close()
 
-    def _page(self, batch: int, number: int) -> NDArray[np.uint8]:
+    def _load_page(self, batch: int, number: int) -> NDArray[np.uint8]:
+        """Reads a page of images ``(rows, 32, 32, 3)``, and caches it and its batch; drops the oldest ones."""
         with self._lock:
             page = self._pages.get((batch, number))
             if page is not None:
@@ -155,8 +157,8 @@ class CifarSource(Source):
                 while len(self._batches) >= _BATCHES_HELD:
                     del self._batches[next(iter(self._batches))]
                 name = self._files.layout.batches[batch][1]
-                with self._files.read(name) as file:
-                    self._batches[batch] = self._batch(name, file)[0]
+                with self._files.open(name) as file:
+                    self._batches[batch] = self._parse_batch(name, file)[0]
             planes = self._batches[batch][number * _PAGE : (number + 1) * _PAGE].reshape(-1, 3, 32, 32)
             page = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
             page.setflags(write=False)
@@ -165,7 +167,8 @@ class CifarSource(Source):
             self._pages[batch, number] = page
             return page
 
-    def _choose(self, split: str | None) -> list[str]:
+    def _choose_splits(self, split: str | None) -> list[str]:
+        """Returns ``split`` in a list, or all splits for None. Raises :class:`NotInSourceError`."""
         splits = list(dict.fromkeys(name for name, _ in self._files.layout.batches))
         if split is None:
             return splits
@@ -173,7 +176,8 @@ class CifarSource(Source):
             raise self.unknown_split_error(split, splits)
         return [split]
 
-    def _all_labels(self, progress: ProgressCallback) -> _Labels:
+    def _load_labels(self, progress: ProgressCallback) -> _AllLabels:
+        """Returns all labels; the first call reads and checks all files. Raises :class:`SourceError`."""
         if self._labels is not None:
             return self._labels
         layout = self._files.layout
@@ -181,44 +185,46 @@ class CifarSource(Source):
         meta: dict[str, tuple[tuple[str, ...], ...]] = {}
         labels: dict[int, NDArray[np.int64]] = {}
         rows = 0
-        for name, file in self._files.all():
+        for name, file in self._files.read_all():
             if name in batches:
-                labels[batches[name]] = self._batch(name, file)[1]
+                labels[batches[name]] = self._parse_batch(name, file)[1]
                 rows += len(labels[batches[name]])
                 progress(Progress("scan", rows, None, rows * _PIXELS))
             else:
-                meta[name] = self._names(name, file)
+                meta[name] = self._read_class_names(name, file)
         classes = tuple(names for name in layout.meta for names in meta[name])
         for number, (_, name) in enumerate(layout.batches):
             self._check_labels(name, labels[number], classes)
         if not rows:
             raise SourceError(f"{printable(str(self.path))} holds no images: its batches are empty; download it again")
-        self._labels = _Labels(classes, tuple(labels[number] for number in range(len(labels))))
+        self._labels = _AllLabels(classes, tuple(labels[number] for number in range(len(labels))))
         return self._labels
 
-    def _names(self, name: str, file: IO[bytes]) -> tuple[tuple[str, ...], ...]:
-        """The names of the classes in a meta file: one tuple a label column that it covers."""
+    def _read_class_names(self, name: str, file: IO[bytes]) -> tuple[tuple[str, ...], ...]:
+        """Reads the names of classes from a meta file: one tuple a label column of the file. Raises
+        :class:`SourceError`."""
         try:
             if self._files.layout.binary:
                 lines = file.read().decode("utf-8").splitlines()
                 return (tuple(line.strip() for line in lines if line.strip()),)
-            meta = load_mapping(file)
-            return tuple(names_of(meta.get(key)) for _, _, key in self._columns.python)
+            meta = load_dict(file)
+            return tuple(parse_name_list(meta.get(key)) for _, _, key in self._columns.python)
         except (BatchError, UnicodeDecodeError) as error:
-            raise SourceError(f"{self._files.where(name)}: {printable(str(error))}") from None
+            raise SourceError(f"{self._files.shown(name)}: {printable(str(error))}") from None
         except OSError as error:
-            raise SourceError(f"{self._files.where(name)} cannot be read: {error.strerror or error}") from None
+            raise SourceError(f"{self._files.shown(name)} cannot be read: {error.strerror or error}") from None
 
-    def _batch(self, name: str, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label columns)``."""
+    def _parse_batch(self, name: str, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Parses a batch: returns pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label
+        columns)``. Raises :class:`SourceError`."""
         try:
-            return self._binary_batch(file) if self._files.layout.binary else self._python_batch(file)
+            return self._parse_binary_batch(file) if self._files.layout.binary else self._parse_python_batch(file)
         except BatchError as error:
-            raise SourceError(f"{self._files.where(name)}: {printable(str(error))}") from None
+            raise SourceError(f"{self._files.shown(name)}: {printable(str(error))}") from None
         except OSError as error:
-            raise SourceError(f"{self._files.where(name)} cannot be read: {error.strerror or error}") from None
+            raise SourceError(f"{self._files.shown(name)} cannot be read: {error.strerror or error}") from None
 
-    def _binary_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _parse_binary_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         stored = self._columns.binary
         row = len(stored) + _PIXELS
         data = np.frombuffer(file.read(), np.uint8)
@@ -228,36 +234,37 @@ class CifarSource(Source):
         order = [stored.index(name) for name, _, _ in self._columns.python]
         return rows[:, len(stored) :], rows[:, order].astype(np.int64)
 
-    def _python_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        found = load_mapping(file)
-        data: NDArray[Any] = array_of(found.get("data"))
+    def _parse_python_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        found = load_dict(file)
+        data: NDArray[Any] = build_array(found.get("data"))
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _PIXELS:
             raise BatchError(f"data of {data.dtype} {data.shape}, expected uint8 (rows, {_PIXELS})")
-        columns = [array_of(found.get(key)) for _, key, _ in self._columns.python]
+        columns = [build_array(found.get(key)) for _, key, _ in self._columns.python]
         for (_, key, _), column in zip(self._columns.python, columns, strict=True):
             if column.shape != (len(data),):
                 raise BatchError(f"{key} of shape {column.shape} for {len(data)} images")
         return data, np.stack(columns, axis=1).astype(np.int64)
 
     def _check_labels(self, name: str, labels: NDArray[np.int64], classes: tuple[tuple[str, ...], ...]) -> None:
+        """Raises :class:`SourceError` for a label of the batch ``name`` that is out of range."""
         for column, names in enumerate(classes):
             wrong = np.flatnonzero((labels[:, column] < 0) | (labels[:, column] >= len(names)))
             if len(wrong):
                 row, what = int(wrong[0]), self._columns.python[column][0]
                 raise SourceError(
-                    f"{self._files.where(name)}, row {row}: {what} {labels[row, column]} is out of range, expected a "
+                    f"{self._files.shown(name)}, row {row}: {what} {labels[row, column]} is out of range, expected a "
                     f"number below {len(names)}"
                 )
 
 
-def _key_bytes(split: str, count: int) -> int:
-    """Bytes of the keys of ``count`` images: five digits a number, more where it has more."""
+def _count_key_bytes(split: str, count: int) -> int:
+    """Counts the bytes of the keys of ``count`` images; numbers have five digits or more."""
     return count * (len(split) + 6) + sum(max(0, count - int(10**digits)) for digits in range(5, 11))
 
 
 def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
-    """Looks for both datasets, so that a folder with both is refused as ambiguous."""
-    files = find_files(path, None)
+    """Recognises the dataset ``name``; looks for both, so that a folder with both is refused as ambiguous."""
+    files = find_cifar(path, None)
     if files is None:
         return Certainty.NO
     files.close()
@@ -265,15 +272,15 @@ def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(name: str, path: Path, options: SourceOptions) -> CifarSource:
-    files = find_files(path, name)
+    files = find_cifar(path, name)
     if files is None:
-        raise no_cifar(path, name)
+        raise no_cifar_error(path, name)
     return CifarSource(path, options, files)
 
 
-def _kind(name: str, title: str) -> Kind:
+def _make_kind(name: str, title: str) -> Kind:
     help = f"{title} as downloaded, a folder or .tar.gz"
     return Kind(name, help, partial(_recognise, name), partial(_open, name))
 
 
-CIFAR10, CIFAR100 = _kind("cifar10", "CIFAR-10"), _kind("cifar100", "CIFAR-100")
+CIFAR10, CIFAR100 = _make_kind("cifar10", "CIFAR-10"), _make_kind("cifar100", "CIFAR-100")

@@ -1,5 +1,5 @@
-"""The published layouts of CIFAR-10 and CIFAR-100 (https://www.cs.toronto.edu/~kriz/cifar.html), in a directory or in
-a ``.tar.gz`` that is read in place."""
+"""Files of CIFAR-10 and CIFAR-100 in their published layouts (https://www.cs.toronto.edu/~kriz/cifar.html), in a
+directory, or in a ``.tar.gz`` that is read in place."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ _MAX_MEMBER_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, ha
 _LOOKED_AT = 64
 _BROKEN = (
     *(OSError, EOFError, zlib.error, tarfile.TarError),
-    # What tarfile lets through of broken headers: numbers and names in pax headers are taken as they come, and each
-    # header that belongs to the next one is read inside the call that read the one before.
+    # tarfile raises these for broken headers: it does not check the numbers and names of pax headers.
     *(ValueError, ArithmeticError, LookupError, TypeError, RecursionError),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """One published layout.
+class CifarLayout:
+    """Published layout.
 
     Attributes:
         kind: ``cifar10`` or ``cifar100``.
-        binary: Rows of bytes, instead of pickles.
+        binary: Its batches are rows of bytes, not pickles.
         directory: Name of the directory.
         archive: Name of the download.
         batches: (split, file name) of all batches in order.
@@ -52,8 +51,8 @@ class Layout:
     def files(self) -> tuple[str, ...]:
         return (*self.meta, *(name for _, name in self.batches))
 
-    def fits(self, directory: str, files: Iterable[str]) -> bool:
-        """Whether a directory is meant to have this layout: by its name, or because it holds a meta file and a
+    def matches(self, directory: str, files: Iterable[str]) -> bool:
+        """Tells if a directory has this layout, or is a damaged one of it: by its name, or by a meta file and a
         batch."""
         there = set(files)
         return directory == self.directory or (
@@ -67,16 +66,18 @@ def _train_and_test(suffix: str) -> tuple[tuple[str, str], ...]:
 
 
 LAYOUTS = (
-    Layout("cifar10", False, "cifar-10-batches-py", "cifar-10-python.tar.gz", _train_and_test(""), ("batches.meta",)),
-    Layout(
+    CifarLayout(
+        "cifar10", False, "cifar-10-batches-py", "cifar-10-python.tar.gz", _train_and_test(""), ("batches.meta",)
+    ),
+    CifarLayout(
         *("cifar10", True, "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
         *(_train_and_test(".bin"), ("batches.meta.txt",)),
     ),
-    Layout(
+    CifarLayout(
         *("cifar100", False, "cifar-100-python", "cifar-100-python.tar.gz"),
         *((("train", "train"), ("test", "test")), ("meta",)),
     ),
-    Layout(
+    CifarLayout(
         *("cifar100", True, "cifar-100-binary", "cifar-100-binary.tar.gz"),
         *((("train", "train.bin"), ("test", "test.bin")), ("fine_label_names.txt", "coarse_label_names.txt")),
     ),
@@ -84,33 +85,34 @@ LAYOUTS = (
 
 
 class CifarFiles(ABC):
-    """The files of one layout. Safe to use from several threads."""
+    """Files of one layout. Thread-safe."""
 
-    def __init__(self, path: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, layout: CifarLayout) -> None:
         self.path = path
         self.layout = layout
 
     @abstractmethod
-    def all(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Name and content of each file of the layout, in the order that is fastest to read; valid until the next.
-        Raises :class:`SourceError` for missing files, and for an archive that is cut off or damaged."""
+    def read_all(self) -> Iterator[tuple[str, IO[bytes]]]:
+        """Yields name and content of each file, in the order that is fastest to read; the content is valid until the
+        next. Raises :class:`SourceError` for missing files, and for an archive that is cut off or damaged."""
 
     @abstractmethod
-    def read(self, name: str) -> IO[bytes]:
-        """The content of one file. Raises :class:`SourceError` when it cannot be read."""
+    def open(self, name: str) -> IO[bytes]:
+        """Opens one file. Raises :class:`SourceError` if it cannot be read."""
 
     @abstractmethod
-    def paths(self) -> list[Path]:
-        """The files on disk: those of the layout, or the archive."""
+    def disk_paths(self) -> list[Path]:
+        """Returns the files on disk: those of the layout, or the archive."""
 
-    def where(self, name: str) -> str:
-        """A file of the layout, for messages."""
+    def shown(self, name: str) -> str:
+        """Returns the path of a file of the layout, for messages."""
         return printable(f"{self.path}/{name}")
 
     def close(self) -> None:
         return
 
     def _check_complete(self, there: Iterable[str]) -> None:
+        """Raises :class:`SourceError` unless all files of the layout are in ``there``."""
         missing = sorted(set(self.layout.files).difference(there))
         if missing:
             raise SourceError(
@@ -119,49 +121,49 @@ class CifarFiles(ABC):
 
 
 class DirectoryFiles(CifarFiles):
-    """The files of a directory."""
+    """Files of a directory."""
 
-    def all(self) -> Iterator[tuple[str, IO[bytes]]]:
+    def read_all(self) -> Iterator[tuple[str, IO[bytes]]]:
         self._check_complete(name for name in self.layout.files if (self.path / name).is_file())
         for name in self.layout.files:
-            with self.read(name) as file:
+            with self.open(name) as file:
                 yield name, file
 
-    def paths(self) -> list[Path]:
+    def disk_paths(self) -> list[Path]:
         return [self.path / name for name in self.layout.files]
 
-    def read(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> IO[bytes]:
         path = self.path / name
         try:
             size = path.stat().st_size
             if size > _MAX_MEMBER_BYTES:
-                raise SourceError(f"{self.where(name)}: {size} bytes; that is not CIFAR")
+                raise SourceError(f"{self.shown(name)}: {size} bytes; that is not CIFAR")
             return path.open("rb")
         except OSError as error:
-            raise SourceError(f"{self.where(name)} cannot be read: {error.strerror or error}") from None
+            raise SourceError(f"{self.shown(name)} cannot be read: {error.strerror or error}") from None
 
 
 class TarFiles(CifarFiles):
-    """The members of a ``.tar.gz``: one pass finds them all, later reads seek to them."""
+    """Members of a ``.tar.gz``: one pass finds all of them, later reads seek."""
 
-    def __init__(self, path: Path, layout: Layout, prefix: str) -> None:
+    def __init__(self, path: Path, layout: CifarLayout, prefix: str) -> None:
         super().__init__(path, layout)
         self._prefix = prefix
         self._gzip = GzipReader(path)
         self._found: dict[str, tuple[int, int]] = {}  # position and size
         self._lock = threading.Lock()
 
-    def paths(self) -> list[Path]:
+    def disk_paths(self) -> list[Path]:
         return [self.path]
 
-    def all(self) -> Iterator[tuple[str, IO[bytes]]]:
+    def read_all(self) -> Iterator[tuple[str, IO[bytes]]]:
         with self._lock:
             try:
-                yield from self._all()
+                yield from self._read_members()
             except _BROKEN as error:
-                raise _damaged(printable(str(self.path)), error) from None
+                raise _damaged_error(printable(str(self.path)), error) from None
 
-    def _all(self) -> Iterator[tuple[str, IO[bytes]]]:
+    def _read_members(self) -> Iterator[tuple[str, IO[bytes]]]:
         self._gzip.seek(0)
         found: dict[str, tuple[int, int]] = {}
         with tarfile.open(fileobj=self._gzip, mode="r:") as tar:
@@ -170,15 +172,16 @@ class TarFiles(CifarFiles):
                 if parent != self._prefix or name not in self.layout.files or not member.isreg():
                     continue
                 if name in found or member.size > _MAX_MEMBER_BYTES or member.sparse is not None:
-                    raise SourceError(f"{self.where(name)}: {member.size} bytes, or there twice; that is not CIFAR")
+                    raise SourceError(f"{self.shown(name)}: {member.size} bytes, or there twice; that is not CIFAR")
                 found[name] = (member.offset_data, member.size)
-                yield name, io.BytesIO(self._content(*found[name]))
-        while self._gzip.read(1 << 20):  # to the end, where the checksum is
+                yield name, io.BytesIO(self._read_member(*found[name]))
+        while self._gzip.read(1 << 20):  # to the end, which has the checksum
             continue
         self._check_complete(found)
         self._found = found
 
-    def _content(self, position: int, size: int) -> bytes:
+    def _read_member(self, position: int, size: int) -> bytes:
+        """Reads exactly ``size`` bytes at an offset of the tar. Raises :class:`EOFError`."""
         self._gzip.seek(position)
         parts: list[bytes] = []
         missing = size
@@ -189,57 +192,54 @@ class TarFiles(CifarFiles):
             raise EOFError("the archive ends inside a file")
         return b"".join(parts)
 
-    def read(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> IO[bytes]:
         with self._lock:
             try:
                 if not self._found:
-                    for _ in self._all():
+                    for _ in self._read_members():
                         continue
-                return io.BytesIO(self._content(*self._found[name]))
+                return io.BytesIO(self._read_member(*self._found[name]))
             except _BROKEN as error:
-                raise _damaged(self.where(name), error) from None
+                raise _damaged_error(self.shown(name), error) from None
 
     def close(self) -> None:
         self._gzip.close()
 
 
-def find_files(path: Path, kind: str | None) -> CifarFiles | None:
-    """The files of a CIFAR at ``path``: its directory, its archive, or a folder that holds exactly one of these.
+def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
+    """Finds the files of a CIFAR at ``path``: its directory, its archive, or a folder that holds exactly one of these;
+    None if there is none. Raises :class:`SourceError` if there are several, or if an archive is damaged.
 
     Args:
         path: Where to look.
         kind: ``cifar10`` or ``cifar100``; None takes either.
-
-    Returns:
-        None where there is none. Raises :class:`SourceError` when it cannot be told which of several is meant, or
-        when an archive is damaged.
     """
     layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
     if path.is_file():
-        return _archive(path, layouts)
-    names = _names(path)
+        return _open_archive(path, layouts)
+    names = _list_names(path)
     for layout in layouts:
-        if layout.fits(path.resolve().name, names):
+        if layout.matches(path.resolve().name, names):
             return DirectoryFiles(path, layout)
     directories = [layout for layout in layouts if layout.directory in names and (path / layout.directory).is_dir()]
     unpacked = {layout.archive for layout in directories}
-    archives = [la for la in layouts if la.archive in names and la.archive not in unpacked]
+    archives = [layout for layout in layouts if layout.archive in names and layout.archive not in unpacked]
     found = [path / layout.directory for layout in directories] + [path / layout.archive for layout in archives]
     if len(found) > 1:
         listed = ", ".join(printable(place.name) for place in found)
         raise SourceError(f"{printable(str(path))} holds {listed}: give the path of one of them")
-    return find_files(found[0], kind) if found else None
+    return find_cifar(found[0], kind) if found else None
 
 
-def _names(path: Path) -> set[str]:
+def _list_names(path: Path) -> set[str]:
     try:
         return set(os.listdir(path))
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
 
 
-def _archive(path: Path, layouts: list[Layout]) -> CifarFiles | None:
-    """The archive at ``path``, if its first members are those of a layout."""
+def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
+    """Opens the archive at ``path``; None if its first members are those of no layout."""
     try:
         with path.open("rb") as file:
             if file.read(3) != b"\x1f\x8b\x08":
@@ -253,18 +253,18 @@ def _archive(path: Path, layouts: list[Layout]) -> CifarFiles | None:
                 folders.setdefault("" if parent == "." else parent, set()).add(inside.name)
                 for folder, names in folders.items():
                     for layout in layouts:
-                        if layout.fits(PurePosixPath(folder).name, names):
+                        if layout.matches(PurePosixPath(folder).name, names):
                             return TarFiles(path, layout, folder)
     except _BROKEN as error:
-        raise _damaged(printable(str(path)), error) from None
+        raise _damaged_error(printable(str(path)), error) from None
     return None
 
 
-def _damaged(where: str, error: Exception) -> SourceError:
+def _damaged_error(where: str, error: Exception) -> SourceError:
     return SourceError(f"{where} is cut off or damaged ({printable(str(error)[:200])}): download it again")
 
 
-def no_cifar(path: Path, kind: str) -> SourceError:
-    """The error for a path named as ``kind`` that is not of that kind."""
-    expected = " or ".join(f"{la.directory}/ or {la.archive}" for la in LAYOUTS if la.kind == kind)
+def no_cifar_error(path: Path, kind: str) -> SourceError:
+    """Returns the error for a path that is not of the kind that the user named."""
+    expected = " or ".join(f"{layout.directory}/ or {layout.archive}" for layout in LAYOUTS if layout.kind == kind)
     return SourceError(f"{printable(str(path))} is not {kind}: expected {expected}, or a folder that holds one of them")

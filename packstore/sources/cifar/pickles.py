@@ -1,9 +1,9 @@
 """Reads CIFAR's pickles without running anything from them.
 
-A pickle is a program that calls whatever it can name; :mod:`packstore.core.pickle_machine` runs it. Here it can name
-numpy's array and dtype constructors, which are stand-ins that only note what they are given, and
-``_codecs.encode``, with which Python 3 writes bytes for Python 2. So numpy itself sees nothing but bytes of a checked
-length, and no object of the program's own making.
+A pickle is a program that calls any function it can name; :mod:`packstore.core.pickle_machine` interprets it. Here it
+can name numpy's array and dtype constructors, which are stand-ins that only store their arguments, and
+``_codecs.encode``, by which Python 3 writes bytes for Python 2. So numpy itself sees nothing but bytes of a checked
+length.
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ _DTYPES = _TYPES | {short: short for short in _TYPES.values()}
 
 
 class BatchError(Exception):
-    """A file of a batch that is broken, or a pickle that asks for more than arrays."""
+    """Raised for a broken batch, or a pickle that needs more than arrays."""
 
 
-def load_mapping(file: IO[bytes]) -> dict[str, Any]:
-    """The dictionary that a pickle of any protocol holds, with text keys; the byte strings of Python 2 stay bytes.
+def load_dict(file: IO[bytes]) -> dict[str, Any]:
+    """Reads a dictionary from a pickle of any protocol; keys become texts, byte strings of Python 2 stay bytes.
+    Executes nothing.
 
-    Arrays in it are to be taken out by :func:`array_of`. Raises :class:`BatchError` for everything else: other
-    globals, a broken or truncated pickle, another object than a dictionary. Executes nothing.
+    Pass its values to :func:`build_array`. Raises :class:`BatchError` for other globals, a broken or truncated pickle,
+    and any object but a dictionary.
     """
     data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
         raise BatchError(f"a pickle of more than {_MAX_BYTES} bytes; that is not CIFAR")
-    return mapping_of(data)
+    return parse_dict(data)
 
 
-def mapping_of(data: bytes) -> dict[str, Any]:
-    """The dictionary that a pickle holds, see :func:`load_mapping`."""
-    names = _names(len(data))
+def parse_dict(data: bytes) -> dict[str, Any]:
+    """Parses a dictionary from the bytes of a pickle, see :func:`load_dict`."""
+    names = _allowed_globals(len(data))
 
     def find(module: str, name: str) -> Callable[..., Any]:
         if (module, name) not in names:
@@ -59,9 +60,9 @@ def mapping_of(data: bytes) -> dict[str, Any]:
     return {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in found.items()}
 
 
-def array_of(value: Any) -> NDArray[Any]:
-    """The array that a value of :func:`load_mapping` stands for (uint8, int32 or int64, read-only where possible), or
-    the int64 array of a list of integers. Raises :class:`BatchError` for anything else."""
+def build_array(value: Any) -> NDArray[Any]:
+    """Builds the array of a value of :func:`load_dict` (read-only if possible), or an int64 array of a list of
+    integers. Raises :class:`BatchError` for any other value."""
     if isinstance(value, _Array):
         return value.build()
     if isinstance(value, list) and all(type(item) is int for item in value):
@@ -72,19 +73,19 @@ def array_of(value: Any) -> NDArray[Any]:
     raise BatchError(f"{type(value).__name__} where an array or a list of integers is expected")
 
 
-def data_of(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
-    """The bytes of an array in C order as the program gave them, with its shape and dtype. Raises
-    :class:`BatchError` for anything else."""
+def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
+    """Returns the bytes of an array in C order, as they are in the pickle, with its shape and dtype. Raises
+    :class:`BatchError` for any other value."""
     if not isinstance(value, _Array):
         raise BatchError(f"{type(value).__name__} where an array is expected")
-    dtype = value.checked()
+    dtype = value.check_dtype()
     if value.fortran:
         raise BatchError("an array in Fortran's order")
     return value.data, value.shape, dtype
 
 
-def names_of(value: Any) -> tuple[str, ...]:
-    """A list of names, from bytes or text. Raises :class:`BatchError` for anything else."""
+def parse_name_list(value: Any) -> tuple[str, ...]:
+    """Converts a list of bytes or texts to names. Raises :class:`BatchError` for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, (bytes, str)) for item in value):
         raise BatchError(f"{type(value).__name__} where a list of names is expected")
     try:
@@ -94,7 +95,7 @@ def names_of(value: Any) -> tuple[str, ...]:
 
 
 class Span(NamedTuple):
-    """Bytes of a program that it was not asked for, since they are many."""
+    """Stands for a long byte string of a pickle that is not read: its range in the file."""
 
     start: int
     stop: int
@@ -108,7 +109,7 @@ class Span(NamedTuple):
 
 
 class _DType(StandIn):
-    """Stands for ``numpy.dtype``: keeps its name and byte order."""
+    """Stands for ``numpy.dtype``: stores its name and byte order."""
 
     __slots__ = ("name", "order")
 
@@ -130,7 +131,7 @@ class _DType(StandIn):
 
 
 class _Array(StandIn):
-    """Stands for ``numpy.ndarray``: keeps what the array is to be made of until :meth:`build` checks it."""
+    """Stands for ``numpy.ndarray``: stores the parts of an array until :meth:`build` checks them."""
 
     __slots__ = ("data", "dtype", "fortran", "shape")
 
@@ -147,17 +148,17 @@ class _Array(StandIn):
         _, self.shape, self.dtype, self.fortran, self.data = state
 
     def build(self) -> NDArray[Any]:
-        made = self.checked()
+        made = self.check_dtype()
         if not isinstance(self.data, bytes):
             raise BatchError("an array that is not of plain numbers")
         flat: NDArray[Any] = np.frombuffer(self.data, made)
         try:
             return flat.reshape(self.shape, order="F" if self.fortran else "C")
-        except ValueError:  # nothing, in a shape that is too large for numpy
+        except ValueError:  # no bytes, in a shape that is too large for numpy
             raise BatchError(f"an array of the shape {self.shape}") from None
 
-    def checked(self) -> np.dtype[Any]:
-        """Its dtype, where shape and number of bytes go together."""
+    def check_dtype(self) -> np.dtype[Any]:
+        """Returns the dtype. Raises :class:`BatchError` if shape and number of bytes do not fit."""
         dtype, shape, data = self.dtype, self.shape, self.data
         if not isinstance(dtype, _DType) or not isinstance(data, (bytes, Span)):
             raise BatchError("an array that is not of plain numbers")
@@ -172,11 +173,12 @@ class _Array(StandIn):
 
 
 def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _Array:
+    """Stands for ``numpy.core.multiarray._reconstruct``: makes an array without content."""
     return _Array()
 
 
 def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """How numpy pickles with protocol 5."""
+    """Stands for ``numpy.core.numeric._frombuffer``, by which numpy pickles in protocol 5."""
     array = _Array()
     array.set_state((1, shape, dtype, order in ("F", b"F"), data))
     return array
@@ -186,20 +188,20 @@ def _dtype(name: Any, align: Any = False, copy: Any = True) -> _DType:
     return _DType(name)
 
 
-def _bytes() -> bytes:
-    """How Python 3 writes the empty byte string for Python 2."""
+def _empty_bytes() -> bytes:
+    """Stands for ``bytes``, by which Python 3 writes the empty byte string for Python 2."""
     return b""
 
 
-def _ndarray(*_: Any) -> None:
+def _refuse_ndarray(*_: Any) -> None:
     raise BatchError("an array made without bytes")
 
 
 class _Encode:
     """Stands for ``_codecs.encode``.
 
-    Each byte string is written once and referred to afterwards, so all results together are no longer than the file:
-    more would be a program that turns one text into bytes again and again, until the memory is full.
+    A pickle has each byte string once, so all results together are no longer than the file. A program that exceeds this
+    encodes one text again and again, to fill the memory.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -218,12 +220,12 @@ class _Encode:
             raise BatchError("a call of _codecs.encode that does not make bytes") from None
 
 
-def _names(size_bytes: int) -> dict[tuple[str, str], Callable[..., Any]]:
-    """What a pickle of ``size_bytes`` can name: functions that only note what they are given."""
+def _allowed_globals(size_bytes: int) -> dict[tuple[str, str], Callable[..., Any]]:
+    """Returns the functions that a pickle of ``size_bytes`` can name: stand-ins that only store their arguments."""
     return {
-        ("numpy", "ndarray"): _ndarray,
+        ("numpy", "ndarray"): _refuse_ndarray,
         ("numpy", "dtype"): _dtype,
-        ("__builtin__", "bytes"): _bytes,
+        ("__builtin__", "bytes"): _empty_bytes,
         ("_codecs", "encode"): _Encode(size_bytes),
         **{(f"numpy.{core}.multiarray", "_reconstruct"): _reconstruct for core in ("core", "_core")},
         **{(f"numpy.{core}.numeric", "_frombuffer"): _frombuffer for core in ("core", "_core")},

@@ -1,8 +1,8 @@
-"""COCO (https://cocodataset.org/#format-data): folders of images, and JSON files that say what is on them.
+"""COCO (https://cocodataset.org/#format-data): folders of images, and JSON files with their annotations.
 
 Category ids are not class numbers: classes are numbered from 0 in the order of ids. Boxes are ``x, y, width, height``
-from the corner of the first pixel, so ``xyxy`` is ``(x, y, x + width, y + height)``. A file of annotations is read as
-a whole, so opening takes several times its size in memory; afterwards a temporary file holds what it says.
+from the corner of the first pixel, so ``xyxy`` is ``(x, y, x + width, y + height)``. Opening takes several times the
+size of a file of annotations in memory; afterwards a temporary file holds its content.
 """
 
 from __future__ import annotations
@@ -18,15 +18,21 @@ from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, L
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import holds_yolo_labels, infer_mask_field, is_file, join, number_repeated_names
-from packstore.sources.coco.documents import Documents, boxes_of, keypoints_of, labels_of, segments_of
+from packstore.sources.coco.documents import (
+    SplitAnnotations,
+    parse_boxes,
+    parse_keypoints,
+    parse_labels,
+    parse_segments,
+)
 from packstore.sources.coco.files import (
     AnnotationFile,
-    by_split,
-    find_files,
+    find_annotation_files,
+    find_image_folder,
+    find_mask_folder,
+    group_by_split,
     has_all,
-    image_folder,
-    mask_folder,
-    part_copies,
+    separate_copies,
 )
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
@@ -34,28 +40,28 @@ from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packi
 from packstore.sources.spread import find_spread, places_by_split, split_of_folder
 
 _CUT = 3
-"""So many folders of another machine may stand before the names of images."""
+"""Most folders of another machine to remove from the names of images."""
 
 
 class _Split(NamedTuple):
-    """A split.
+    """Split.
 
     Attributes:
         folder: Folder of its images.
-        documents: Contents of its files of annotations.
+        documents: Images with their annotations.
         masks: Folders of its masks, by column.
-        places: The folder of each image of the documents, if they lie in several.
-        chosen: The split of a folder, if the documents are of several splits.
+        places: Folder of each image in ``documents``, if these are in several folders.
+        chosen: Split of the folders to take, if ``documents`` has several splits.
     """
 
     folder: str
-    documents: Documents
+    documents: SplitAnnotations
     masks: Mapping[str, str]
     places: Sequence[str] | None = None
     chosen: str | None = None
 
     def images(self) -> Iterator[tuple[int, str, str]]:
-        """Yields number in the documents, folder and name of each image."""
+        """Yields number in ``documents``, folder and name of each image of the split."""
         for number, name in enumerate(self.documents.names()):
             folder = self.folder if self.places is None else self.places[number]
             if self.chosen is None or self.chosen == split_of_folder(folder):
@@ -63,14 +69,14 @@ class _Split(NamedTuple):
 
 
 class CocoSource(FileRowSource):
-    """Images that ``instances_*.json``, ``person_keypoints_*.json``, ``captions_*.json`` and ``panoptic_*.json`` name,
-    together by split.
+    """Images of ``instances_*.json``, ``person_keypoints_*.json``, ``captions_*.json`` and ``panoptic_*.json``, joined
+    by split.
 
-    Columns: ``boxes``, ``labels``, ``keypoints`` where all categories have as many, ``captions`` (a list of strings);
+    Columns: ``boxes``, ``labels``; ``keypoints`` if all categories have the same number; ``captions``, a list of texts;
     ``panoptic_mask``, the file, with ``segment_ids`` and ``segment_labels``; ``stuff_labels`` and ``stuff_mask``; and
-    ``json``: the entries of the image and of its annotations as they stand in the files, masks among them. If no
-    annotation has a box, as in iNaturalist, ``label``, or ``tags`` of several, stand for them. An image without
-    annotations has 0 boxes; one of a split for which nobody looked for objects has none.
+    ``json``: the unchanged entries of the image and of its annotations, masks included. If no annotation has a box, as
+    in iNaturalist, there is ``label`` instead, or ``tags`` if an image has several. An image without annotations has 0
+    boxes; in a split without a file of objects, ``boxes`` is missing.
     """
 
     kind = "coco"
@@ -78,15 +84,15 @@ class CocoSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        files, self._copies = part_copies(self.tree, find_files(self.tree))
-        splits = by_split(self.tree, files)
+        files, self._copies = separate_copies(self.tree, find_annotation_files(self.tree))
+        splits = group_by_split(self.tree, files)
         if not splits:
             raise SourceError(f"{printable(str(path))} has no annotations of COCO (annotations/instances_train.json)")
         self._unread: dict[str, str] = {}
         self._splits: dict[str, _Split] = {}
         try:
             for split, kinds in splits.items():
-                documents = Documents(self.tree, kinds)
+                documents = SplitAnnotations(self.tree, kinds)
                 self._splits[split] = _Split("", documents, {})  # closed with the others
                 first = next(iter(kinds.values()))
                 found = self._find_images(first, documents)
@@ -94,17 +100,17 @@ class CocoSource(FileRowSource):
                     del self._splits[split]
                     documents.close()
                     self._unread |= {
-                        file.path: "files of annotations of images that are not there" for file in kinds.values()
+                        file.path: "files of annotations of images that are missing" for file in kinds.values()
                     }
                     continue
                 folder, places = (found, None) if isinstance(found, str) else ("", found)
                 self._splits[split] = _Split(folder, documents, self._find_masks(kinds, documents), places)
             if not self._splits:
                 raise SourceError(self._describe_missing(first, next(documents.names(), "")))
-            self._name_plainly(splits)
+            self._shorten_split_names(splits)
             self._split_by_folders()
             self._refuse_shared_images()
-            categories = {kind: self._all_categories(kind) for kind in ("objects", "panoptic", "stuff")}
+            categories = {kind: self._merge_categories(kind) for kind in ("objects", "panoptic", "stuff")}
         except BaseException:
             self.close()
             raise
@@ -115,21 +121,21 @@ class CocoSource(FileRowSource):
         points = {documents.points for documents in documents_of_all if documents.annotated}
         self._points = points.pop() if len(points) == 1 else 0
         plain = not any(documents.boxed for documents in documents_of_all)
-        self._of_images = max(documents.most for documents in documents_of_all) if plain else 0
+        self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
-    def _find_images(self, file: AnnotationFile, documents: Documents) -> str | list[str] | None:
-        """The folder of the images, or that of each; those that lie deeper in another machine's folders lose the first
-        of these."""
+    def _find_images(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
+        """Finds the folder of the images, or the folder of each if they are in several; None if there is none. If their
+        names begin with folders of another machine, renames the images without these."""
         names = list(documents.names())
-        folder = image_folder(self.tree, file, names)
+        folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
             if folder is not None or any(name.count("/") < cut for name in names):
                 break
             shorter = [name.split("/", cut)[cut] for name in names]
-            folder = image_folder(self.tree, file, shorter) if len(set(shorter)) == len(names) else None
+            folder = find_image_folder(self.tree, file, shorter) if len(set(shorter)) == len(names) else None
             if folder is not None:
                 names = shorter
-                documents.name_otherwise(shorter)
+                documents.rename_images(shorter)
         if folder is not None and has_all(self.tree, folder, names):
             return folder
         try:
@@ -139,17 +145,17 @@ class CocoSource(FileRowSource):
                 raise
             return folder
 
-    def _find_masks(self, files: Mapping[str, AnnotationFile], documents: Documents) -> dict[str, str]:
-        """The folders of panoptic masks and of masks of stuff, by column. Counts masks that are not there."""
+    def _find_masks(self, files: Mapping[str, AnnotationFile], documents: SplitAnnotations) -> dict[str, str]:
+        """Finds the folders of panoptic masks and of masks of stuff, by column. Counts missing panoptic masks."""
         found: dict[str, str | None] = {}
         if documents.masks:
             names = [name.decode("utf-8", "surrogateescape") for name in documents.masks.values()]
-            found["panoptic_mask"] = mask_folder(self.tree, files["panoptic"], names)
+            found["panoptic_mask"] = find_mask_folder(self.tree, files["panoptic"], names)
             if found["panoptic_mask"] is None:
-                documents.ignored["panoptic masks that are not there"] += len(names)
+                documents.ignored["panoptic masks that are missing"] += len(names)
         stuff = next((file for file in files.values() if file.path.rpartition("/")[2].startswith("stuff")), None)
         if stuff is not None:
-            found["stuff_mask"] = mask_folder(self.tree, stuff, map(_png_of, documents.names()), "_pixelmaps")
+            found["stuff_mask"] = find_mask_folder(self.tree, stuff, map(_png_name, documents.names()), "_pixelmaps")
         return {column: folder for column, folder in found.items() if folder is not None}
 
     def splits(self) -> Sequence[str]:
@@ -158,8 +164,8 @@ class CocoSource(FileRowSource):
     def fields(self) -> Mapping[str, Field]:
         found: dict[str, Field] = {"image": Image()}
         classes, documents = self._classes, [each.documents for each in self._splits.values()]
-        if self._of_images:
-            several = self._of_images > 1
+        if self._most_tags:
+            several = self._most_tags > 1
             labels = Labels(classes["objects"], of=False, optional=True)
             found |= {"tags": labels} if several else {"label": Label(classes["objects"], optional=True)}
         elif any(each.annotated for each in documents):
@@ -188,7 +194,7 @@ class CocoSource(FileRowSource):
                 mask = documents.masks[number].decode("utf-8", "surrogateescape")
                 values["panoptic_mask"] = InTree(join(masks["panoptic_mask"], mask))
             if "stuff_mask" in masks:
-                values["stuff_mask"] = InTree(join(masks["stuff_mask"], _png_of(name)), optional=True)
+                values["stuff_mask"] = InTree(join(masks["stuff_mask"], _png_name(name)), optional=True)
             yield FileRow(join(folder, name), values)
 
     def rows(self, split: str) -> Iterator[Row]:
@@ -201,32 +207,32 @@ class CocoSource(FileRowSource):
         split, number = found.pop("entry")
         document = self._splits[split].documents.read(number)
         annotations = document.get("annotations")
-        if annotations is not None and self._of_images:
-            labels = labels_of(annotations, self._numbers["objects"])
-            found |= {"tags": labels} if self._of_images > 1 else {"label": labels[0] if labels else None}
+        if annotations is not None and self._most_tags:
+            labels = parse_labels(annotations, self._numbers["objects"])
+            found |= {"tags": labels} if self._most_tags > 1 else {"label": labels[0] if labels else None}
         elif annotations is not None:
-            found["boxes"] = boxes_of(annotations)
-            found["labels"] = labels_of(annotations, self._numbers["objects"])
+            found["boxes"] = parse_boxes(annotations)
+            found["labels"] = parse_labels(annotations, self._numbers["objects"])
             if self._points:
-                found["keypoints"] = keypoints_of(annotations, self._points)
+                found["keypoints"] = parse_keypoints(annotations, self._points)
         if "captions" in document:
             captions = document["captions"]
             found["captions"] = [each.pop("caption", None) for each in captions]
             if not all(isinstance(text, str) for text in found["captions"]):
-                raise ValueError("a caption of it is no text")
+                raise ValueError("one of its captions is no text")
         if "panoptic" in document:
-            segments = segments_of(document["panoptic"])
+            segments = parse_segments(document["panoptic"])
             found["segment_ids"] = [each["id"] for each in segments]
-            found["segment_labels"] = labels_of(segments, self._numbers["panoptic"])
+            found["segment_labels"] = parse_labels(segments, self._numbers["panoptic"])
         if "stuff" in document:
-            found["stuff_labels"] = labels_of(document["stuff"], self._numbers["stuff"])
+            found["stuff_labels"] = parse_labels(document["stuff"], self._numbers["stuff"])
         return found | {"json": document}
 
     def describing_files(self) -> Iterable[str]:
         return self._files
 
     def claim_files(self, claims: Claims) -> None:
-        """See :meth:`Source.claim_files`. Copies of files of annotations say nothing more."""
+        """Claims copies of files of annotations as well, as evidence."""
         super().claim_files(claims)
         for file in self._copies:
             claims.claim(file.path, Role.EVIDENCE)
@@ -246,9 +252,9 @@ class CocoSource(FileRowSource):
             each.documents.close()
         super().close()
 
-    def _name_plainly(self, files: Mapping[str, Mapping[str, AnnotationFile]]) -> None:
-        """Calls the splits by their plain names, ``train2017`` by ``train``, where the images of another
-        (``train2014``) are not there."""
+    def _shorten_split_names(self, files: Mapping[str, Mapping[str, AnnotationFile]]) -> None:
+        """Shortens the names of splits, ``train2017`` to ``train``, unless another (``train2014``) would have the same
+        name; sorts them in packing order, and collects their files."""
         plain = {split: next(iter(files[split].values())).split for split in self._splits}
         counts = Counter(plain.values())
         names = {name if name and counts[name] == 1 else split: split for split, name in plain.items()}
@@ -256,27 +262,27 @@ class CocoSource(FileRowSource):
         self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
 
     def _split_by_folders(self) -> None:
-        """Takes the folders' splits, if a file that names none has images in several folders and each has one."""
+        """Splits the only, unnamed split by the folders of its images, if each of these has the name of a split."""
         (name, only), *others = self._splits.items()
         splits = places_by_split(only.places or ())
         if not name and not others and splits.keys() - {""}:
             self._splits = {split: only._replace(chosen=split) for split in splits}
 
     def _describe_missing(self, file: AnnotationFile, name: str) -> str:
-        """The message for a file of annotations whose images are not there: where they were looked for, and where the
-        first one lies instead."""
-        said = f"{self.tree.name()}: no image is there that {printable(file.path)} names"
+        """Returns the message for a file of annotations without images: where they were looked for, and where the first
+        one is instead."""
+        said = f"{self.tree.name()}: the images of {printable(file.path)} are missing"
         if not name:
             return f"{said}: it names none"
         last = name.rpartition("/")[2]
         found = (folder for folder, names in self.tree.folders(is_passed_over) if last in names.files)
         place = next(found, None)
-        lies = "lies nowhere in this source" if place is None else f"lies in {printable(place) or 'the top folder'}"
+        lies = "is nowhere in this source" if place is None else f"is in {printable(place) or 'the top folder'}"
         looked = f"beside the file, in images, data and JPEGImages, and in folders named {file.split or 'like a split'}"
         return f"{said}. The first, {printable(name)}, {lies}; it was looked for {looked}"
 
     def _refuse_shared_images(self) -> None:
-        """Raises :class:`AmbiguousSourceError` where two splits have an image, which would be one key twice."""
+        """Raises :class:`AmbiguousSourceError` if two splits have the same image, since keys are unique."""
         folders = Counter(each.folder for each in self._splits.values())
         scattered = any(each.places is not None for each in self._splits.values())
         seen: dict[str, str] = {}
@@ -289,7 +295,8 @@ class CocoSource(FileRowSource):
                         "leave one of the two files of annotations out of the folder"
                     )
 
-    def _all_categories(self, kind: str) -> dict[int, str]:
+    def _merge_categories(self, kind: str) -> dict[int, str]:
+        """Merges the categories of all splits, sorted by id. Raises :class:`AmbiguousSourceError` if names differ."""
         found: dict[int, str] = {}
         for split, each in self._splits.items():
             for number, name in each.documents.categories[kind].items():
@@ -301,15 +308,15 @@ class CocoSource(FileRowSource):
         return dict(sorted(found.items()))
 
 
-def _png_of(name: str) -> str:
+def _png_name(name: str) -> str:
     return f"{name.rpartition('.')[0]}.png"
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A JSON file whose first bytes are COCO's, where such files lie. Labels of YOLO beside it are a question: either
-    may be of some splits only."""
+    """Recognises a path by COCO's files of annotations. With labels of YOLO beside them, the user is asked: each may
+    cover only some splits."""
     tree = open_tree(path)
-    if tree is None or not find_files(tree):
+    if tree is None or not find_annotation_files(tree):
         return Certainty.NO
     return Certainty.PARTIAL if holds_yolo_labels(tree, "labels") else Certainty.CERTAIN
 

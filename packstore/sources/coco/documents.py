@@ -1,18 +1,14 @@
-"""What COCO's files of annotations say of each image, kept in a temporary file and found by number."""
+"""Annotations of a COCO split, joined from several files by image, and kept in a temporary file."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import tempfile
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.archives.index import OpenFile
+from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.beside import clean_path, read_json
 from packstore.sources.coco.files import AnnotationFile
 from packstore.sources.tree import Tree
@@ -24,24 +20,25 @@ _CATEGORIES = {"instances": "objects", "keypoints": "objects", "panoptic": "pano
 _SHAPES = {"bbox", "segmentation", "keypoints", "area"}
 
 
-class Documents:
-    """The images of a split, each with what all files say of it.
+class SplitAnnotations:
+    """Images of a split, each with its annotations from all files.
 
-    While they are read, the JSON of one file is in memory; afterwards some 40 bytes an image and its name.
+    Reading takes the JSON of all files in memory; afterwards some 40 bytes an image, and its name.
 
     Attributes:
-        categories: Names of categories by id, in the order of ids: of objects, of ``panoptic`` segments, of ``stuff``.
-        masks: Files of the panoptic masks of images that have one, by the number of the image.
-        points: Number of keypoints of each object; 0 for none, or where categories differ.
-        annotated: Objects were looked for in these images.
-        captioned: There are captions.
-        ignored: What is not kept, by reason.
-        boxed: An annotation has a box or a shape; without, as in iNaturalist, they are classes of whole images.
+        categories: Names of categories by id: for ``objects``, ``panoptic`` segments, and ``stuff``.
+        masks: File names of panoptic masks, by the number of the image.
+        points: Number of keypoints of each object; 0 if there are none, or if categories differ.
+        annotated: A file has annotations of objects.
+        captioned: A file has captions.
+        ignored: Number of things that are left out, by reason.
+        boxed: An annotation has a box or a shape; if none has, as in iNaturalist, they are classes of whole images.
         most: Most annotations of an image.
     """
 
     def __init__(self, tree: Tree, files: Mapping[str, AnnotationFile]) -> None:
-        """``files`` by kind. Raises :class:`SourceError` where they are not COCO's, or do not go together."""
+        """Reads ``files``, given by kind. Raises :class:`SourceError` if they are not COCO's, or contradict each
+        other."""
         self._tree = tree
         self.categories: dict[str, dict[int, str]] = {"objects": {}, "panoptic": {}, "stuff": {}}
         self.masks: dict[int, bytes] = {}
@@ -50,105 +47,106 @@ class Documents:
         self.ignored: Counter[str] = Counter()
         self.boxed, self.most = False, 0
         self._names: list[bytes] = []
-        self._ends = array("q", [0])
         images: dict[Any, dict[str, Any]] = {}
         for file in files.values():
-            self._read(file, images)
+            self._read_file(file, images)
         try:
-            self._file: OpenFile | None = self._written(images)
+            self._spool = Spool(self._take_documents(images))
         except OSError as error:
-            raise SourceError(f"{tree.name()}: its annotations need a temporary file: {error.strerror}") from None
+            raise SourceError(
+                f"{tree.name()}: its annotations cannot be written to a temporary file: {error.strerror}"
+            ) from None
 
     def __len__(self) -> int:
         return len(self._names)
 
     def names(self) -> Iterator[str]:
-        """The file names of the images, in the order of their ids, which is that of torchvision's ``CocoDetection``."""
+        """Yields the file names of the images, in the order of their ids, as torchvision's ``CocoDetection`` does."""
         return (name.decode("utf-8", "surrogateescape") for name in self._names)
 
-    def name_otherwise(self, names: Iterable[str]) -> None:
+    def rename_images(self, names: Iterable[str]) -> None:
         """Gives the images other file names, in their order."""
         self._names = [name.encode("utf-8", "surrogateescape") for name in names]
 
     def size(self, number: int) -> int:
-        """Bytes of what is said of an image."""
-        return self._ends[number + 1] - self._ends[number]
+        """Returns the bytes of the annotations of an image."""
+        return self._spool.size(number)
 
     def read(self, number: int) -> dict[str, Any]:
-        """What is said of an image: ``image``, ``annotations`` and ``captions``. From any thread."""
-        if self._file is None:
-            raise ValueError("its source is closed")
-        found: dict[str, Any] = json.loads(self._file.read(self.size(number), self._ends[number]))
+        """Reads the entries of an image: ``image``, ``annotations``, ``captions``, ``panoptic`` and ``stuff``, if it
+        has them. Thread-safe."""
+        found: dict[str, Any] = self._spool.read(number)
         return found
 
     def close(self) -> None:
-        """Removes the temporary file."""
-        self._file = None
+        """Removes the temporary file. Idempotent."""
+        self._spool.close()
 
-    def _written(self, images: dict[Any, dict[str, Any]]) -> OpenFile:
-        """A temporary file with what is said of each image. Empties ``images``."""
+    def _take_documents(self, images: dict[Any, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the entries of each image in the order of ids, and records its file name and mask. Empties
+        ``images``."""
         seen: set[bytes] = set()
-        end = 0
-        with tempfile.TemporaryFile() as file:
-            for image_id in sorted(images, key=lambda each: (isinstance(each, str), each)):
-                found = images.pop(image_id)
-                name = str(found["image"]["file_name"]).encode("utf-8", "surrogateescape")
-                if name in seen:
-                    raise SourceError(f"{self._tree.name()}: two images have the file name {_shown(found['image'])}")
-                seen.add(name)
-                if "panoptic" in found:
-                    self.masks[len(self._names)] = found["panoptic"]["file_name"].encode("utf-8", "surrogateescape")
-                self._names.append(name)
-                annotations = found.get("annotations", ())
-                self.most = max(self.most, len(annotations))
-                self.boxed = self.boxed or any(each.keys() & _SHAPES for each in annotations)
-                end += file.write(json.dumps(found, separators=(",", ":")).encode("ascii"))
-                self._ends.append(end)
-            file.flush()
-            return OpenFile(os.dup(file.fileno()))
+        for image_id in sorted(images, key=lambda each: (isinstance(each, str), each)):
+            found = images.pop(image_id)
+            name = str(found["image"]["file_name"]).encode("utf-8", "surrogateescape")
+            if name in seen:
+                shown = _describe_entry(found["image"])
+                raise SourceError(f"{self._tree.name()}: two images have the file name {shown}")
+            seen.add(name)
+            if "panoptic" in found:
+                self.masks[len(self._names)] = found["panoptic"]["file_name"].encode("utf-8", "surrogateescape")
+            self._names.append(name)
+            annotations = found.get("annotations", ())
+            self.most = max(self.most, len(annotations))
+            self.boxed = self.boxed or any(each.keys() & _SHAPES for each in annotations)
+            yield found
 
-    def _read(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
+    def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
+        """Adds the images, categories and annotations of a file. Raises :class:`SourceError`."""
         where = self._tree.name(file.path)
         document = read_json(self._tree, file.path, _MAX_BYTES)
         if not isinstance(document, dict):
             raise SourceError(f"{where} is no file of COCO: found {type(document).__name__}, expected an object")
-        for image in _entries(where, document, "images"):
-            image_id, name = image.get("id"), image.get("file_name", _of_url(image.get("coco_url")))
+        for image in _read_list(where, document, "images"):
+            image_id, name = image.get("id"), image.get("file_name", _name_from_url(image.get("coco_url")))
             if not isinstance(name, str) or not isinstance(image_id, (int, str)):
-                raise SourceError(f"{where}: an image without an id or a file name: {_shown(image)}")
+                raise SourceError(f"{where}: an image without an id or a file name: {_describe_entry(image)}")
             try:
-                image["file_name"] = clean_path(_of_other_machine(name))
+                image["file_name"] = clean_path(_strip_absolute(name))
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
             known = images.setdefault(image_id, {"image": image})["image"]
             if known is not image and known["file_name"] != image["file_name"]:
                 raise SourceError(
-                    f"{where}: two images have the id {image_id!r:.40}: {_shown(known)} and {_shown(image)}"
+                    f"{where}: two images have the id {image_id!r:.40}: {_describe_entry(known)} and "
+                    f"{_describe_entry(image)}"
                 )
         if file.kind in _CATEGORIES:
             self._read_categories(where, document, self.categories[_CATEGORIES[file.kind]])
         if file.kind in ("instances", "stuff", "panoptic") and "annotations" not in document:
             if file.named:
                 raise SourceError(
-                    f"{where} lists images and no annotations, which its name promises: fetch it again, or leave it "
-                    f"out with --ignore '/{printable(file.path)}'"
+                    f"{where} lists images, but no annotations, which its name promises: fetch it again, or leave "
+                    f"it out with --ignore '/{printable(file.path)}'"
                 )
             return  # a list of images alone
         if file.kind == "panoptic":
-            self._sort_masks(file, where, document, images)
+            self._add_panoptic_masks(file, where, document, images)
         elif file.kind != "image_info":
-            self._sort(file, where, document, images)
+            self._add_annotations(file, where, document, images)
         self.ignored["licenses"] += len(document["licenses"]) if isinstance(document.get("licenses"), list) else 0
 
-    def _sort(self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]) -> None:
+    def _add_annotations(
+        self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
+    ) -> None:
         """Adds the annotations of a file to their images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
-        for image in _entries(where, document, "images"):
+        for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
         if file.kind == "keypoints":
             objects = {each.get("id"): each for found in images.values() for each in found["annotations"]}
-        for annotation in _entries(where, document, "annotations"):
-            found = images.get(annotation.pop("image_id", None)) if _hashable(annotation.get("image_id")) else None
+        for annotation in _read_list(where, document, "annotations"):
+            found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
             if found is None:
                 self.ignored["annotations of images that are not listed"] += 1
                 continue
@@ -158,32 +156,35 @@ class Documents:
             else:
                 found[name].append(annotation)
 
-    def _sort_masks(self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]) -> None:
-        """Adds to each image the entry of its panoptic mask."""
-        for annotation in _entries(where, document, "annotations"):
-            found = images.get(annotation.pop("image_id", None)) if _hashable(annotation.get("image_id")) else None
+    def _add_panoptic_masks(
+        self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
+    ) -> None:
+        """Adds the entries of panoptic masks to their images."""
+        for annotation in _read_list(where, document, "annotations"):
+            found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
             if found is None:
                 self.ignored["annotations of images that are not listed"] += 1
                 continue
             if "panoptic" in found:
                 raise AmbiguousSourceError(
-                    f"{where} has two masks of {_shown(found['image'])}, and a panoptic file has one of each image: "
-                    "leave it out with --ignore",
+                    f"{where} has two panoptic masks of {_describe_entry(found['image'])}, and an image has one: "
+                    "leave the file out with --ignore",
                     [Answer(("--ignore", f"/{file.path}"))],
                 )
             try:
-                annotation["file_name"] = clean_path(_of_other_machine(str(annotation.get("file_name"))))
+                annotation["file_name"] = clean_path(_strip_absolute(str(annotation.get("file_name"))))
             except ValueError as error:
                 raise SourceError(f"{where} {error}") from None
             found["panoptic"] = annotation
 
     def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
+        """Adds the categories of a file to ``categories``, and sets :attr:`points`."""
         counts = set()
         further: Counter[str] = Counter()
-        for category in _entries(where, document, "categories"):
+        for category in _read_list(where, document, "categories"):
             number, name = category.get("id"), category.get("name")
             if type(number) is not int or not isinstance(name, str):
-                raise SourceError(f"{where}: a category without a number or a name: {_shown(category)}")
+                raise SourceError(f"{where}: a category without a number or a name: {_describe_entry(category)}")
             if categories.setdefault(number, name) != name:
                 raise SourceError(
                     f"{where}: two categories have the id {number}: {printable(name)!r} and "
@@ -196,20 +197,20 @@ class Documents:
         self.points = max(self.points, counts.pop() if len(counts) == 1 else 0)
 
 
-def boxes_of(annotations: Iterable[Any]) -> list[list[float]]:
-    """``xyxy`` of annotations, whose boxes are ``xywh``. Raises :class:`ValueError`."""
+def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
+    """Converts the boxes of annotations from ``xywh`` to ``xyxy``. Raises :class:`ValueError`."""
     found = []
     for annotation in annotations:
         box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != _BBOX or not all(map(_finite, box)):
+        if not isinstance(box, list) or len(box) != _BBOX or not all(map(_is_finite, box)):
             raise ValueError(f"annotation {annotation.get('id')!r:.40} has the bbox {box!r:.60}; expected 4 numbers")
         left, top, width, height = map(float, box)
         found.append([left, top, left + width, top + height])
     return found
 
 
-def segments_of(annotation: Any) -> list[Any]:
-    """The segments of a panoptic mask, whose ids are its colours: red + 256 green + 65,536 blue. Raises
+def parse_segments(annotation: Any) -> list[Any]:
+    """Returns the segments of a panoptic mask; their ids are colours: red + 256 green + 65,536 blue. Raises
     :class:`ValueError`."""
     found = annotation.get("segments_info")
     if not isinstance(found, list) or not all(isinstance(each, dict) and type(each.get("id")) is int for each in found):
@@ -217,56 +218,61 @@ def segments_of(annotation: Any) -> list[Any]:
     return found
 
 
-def labels_of(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list[int]:
-    """Class numbers of annotations; ``numbers`` has them by category. Raises :class:`ValueError`."""
+def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list[int]:
+    """Converts the category ids of annotations to class numbers, by ``numbers``. Raises :class:`ValueError`."""
     found = []
     for annotation in annotations:
         category = annotation.get("category_id")
-        if not _hashable(category) or category not in numbers:
+        if not _is_id(category) or category not in numbers:
             raise ValueError(
-                f"annotation {annotation.get('id')!r:.40} has the category_id {category!r:.40}, which is no category"
+                f"annotation {annotation.get('id')!r:.40} has the category_id {category!r:.40}, which is not in "
+                "categories"
             )
         found.append(numbers[category])
     return found
 
 
-def keypoints_of(annotations: Iterable[Any], points: int) -> list[list[list[float]]]:
-    """``(points, 3)`` of each annotation; zeros, which is "not labelled", where it has none. Raises
+def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[float]]]:
+    """Returns the keypoints ``(points, 3)`` of each annotation; zeros ("not labelled") if it has none. Raises
     :class:`ValueError`."""
     found = []
     for annotation in annotations:
         flat = annotation.get("keypoints", [0] * (_KEYPOINTS * points))
-        if not isinstance(flat, list) or len(flat) != _KEYPOINTS * points or not all(map(_finite, flat)):
-            raise ValueError(f"annotation {annotation.get('id')!r:.40} has no {points} keypoints of 3 numbers each")
+        if not isinstance(flat, list) or len(flat) != _KEYPOINTS * points or not all(map(_is_finite, flat)):
+            raise ValueError(
+                f"annotation {annotation.get('id')!r:.40} should have {points} keypoints of 3 numbers each"
+            )
         found.append([flat[n : n + _KEYPOINTS] for n in range(0, len(flat), _KEYPOINTS)])
     return found
 
 
-def _entries(where: str, document: dict[str, Any], name: str) -> list[dict[str, Any]]:
+def _read_list(where: str, document: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """Returns the list of objects ``name`` of a document; empty if it is missing. Raises :class:`SourceError`."""
     entries = document.get(name, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SourceError(f"{where} is no file of COCO: its {name!r} is no list of objects")
     return entries
 
 
-def _of_url(url: Any) -> str | None:
-    """The folder and name of an image of LVIS, which names only where it comes from (``lvis.LVIS.download``)."""
+def _name_from_url(url: Any) -> str | None:
+    """Takes folder and name of an image from its URL, since LVIS has no file names (``lvis.LVIS.download``)."""
     return "/".join(url.split("/")[-2:]) if isinstance(url, str) else None
 
 
-def _hashable(value: Any) -> bool:
+def _is_id(value: Any) -> bool:
     return isinstance(value, (int, str))
 
 
-def _finite(value: Any) -> bool:
+def _is_finite(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) < _LARGEST  # NaN is not
 
 
-def _shown(entry: dict[str, Any]) -> str:
+def _describe_entry(entry: dict[str, Any]) -> str:
+    """Describes an entry for messages, by its file name if it has one."""
     return printable(f"{entry.get('file_name', entry)!r:.80}")
 
 
-def _of_other_machine(name: str) -> str:
-    """The last part of an absolute path, which leads nowhere here; another one as it is."""
+def _strip_absolute(name: str) -> str:
+    """Returns the last part of an absolute path, which is that of another machine; other paths unchanged."""
     absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", name)
     return re.split(r"[\\/]", name)[-1] if absolute else name

@@ -22,7 +22,7 @@ from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.sources.arrays.npz import NpzSource
 from packstore.sources.arrays.stored import read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.cifar.pickles import BatchError, Span, array_of, data_of, mapping_of
+from packstore.sources.cifar.pickles import BatchError, Span, build_array, find_array_bytes, parse_dict
 from packstore.sources.listing import list_folders
 from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
 from packstore.sources.named.text_table import TextTable
@@ -139,14 +139,14 @@ class _MappedPickle(mmap.mmap):
 def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
     """Returns the offset of the pixels, the shape of their array, and the labels."""
     with file.open("rb") as opened, _MappedPickle(opened.fileno(), 0, access=mmap.ACCESS_READ) as program:
-        found = mapping_of(cast(bytes, program))
-        data, shape, dtype = data_of(found.get("data"))
+        found = parse_dict(cast(bytes, program))
+        data, shape, dtype = find_array_bytes(found.get("data"))
         if dtype != np.uint8 or not isinstance(data, (Span, bytes)):
             raise BatchError(f"data of {dtype}, expected uint8")
         offset = data.start if isinstance(data, Span) else program.find(data)
         if offset < 0:
             raise BatchError("its pixels are not plain bytes of the file: write it again with Python 3")
-        return offset, shape, array_of(found.get("labels")).astype(np.int64)
+        return offset, shape, build_array(found.get("labels")).astype(np.int64)
 
 
 def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:

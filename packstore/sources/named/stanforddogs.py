@@ -17,7 +17,7 @@ from packstore.sources.named import NamedSource, has_path, named_kind
 from packstore.sources.named.mat import to_texts
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
-from packstore.sources.voc.objects import objects_of
+from packstore.sources.voc.objects import parse_annotation
 
 _LISTS = {"train": "train_list.mat|lists/train_list.mat", "test": "test_list.mat|lists/test_list.mat"}
 _IMAGES, _NOTES = "Images|images/Images", "Annotation|annotations/Annotation"
@@ -75,7 +75,7 @@ class StanfordDogs(NamedSource):
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         if found["json"] is not None:
-            read = objects_of(found["json"])
+            read = parse_annotation(found["json"])
             corners = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in read["boxes"]]  # as published
             found |= {"boxes": corners, "json": read["json"]["annotation"]}
         return found

@@ -1,7 +1,7 @@
 """Pascal VOC (http://host.robots.ox.ac.uk/pascal/VOC/): JPEGImages with Annotations, ImageSets and masks.
 
-Boxes in its files count pixels from 1, and both corners belong to the object. Here the left edge of the first pixel is
-0, so a box is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number.
+Boxes in its files count pixels from 1, and include both corners. Here the left edge of the first pixel is 0, so a box
+is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number.
 """
 
 from __future__ import annotations
@@ -32,29 +32,28 @@ from packstore.sources.palettes import Palette, declare_mask_columns, find_match
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import VocBesideSource, recognise_beside
-from packstore.sources.voc.objects import CLASSES, annotation_fields, class_list, objects_of
+from packstore.sources.voc.objects import CLASSES, declare_annotation_fields, parse_annotation, read_classes
 
 __all__ = ["CLASSES", "KIND", "VocSource"]
 
 _MASKS = {"mask": "SegmentationClass", "object_mask": "SegmentationObject"}
 _COPIES = "masks as numpy arrays, the numbers of the mask beside"
-"""LabelMe writes each mask as an array, too, in ``SegmentationClassNpy``; before, in ``SegmentationClass``."""
+"""LabelMe also writes each mask as an array, in ``SegmentationClassNpy``, formerly in ``SegmentationClass``."""
 _UNION = "trainval"
 _IMAGES = ("JPEGImages", "Images", "images")
 _LOOKED_AT = 64
 _FLAG = re.compile(r"\s+[+-]?[01]$")
-"""What follows an image's name in lists of a class."""
+"""Flag after the name of an image, in lists of a class."""
 
 
 class VocSource(FileRowSource):
-    """A folder with ``JPEGImages``, or one that holds a single such folder.
+    """Images of a folder with ``JPEGImages``, or of a folder that holds a single such folder.
 
-    Splits are the sets of ``ImageSets/Main``; without these, of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``;
-    without all, all images are taken. ``trainval`` is left out where ``train`` and ``val`` are there, of which it is
-    made. Columns: ``boxes`` with their ``labels``, whether each is ``difficult`` and the whole annotation as ``json``,
-    in the form of torchvision's ``VOCDetection``; ``mask`` and ``object_mask`` as the files are, but for masks in the
-    colours of CVAT's ``labelmap.txt``, which become class numbers, with ``mask_labels``. Each is missing where the
-    image has no such file.
+    Splits are the sets of ``ImageSets/Main``, or else of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``; without
+    sets, all images are taken. ``trainval`` is left out if ``train`` and ``val`` exist, since it joins them. Columns:
+    ``boxes``, ``labels`` and ``difficult``, and the whole annotation as ``json``, structured as by torchvision's
+    ``VOCDetection``; ``mask`` and ``object_mask``, the files; masks in the colours of CVAT's ``labelmap.txt`` become
+    class numbers, with ``mask_labels``. If an image has no such file, its values are missing.
     """
 
     kind = "voc"
@@ -63,11 +62,13 @@ class VocSource(FileRowSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         self._base = _find_base(self.tree) or ""
-        self._images = _image_folder(self.tree, self._base) or _IMAGES[0]
+        self._images = _find_image_folder(self.tree, self._base) or _IMAGES[0]
         self._sets = _find_sets(self.tree, self._base)
-        self._annotated = is_folder(self.tree, self._at("Annotations"))
+        self._annotated = is_folder(self.tree, self._path("Annotations"))
         self._masks = {
-            name: folder for name, known in _MASKS.items() if (folder := _mask_folder(self.tree, self._base, known))
+            name: folder
+            for name, known in _MASKS.items()
+            if (folder := _find_mask_folder(self.tree, self._base, known))
         }
         parts = [self._images, *(["Annotations"] if self._annotated else []), *self._masks.values()]
         sets = (
@@ -83,38 +84,41 @@ class VocSource(FileRowSource):
         """Declares the columns; reads all annotations for their classes."""
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
-            found[name] = self._mask_field(folder)
+            found[name] = self._infer_mask_field(folder)
         found |= declare_mask_columns(self._palette) if self._palette is not None else {}
         if self._annotated:
             rows = chain.from_iterable(map(self.file_rows, self.splits()))
-            found |= annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
+            found |= declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
         return found
 
-    def _mask_field(self, folder: str) -> Field:
-        names = self.tree.names(self._at(folder)).files
-        return infer_mask_field(self.tree, (self._at(folder, name) for name in names[:_LOOKED_AT]))
+    def _infer_mask_field(self, folder: str) -> Field:
+        """Declares the masks of a folder, by the first of them."""
+        names = self.tree.names(self._path(folder)).files
+        return infer_mask_field(self.tree, (self._path(folder, name) for name in names[:_LOOKED_AT]))
 
     @cached_property
     def _palette(self) -> Palette | None:
         folder = self._masks.get("mask")
-        return None if folder is None else find_matching_palette(self.tree, [self._base], self._mask_field(folder))
+        return (
+            None if folder is None else find_matching_palette(self.tree, [self._base], self._infer_mask_field(folder))
+        )
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         suffixes = self._suffixes
-        for stem in self._stems(split):
+        for stem in self._list_stems(split):
             values: dict[str, Any] = {
-                name: InTree(self._at(folder, f"{stem}.png"), optional=True) for name, folder in self._masks.items()
+                name: InTree(self._path(folder, f"{stem}.png"), optional=True) for name, folder in self._masks.items()
             }
             if self._annotated:
-                values["json"] = InTree(self._at("Annotations", f"{stem}.xml"), optional=True)
-            yield FileRow(self._at(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
+                values["json"] = InTree(self._path("Annotations", f"{stem}.xml"), optional=True)
+            yield FileRow(self._path(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         if self._palette is not None and found["mask"] is not None:
             found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
         document = found.get("json")
-        return found if document is None else found | objects_of(document)
+        return found if document is None else found | parse_annotation(document)
 
     def describing_files(self) -> Iterable[str]:
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
@@ -122,7 +126,7 @@ class VocSource(FileRowSource):
     def claim_files(self, claims: Claims) -> None:
         """Claims the lists; those of a class or of another task add nothing to the annotations."""
         super().claim_files(claims)
-        used, places = set(self.describing_files()), dict.fromkeys((self._at("ImageSets"), *self._set_folders))
+        used, places = set(self.describing_files()), dict.fromkeys((self._path("ImageSets"), *self._set_folders))
         for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
             lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
@@ -135,41 +139,43 @@ class VocSource(FileRowSource):
         masks = (
             place
             for place in self._masks.values()
-            if folder in (self._at(place.removesuffix("PNG") + end) for end in ("", "Npy"))
+            if folder in (self._path(place.removesuffix("PNG") + end) for end in ("", "Npy"))
         )
-        return name.endswith(".npy") and any(is_file(self.tree, self._at(p, f"{name[:-4]}.png")) for p in masks)
+        return name.endswith(".npy") and any(is_file(self.tree, self._path(p, f"{name[:-4]}.png")) for p in masks)
 
-    def _at(self, *parts: str) -> str:
+    def _path(self, *parts: str) -> str:
+        """Joins parts to a path below the folder of the data set."""
         return join(self._base, "/".join(parts))
 
     @property
     def _set_folders(self) -> list[str]:
-        """The folder of the sets; none without sets."""
+        """Folder of the sets, in a list; empty without sets."""
         return [next(iter(self._sets.values())).rpartition("/")[0]] if self._sets else []
 
-    def _stems(self, split: str) -> Iterator[str]:
+    def _list_stems(self, split: str) -> Iterator[str]:
+        """Yields the names of the images of a split, without suffixes. Raises :class:`SourceError`."""
         if not self._sets:
-            yield from (name.rpartition(".")[0] for name in self.tree.list(self._at(self._images)).images)
+            yield from (name.rpartition(".")[0] for name in self.tree.list(self._path(self._images)).images)
             return
         for number, line in read_lines(self.tree, self._sets[split], paths=True):
             try:
-                yield clean_path(line if self._is_image(line) else _FLAG.sub("", line))
+                yield clean_path(line if self._names_image(line) else _FLAG.sub("", line))
             except ValueError as error:
                 raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
 
-    def _is_image(self, stem: str) -> bool:
-        """Whether a line that has blanks is the name of an image, without a flag behind it."""
-        return " " in stem and any(is_file(self.tree, self._at(self._images, stem + end)) for end in IMAGE_SUFFIXES)
+    def _names_image(self, stem: str) -> bool:
+        """Tells if a line with blanks is the whole name of an image, without a flag at its end."""
+        return " " in stem and any(is_file(self.tree, self._path(self._images, stem + end)) for end in IMAGE_SUFFIXES)
 
     @cached_property
     def _suffixes(self) -> dict[str, str]:
-        """Suffixes of images that are no ``.jpg``. Raises :class:`SourceError` for an image in several sets."""
-        folder = self._at(self._images)
+        """Suffixes other than ``.jpg``, by image. Raises :class:`SourceError` for an image in several sets."""
+        folder = self._path(self._images)
         suffixes = find_odd_suffixes(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
             seen: set[str] = set()
             for file in self._sets:
-                for stem in self._stems(file):
+                for stem in self._list_stems(file):
                     if stem in seen:
                         raise SourceError(
                             f"{self.tree.name(self._set_folders[0])}: {printable(stem)} is in two sets, or twice"
@@ -179,9 +185,10 @@ class VocSource(FileRowSource):
 
 
 def _find_base(tree: Tree) -> str | None:
-    """The folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``. Raises
-    :class:`AmbiguousSourceError` where there are several: which images belong together depends on the task."""
-    if _image_folder(tree, "") is not None:
+    """Finds the folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``; None if
+    there is none. Raises :class:`AmbiguousSourceError` for several, since the task decides which images belong
+    together."""
+    if _find_image_folder(tree, "") is not None:
         return ""
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""
     found = [
@@ -194,21 +201,22 @@ def _find_base(tree: Tree) -> str | None:
     return found[0] if found else None
 
 
-def _image_folder(tree: Tree, base: str) -> str | None:
-    """The folder of images: ``JPEGImages``, or with ``ImageSets`` and ``Annotations`` beside it ``Images``; None for
-    none."""
+def _find_image_folder(tree: Tree, base: str) -> str | None:
+    """Finds the folder of images: ``JPEGImages``, or also ``Images`` if ``ImageSets`` and ``Annotations`` are beside
+    it; None if there is none."""
     whole = all(is_folder(tree, join(base, name)) for name in ("ImageSets", "Annotations"))
     return next((name for name in _IMAGES[: None if whole else 1] if is_folder(tree, join(base, name))), None)
 
 
-def _mask_folder(tree: Tree, base: str, name: str) -> str | None:
-    """The folder of masks, or LabelMe's ``SegmentationClassPNG`` if that one has none; None if both are missing."""
+def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
+    """Finds the folder of masks, or the one with ``PNG`` after its name (LabelMe) if the first has no masks; None if
+    both are missing."""
     found = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
     return next((each for each in found if tree.names(join(base, each)).ending(".png")), found[0] if found else None)
 
 
 def _find_sets(tree: Tree, base: str) -> dict[str, str]:
-    """The file of each split."""
+    """Finds the file of each split: path by name."""
     for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
         folder = join(base, place)
         names = (name for name in tree.names(folder).files if name.endswith(".txt"))
@@ -221,7 +229,7 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """``JPEGImages`` beside ``Annotations`` with XML files, or beside masks; or XML files beside images."""
+    """Recognises ``JPEGImages`` with XML files or masks, or XML files beside images."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
@@ -230,7 +238,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return recognise_beside(tree)
     folders = tree.folders(is_passed_over, join(base, "Annotations"))
     annotated = any(name.endswith(".xml") for _, names in folders for name in names.files)
-    masks = any(_mask_folder(tree, base, folder) for folder in _MASKS.values())
+    masks = any(_find_mask_folder(tree, base, folder) for folder in _MASKS.values())
     return Certainty.CERTAIN if annotated or masks else Certainty.NO
 
 

@@ -1,5 +1,5 @@
-"""Pascal VOC's XML files without its folders: beside the images, as LabelImg and Roboflow leave them, or in
-``annotations`` beside ``images``.
+"""Pascal VOC's XML files without its folders: beside the images, as from LabelImg and Roboflow, or in ``annotations``
+beside ``images``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
-from packstore.sources.voc.objects import annotation_fields, class_list, objects_of
+from packstore.sources.voc.objects import declare_annotation_fields, parse_annotation, read_classes
 
 _IMAGES = ("images", "Images", "img", "imgs", "JPEGImages")
 _XML = ("annotations", "Annotations", "annots", "annot", "xmls", "xml", "labels", "Labels")
@@ -25,16 +25,16 @@ _START, _LOOKED_AT = 512, 16
 
 
 class VocBesideSource(FileRowSource):
-    """Images and their annotations, in the folder itself or in folders ``train``, ``valid`` …, which are splits."""
+    """Images with XML files, in the folder itself or in folders of splits (``train``, ``valid`` …)."""
 
     kind = "voc"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._pairs = find_pairs(self.tree)
+        self._pairs = find_folder_pairs(self.tree)
         if not self._pairs:
             raise SourceError(
-                f"{printable(str(path))} has no folder JPEGImages, which Pascal VOC has, and no XML files of "
+                f"{printable(str(path))} has no folder JPEGImages, as in Pascal VOC, and no XML files of "
                 "annotations beside its images, or in annotations beside images"
             )
         self.evidence = "XML files in " + ", ".join(
@@ -47,7 +47,7 @@ class VocBesideSource(FileRowSource):
     def fields(self) -> Mapping[str, Field]:
         """Declares the columns; reads all annotations for their classes."""
         rows = (row for split in self._pairs for row in self.file_rows(split))
-        return annotation_fields(class_list(self.tree, (row.values["json"].file for row in rows)))
+        return declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for images, xml in self._pairs[split]:
@@ -56,7 +56,7 @@ class VocBesideSource(FileRowSource):
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
-        return found if found.get("json") is None else found | objects_of(found["json"])
+        return found if found.get("json") is None else found | parse_annotation(found["json"])
 
     def describing_files(self) -> Iterable[str]:
         return ()
@@ -67,19 +67,21 @@ class VocBesideSource(FileRowSource):
         return super().left_reason(folder, name)
 
 
-def find_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
-    """Finds the folders of images, each with its folder of XML files, by split, in packing order; ``""`` without
-    splits."""
+def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
+    """Finds pairs of a folder of images and one of XML files by split, in packing order; the split is ``""`` if there
+    are none."""
     folders = tree.names("").folders
-    splits = {name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _pair(tree, name))}
+    splits = {
+        name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _find_pair(tree, name))
+    }
     if splits:
         return {split: [splits[split]] for split in in_packing_order(splits)}
-    pair = _pair(tree, "")
-    return _scattered(tree, pair) or ({} if pair is None else {"": [pair]})
+    pair = _find_pair(tree, "")
+    return _find_scattered_pairs(tree, pair) or ({} if pair is None else {"": [pair]})
 
 
-def _scattered(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple[str, str]]]:
-    """Finds the folders of the images of one folder of XML files by split; none if ``pair`` has them all."""
+def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple[str, str]]]:
+    """Finds the folders of images for a single folder of XML files, by split; none if ``pair`` has all of them."""
     xml = next((name for name in tree.names("").folders if _holds_xml(tree, name)), None) if pair is None else pair[1]
     if xml is None:
         return {}
@@ -96,15 +98,16 @@ def _scattered(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple
 
 
 def recognise_beside(tree: Tree) -> Certainty:
-    """Whether half of the first images have such a file; partial where other files say something of them."""
-    pairs = find_pairs(tree)
+    """Recognises a tree by folders of images with XML files; partially if there are other annotations, too."""
+    pairs = find_folder_pairs(tree)
     if not pairs:
         return Certainty.NO
     further = [phrase for phrase in describe_annotations(tree) if ".xml" not in phrase]
     return Certainty.PARTIAL if further else Certainty.CERTAIN
 
 
-def _pair(tree: Tree, base: str) -> tuple[str, str] | None:
+def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
+    """Finds a folder of images, and a folder with XML files for half of them or more, at or in ``base``."""
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
     folders = [name for name in tree.names(base).folders[:_LOOKED_AT] if name.lower() not in SPLIT_ORDER]
     below += [(images, xml) for xml in folders if _holds_xml(tree, join(base, xml)) for images in folders]
@@ -117,6 +120,7 @@ def _pair(tree: Tree, base: str) -> tuple[str, str] | None:
 
 
 def _holds_xml(tree: Tree, folder: str) -> bool:
+    """Tells if the first XML file of a folder is an annotation."""
     first = next((name for name in tree.names(folder).files if name.endswith(".xml")), None)
     return first is not None and b"<annotation" in tree.start(join(folder, first), _START)
 

@@ -1,7 +1,7 @@
-"""What an XML file of Pascal VOC says of an image.
+"""Parser of Pascal VOC's XML files.
 
-Boxes in its files count pixels from 1, and both corners belong to the object. Here the left edge of the first pixel is
-0, so a box is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number.
+Boxes in its files count pixels from 1, and include both corners. Here the left edge of the first pixel is 0, so a box
+is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its width is their number.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 _MAX_CLASSES = 1 << 16
 
 
-def annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
-    """The declarations of an image with the values of :func:`objects_of`."""
+def declare_annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
+    """Declares the image, and the columns of :func:`parse_annotation`."""
     return {
         "image": Image(),
         "boxes": Boxes(optional=True),
@@ -35,55 +35,57 @@ def annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
     }
 
 
-def class_list(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
-    """The classes of annotations: those of Pascal VOC where all objects are of these; else their names, sorted. Raises
-    :class:`SourceError` where there are too many."""
+def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
+    """Reads the classes of all annotations: Pascal VOC's if it has them all, else their names, sorted. Skips damaged
+    files. Raises :class:`SourceError` for too many."""
     found: set[str] = set()
     for file in files:
         try:
             document = load_xml(read_whole(tree, file))[1]
-            found.update(name for name in map(_name, _list(document["object"])))
+            found.update(name for name in map(_class_name, _as_list(document["object"])))
         except (SourceError, ValueError, KeyError, TypeError):
-            continue  # it is missing, or a bad sample when its turn comes
+            continue  # reported as a bad sample when it is read
         if len(found) > _MAX_CLASSES:
             raise SourceError(f"{tree.name()}: its annotations name more than {_MAX_CLASSES} classes")
     return CLASSES if found <= set(CLASSES) else tuple(sorted(found))
 
 
-def objects_of(data: bytes) -> dict[str, Any]:
-    """Boxes, labels and the whole of an annotation. Raises :class:`ValueError`."""
+def parse_annotation(data: bytes) -> dict[str, Any]:
+    """Parses an XML file to values of ``boxes``, ``labels``, ``difficult`` and ``json``. Raises :class:`ValueError`."""
     root, document = load_xml(data)
     document = {} if document == "" else document  # <annotation/>: an image without objects
     if root != "annotation" or not isinstance(document, dict):
         raise ValueError(f"its annotation has the root {printable(root)!r} without content; expected 'annotation'")
-    document["object"] = objects = _list(document.get("object", []))
+    document["object"] = objects = _as_list(document.get("object", []))
     return {
-        "boxes": [box_of(each) for each in objects],
-        "labels": [_name(each) for each in objects],
-        "difficult": [int(_scalar(each, "difficult", "0")) for each in objects],
+        "boxes": [parse_box(each) for each in objects],
+        "labels": [_class_name(each) for each in objects],
+        "difficult": [int(_text_value(each, "difficult", "0")) for each in objects],
         "json": {"annotation": document},
     }
 
 
-def _list(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _scalar(value: Any, name: str, default: str | None = None) -> str:
+def _text_value(value: Any, name: str, default: str | None = None) -> str:
+    """Returns the text of the element ``name``; ``default`` if that is missing or empty. Raises :class:`ValueError`."""
     found = value.get(name, default) if isinstance(value, dict) else None
     if not isinstance(found, str):
         raise ValueError(f"an object of its annotation has {'several values' if found else 'no value'} of {name!r}")
     return found or default or found
 
 
-def _name(value: Any) -> str:
-    name = _scalar(value, "name")
+def _class_name(value: Any) -> str:
+    """Returns the name of an object's class. Raises :class:`ValueError`."""
+    name = _text_value(value, "name")
     if not name:
         raise ValueError("an object of its annotation has an empty name")
     return name
 
 
-def box_of(value: Mapping[str, Any]) -> list[float]:
-    """The box of an ``object`` in pixels that count from 0. Raises :class:`ValueError`."""
-    left, top, right, bottom = (parse_finite(_scalar(value.get("bndbox"), corner)) for corner in _CORNERS)
+def parse_box(value: Mapping[str, Any]) -> list[float]:
+    """Parses the box of an ``object``, in pixels from 0. Raises :class:`ValueError`."""
+    left, top, right, bottom = (parse_finite(_text_value(value.get("bndbox"), corner)) for corner in _CORNERS)
     return [left - 1, top - 1, right, bottom]

@@ -1,8 +1,8 @@
-"""YOLO (https://docs.ultralytics.com/datasets/): images, and for each a ``.txt`` file with a line for each object.
+"""YOLO (https://docs.ultralytics.com/datasets/): images, each with a ``.txt`` file that has a line for each object.
 
 A line is ``class cx cy width height``, as fractions of the image's sides; or ``class x y x y …``, a polygon; or, with
-``kpt_shape`` in ``data.yaml``, a box followed by keypoints. Sides are those of the upright image, as for Ultralytics:
-of a file with an EXIF orientation that lies on its side, they are exchanged.
+``kpt_shape`` in ``data.yaml``, a box followed by keypoints. Sides are those of the upright image, after its EXIF
+orientation, as in Ultralytics.
 """
 
 from __future__ import annotations
@@ -19,14 +19,21 @@ from packstore.images.sniff import HeaderError
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import has_yolo_beside, holds_yolo_labels, join, parse_finite, read_whole
-from packstore.sources.coco.files import READ, find_files
+from packstore.sources.coco.files import READ_ORDER, find_annotation_files
 from packstore.sources.rows import FileRow, FileRowSource, InTree
 from packstore.sources.tree import Tree
-from packstore.sources.voc.beside import find_pairs
-from packstore.sources.yolo.layout import Layout, descriptions, folders_of_images, listed, read_layout, scattered_images
+from packstore.sources.voc.beside import find_folder_pairs
+from packstore.sources.yolo.layout import (
+    YoloLayout,
+    find_descriptions,
+    find_image_folders,
+    find_scattered_images,
+    read_image_list,
+    read_layout,
+)
 
 _LEAST, _MOST = -0.01, 1.01
-"""Coordinates as far outside the image are let pass, as by Ultralytics; others are bad samples."""
+"""Limits of coordinates, as in Ultralytics; beyond them the sample is bad."""
 _BOX = 5
 _BOM = b"\xef\xbb\xbf"
 _MAX_CLASS = 1 << 31
@@ -34,11 +41,11 @@ _MAX_LABELS = 64 << 20
 
 
 class YoloSource(FileRowSource):
-    """The images of ``data.yaml``, or of the folders ``images`` with ``labels`` beside them.
+    """Images of ``data.yaml``, or of the folders ``images`` with ``labels`` beside them.
 
-    Columns: ``boxes`` and ``labels``; ``keypoints`` where ``data.yaml`` says ``kpt_shape``; ``polygons`` where a line
-    has one: for each object a list of numbers as in the file, fractions of the sides, or null where it has a box. The
-    box of a polygon is the smallest around it. An image without a file of labels has 0 boxes.
+    Columns: ``boxes`` and ``labels``; ``keypoints`` if ``data.yaml`` has ``kpt_shape``; ``polygons`` if a line has one:
+    for each object the list of numbers in the file, fractions of the sides, or null if it has a box. The box of a
+    polygon is the smallest around it. An image without a file of labels has 0 boxes.
     """
 
     kind = "yolo"
@@ -46,7 +53,7 @@ class YoloSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._layout: Layout = read_layout(self.tree)
+        self._layout: YoloLayout = read_layout(self.tree)
         if not self._layout.splits:
             raise SourceError(f"{printable(str(path))} has no data.yaml, and no folders images and labels")
         places = ", ".join(printable(place) for places in self._layout.splits.values() for place in places)
@@ -72,8 +79,8 @@ class YoloSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        for image in self._images(split):
-            yield FileRow(image, {"labels": InTree(self._labels_path(image), optional=True)})
+        for image in self._list_images(split):
+            yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
@@ -81,7 +88,7 @@ class YoloSource(FileRowSource):
             width, height = upright_size(found["image"])
         except HeaderError as error:
             raise ValueError(error.reason) from error
-        found |= _objects(found["labels"] or b"", width, height, self._layout.points)
+        found |= _parse_label_lines(found["labels"] or b"", width, height, self._layout.points)
         if not self._has_polygons:
             del found["polygons"]
         return found
@@ -90,37 +97,38 @@ class YoloSource(FileRowSource):
         places = (place for places in self._layout.splits.values() for place in places)
         return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
 
-    def _images(self, split: str) -> Iterator[str]:
+    def _list_images(self, split: str) -> Iterator[str]:
+        """Yields the paths of the images of a split."""
         for place in self._layout.splits[split]:
             if place.endswith(".txt"):
-                yield from listed(self.tree, place)
+                yield from read_image_list(self.tree, place)
                 continue
             for folder, listing in self.tree.walk(place, self.tree.above, None, self.options.skip_bad):
                 yield from (f"{folder}/{name}" if folder else name for name in listing.images)
 
     @cached_property
     def _label_folders(self) -> frozenset[str]:
-        """The folders of the files of labels. Raises :class:`SourceError` for an image that is there twice."""
+        """Folders of the files of labels. Raises :class:`SourceError` for an image that is listed twice."""
         seen: dict[str, str] = {}
         for split in self._layout.splits:
-            for image in self._images(split):
+            for image in self._list_images(split):
                 if image in seen:
                     raise SourceError(
                         f"{self.tree.name(image)} is in {printable(seen[image] or 'the list')} and again in "
                         f"{printable(split or 'it')}"
                     )
                 seen[image] = split
-        return frozenset(self._labels_path(image).rpartition("/")[0] for image in seen)
+        return frozenset(self._label_path(image).rpartition("/")[0] for image in seen)
 
-    def _labels_path(self, image: str) -> str:
+    def _label_path(self, image: str) -> str:
         """Returns the file of labels of an image."""
         if self._layout.labels is None:
-            return labels_path(image)
-        return join(self._layout.labels, labels_path(image).rpartition("/")[2])
+            return label_path(image)
+        return join(self._layout.labels, label_path(image).rpartition("/")[2])
 
     def left_reason(self, folder: str, name: str) -> str | None:
         if name.endswith(".txt") and folder in self._label_folders:
-            return "files of labels of no sample"
+            return "files of labels without an image"
         return super().left_reason(folder, name)
 
     def count_left_members(self) -> Mapping[str, int]:
@@ -128,7 +136,7 @@ class YoloSource(FileRowSource):
 
     @cached_property
     def _has_polygons(self) -> bool:
-        """Whether a line is a polygon. Reads files of labels up to the first."""
+        """True if a line has a polygon. Reads files of labels up to the first such line."""
         if self._layout.points:
             return False
         for split in self.splits():
@@ -136,23 +144,24 @@ class YoloSource(FileRowSource):
                 try:
                     text = read_whole(self.tree, row.values["labels"].file, _MAX_LABELS)
                 except SourceError:
-                    continue  # there is none, or it is a bad sample when its turn comes
+                    continue  # it is missing, or reported as a bad sample when it is read
                 if any(len(line.split()) > _BOX for line in text.splitlines()):
                     return True
         return False
 
 
-def labels_path(image: str) -> str:
-    """The file of labels of an image: its last folder called ``images`` becomes ``labels``; without one, it lies beside
-    the image."""
+def label_path(image: str) -> str:
+    """Returns the path of the file of labels of an image: the last folder ``images`` becomes ``labels``; without such a
+    folder, the file is beside the image."""
     before, found, after = f"/{image}".rpartition("/images/")
     path = f"{before}/labels/{after}"[1:] if found else image
     folder, slash, name = path.rpartition("/")
     return f"{folder}{slash}{name.rpartition('.')[0] or name}.txt"
 
 
-def _objects(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
-    """The values of a file of labels. Raises :class:`ValueError` with the line that is wrong."""
+def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
+    """Parses a file of labels to values by column; ``points`` is the shape of keypoints. Raises :class:`ValueError`
+    with the number of the wrong line."""
     boxes, labels, keypoints = [], [], []
     polygons: list[list[float] | None] = []
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
@@ -166,11 +175,11 @@ def _objects(text: bytes, width: int, height: int, points: tuple[int, int] | Non
                 raise ValueError(f"the class is {label}")
             expected = 4 + points[0] * points[1] if points else 4
             if len(places) == expected:
-                cx, cy, w, h = _within(places[:4])
+                cx, cy, w, h = _check_fractions(places[:4])
                 left, top, right, bottom = cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2
                 polygons.append(None)
             elif points is None and len(places) >= 6 and len(places) % 2 == 0:
-                xs, ys = _within(places)[::2], places[1::2]
+                xs, ys = _check_fractions(places)[::2], places[1::2]
                 left, top, right, bottom = min(xs), min(ys), max(xs), max(ys)
                 polygons.append(places)
             else:
@@ -186,7 +195,8 @@ def _objects(text: bytes, width: int, height: int, points: tuple[int, int] | Non
     return {"boxes": boxes, "labels": labels, **({"keypoints": keypoints} if points else {}), "polygons": polygons}
 
 
-def _within(places: list[float]) -> list[float]:
+def _check_fractions(places: list[float]) -> list[float]:
+    """Returns coordinates unchanged. Raises :class:`ValueError` for one outside the image."""
     outside = next((place for place in places if not _LEAST <= place <= _MOST), None)
     if outside is not None:
         raise ValueError(f"found {outside}; expected fractions of the image's sides, 0 to 1")
@@ -194,22 +204,22 @@ def _within(places: list[float]) -> list[float]:
 
 
 def _has_labels(tree: Tree, images: str) -> bool:
-    """Whether there are labels for a folder of images."""
-    folder = labels_path(join(images, "x.jpg")).rpartition("/")[0]
+    """Tells if a folder of images has labels."""
+    folder = label_path(join(images, "x.jpg")).rpartition("/")[0]
     return has_yolo_beside(tree, images) if folder == images else holds_yolo_labels(tree, folder)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A file like ``data.yaml``, or labels of YOLO in the folder beside ``images``. Annotations of COCO or Pascal VOC
-    beside them are a question: either may be of some images only."""
+    """Recognises a file like ``data.yaml``, or labels beside a folder of images. With annotations of COCO or Pascal VOC
+    beside them, the user is asked: each may cover only some images."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    places = (place for places in folders_of_images(tree).values() for place in places)
-    labelled = any(_has_labels(tree, place) for place in places) or scattered_images(tree)
-    if not descriptions(tree) and not labelled:
+    places = (place for places in find_image_folders(tree).values() for place in places)
+    labelled = any(_has_labels(tree, place) for place in places) or find_scattered_images(tree)
+    if not find_descriptions(tree) and not labelled:
         return Certainty.NO
-    others = any(file.kind in READ for file in find_files(tree)) or find_pairs(tree)
+    others = any(file.kind in READ_ORDER for file in find_annotation_files(tree)) or find_folder_pairs(tree)
     return Certainty.PARTIAL if others else Certainty.CERTAIN
 
 

@@ -1,4 +1,4 @@
-"""Where YOLO's images and names of classes are: ``data.yaml``, or the folders ``images`` and ``labels`` alone."""
+"""Finds YOLO's images and names of classes: from ``data.yaml``, or the folders ``images`` and ``labels`` alone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.yamltext import load_yaml
+from packstore.sources.annotation_formats.objects import as_list
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import (
     clean_path,
@@ -42,15 +43,15 @@ _MAX_CLASSES = 1 << 20
 
 
 @dataclass
-class Layout:
-    """What is where.
+class YoloLayout:
+    """Layout of a data set.
 
     Attributes:
-        splits: By name, its folders of images and lists of images (``.txt``), in packing order; ``""`` without splits.
-        classes: Names of the classes, or None where no file has any.
-        points: Number of keypoints of an object, and 2 or 3 numbers each; None without keypoints.
-        files: The files that say so.
-        ignored: What is left out, by reason.
+        splits: Folders of images and lists of images (``.txt``) by split, in packing order; ``""`` without splits.
+        classes: Names of the classes; None if no file has any.
+        points: Number of keypoints of an object, and of numbers in each, 2 or 3; None without keypoints.
+        files: Files that describe the data set.
+        ignored: Number of splits that are left out, by reason.
         labels: Folder of all files of labels, if they lie in one and the images in several; else None.
     """
 
@@ -62,9 +63,9 @@ class Layout:
     labels: str | None = None
 
 
-def descriptions(tree: Tree) -> list[str]:
-    """The files like ``data.yaml`` at the top, and Darknet's like ``obj.data`` there or in ``data``, by their first
-    bytes."""
+def find_descriptions(tree: Tree) -> list[str]:
+    """Finds files like ``data.yaml`` at the top, and Darknet's ``obj.data`` there or in folders such as ``data``, by
+    their first bytes."""
     found = []
     for folder in _DATA_FOLDERS:
         for name in tree.names(folder).ending(".data", ".yaml", ".yml"):
@@ -76,10 +77,9 @@ def descriptions(tree: Tree) -> list[str]:
     return found
 
 
-def folders_of_images(tree: Tree, named: bool = False) -> dict[str, list[str]]:
-    """The folders of images by split that have one of labels beside them: ``images/train``, ``train/images`` or
-    ``images``; or that hold the labels themselves, and a file of class names unless the classes are ``named``
-    elsewhere."""
+def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
+    """Finds folders of images by split: those with a folder of labels beside them (``images/train``, ``train/images``
+    or ``images``), or with the labels in them and a file of class names, unless the classes are ``named`` elsewhere."""
     names = tree.names("").folders
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
              and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
@@ -88,18 +88,18 @@ def folders_of_images(tree: Tree, named: bool = False) -> dict[str, list[str]]:
         known = {re.sub(r"[_-]?(19|20)\d\d$", "", name.lower()): [f"images/{name}"] for name in inside}
         found = known if known and all(split in SPLIT_ORDER for split in known) else {"": ["images"]}
     if not found and is_file(tree, _CLASS_FILES[0]) and has_yolo_beside(tree, ""):
-        found = {"": [""]}  # as LabelImg leaves them
+        found = {"": [""]}  # as from LabelImg
     if not found:  # as Roboflow exports them for Darknet
         found = {name.lower(): [name] for name in names if name.lower() in SPLIT_ORDER
                  and (named or is_file(tree, f"{name}/{_DARKNET}")) and has_yolo_beside(tree, name)}  # fmt: skip
     return {split: found[split] for split in in_packing_order(found)}
 
 
-def scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
-    """The folders of images by split, if all files of labels lie in the one folder ``labels``; none otherwise.
+def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
+    """Finds the folders of images by split, if all files of labels are in the folder ``labels``; none otherwise.
 
-    Raises :class:`AmbiguousSourceError` if several groups of folders have the images, unless one is ``within`` folders
-    that are named elsewhere.
+    Raises :class:`AmbiguousSourceError` if several groups of folders have the images; with ``within``, only these
+    folders count.
     """
     names = tree.names(_LABELS)
     stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
@@ -111,41 +111,47 @@ def scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, l
     return places_by_split(find_spread(tree, stems, _LABELS, stems=True, within=within) or ())
 
 
-def read_layout(tree: Tree) -> Layout:
-    """The layout of a source. Raises :class:`SourceError`."""
-    files = descriptions(tree)
+def read_layout(tree: Tree) -> YoloLayout:
+    """Reads the layout of a source. Raises :class:`SourceError`."""
+    files = find_descriptions(tree)
     if len(files) > 1:
         named = " and ".join(map(printable, files))
         raise AmbiguousSourceError(f"{tree.name()} has {named}, which both describe it: leave only one in the folder")
     if not files:
-        scattered = scattered_images(tree)
-        layout = Layout(scattered or folders_of_images(tree), labels=_LABELS if scattered else None)
+        scattered = find_scattered_images(tree)
+        layout = YoloLayout(scattered or find_image_folders(tree), labels=_LABELS if scattered else None)
         yaml = [name for name in ("data.yaml", "dataset.yaml") if is_file(tree, name)]
         if yaml:
-            layout.classes, layout.points = _classes(tree, yaml[0], _document(tree, yaml[0]))
+            layout.classes, layout.points = _parse_classes(tree, yaml[0], _read_yaml(tree, yaml[0]))
             layout.files = yaml
         else:
             beside = [join(place, _DARKNET) for places in layout.splits.values() for place in places]
             layout.files = [name for name in (*_CLASS_FILES, *beside) if is_file(tree, name)][:1]
-            layout.classes = _named_in(tree, layout.files[0]) if layout.files else None
+            layout.classes = _read_names(tree, layout.files[0]) if layout.files else None
         return layout
     if files[0].lower().endswith(".data"):
-        return _darknet(tree, files[0])
-    document = _document(tree, files[0])
-    layout = Layout({}, *_classes(tree, files[0], document), files)
+        return _read_darknet(tree, files[0])
+    document = _read_yaml(tree, files[0])
+    layout = YoloLayout({}, *_parse_classes(tree, files[0], document), files)
     places = {
-        split: [(value, _resolve(tree, document.get("path"), value)) for value in _listed_in(document.get(split))]
+        split: [(value, _resolve_place(tree, document.get("path"), value)) for value in as_list(document.get(split))]
         for split in _SPLITS
     }
-    layout = _with_splits(tree, layout, places)
-    images = scattered_images(tree, [place for places in layout.splits.values() for place in places])
+    layout = _add_splits(tree, layout, places)
+    images = find_scattered_images(tree, [place for places in layout.splits.values() for place in places])
     layout.labels = _LABELS if images else None
     return layout
 
 
-def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> Layout:
-    """The layout with the splits whose places, each with what names it, are there. Raises :class:`SourceError` where
-    none is."""
+def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> YoloLayout:
+    """Adds splits to a layout and returns it; counts splits without images, or with those of another. Raises
+    :class:`SourceError` if none has images.
+
+    Args:
+        tree: The source.
+        layout: Layout without splits.
+        wanted: By split, places as a file names them, each with its path, or None if it is missing.
+    """
     missing_places = []
     for split, places in wanted.items():
         if not places:
@@ -160,14 +166,14 @@ def _with_splits(tree: Tree, layout: Layout, wanted: Mapping[str, list[tuple[Any
         else:
             layout.splits[split] = found
     if not layout.splits:  # paths of another machine
-        folders = folders_of_images(tree, named=True)
+        folders = find_image_folders(tree, named=True)
         lists = layout.files[0].lower().endswith(".data")
         if lists or all(_is_absolute(value) for places in wanted.values() for value, _ in places):
             layout.splits = folders
             layout.ignored.clear()
     if not layout.splits:
         shown = ", ".join(missing_places) or "it names none"
-        raise SourceError(f"{tree.name(layout.files[0])}: no images are where it says: {shown}")
+        raise SourceError(f"{tree.name(layout.files[0])}: its images are missing: {shown}")
     return layout
 
 
@@ -175,50 +181,48 @@ def _is_absolute(value: Any) -> bool:
     return isinstance(value, str) and (value.startswith(("/", "\\")) or value[1:2] == ":")
 
 
-def _listed_in(wanted: Any) -> list[Any]:
-    return wanted if isinstance(wanted, list) else [] if wanted is None or wanted == "" else [wanted]
-
-
-def _darknet(tree: Tree, file: str) -> Layout:
-    """The layout that a file like ``obj.data`` says: lists of images by split, and a file of names. Its paths are those
-    of a working directory that nobody knows: the longest end of each that is there counts."""
+def _read_darknet(tree: Tree, file: str) -> YoloLayout:
+    """Reads the layout from a file like ``obj.data``: lists of images by split, and a file of names. Paths are relative
+    to an unknown working directory, so the longest existing end of each is used."""
     values: dict[str, str] = {}
     for _, line in read_lines(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
         if equals and value and name[0] not in "#;":
             values[name] = value
-    names = _end_of(tree, values.get("names", ""))
+    names = _find_path_end(tree, values.get("names", ""))
     if names is None:
         raise SourceError(
             f"{tree.name(file)}: the names of the classes ({printable(values['names'][:80])}) are missing"
         )
-    classes = _named_in(tree, names)
+    classes = _read_names(tree, names)
     if values.get("classes", str(len(classes))) != str(len(classes)):
         raise SourceError(
             f"{tree.name(file)}: classes is {printable(values['classes'][:40])}, but there are {len(classes)} names"
         )
     places: dict[str, list[tuple[Any, str | None]]] = {
-        split: [(values[split], _end_of(tree, values[split], ".txt"))] for split in _DATA_SPLITS if split in values
+        split: [(values[split], _find_path_end(tree, values[split], ".txt"))]
+        for split in _DATA_SPLITS
+        if split in values
     }
     used = {place for listed_in in places.values() for _, place in listed_in}
-    for split in _DATA_SPLITS:  # a list that is there and the file does not name
+    for split in _DATA_SPLITS:  # a list that exists, but is not named in the file
         beside = join(file.rpartition("/")[0], f"{split}.txt")
         if any(used) and split not in places and beside not in used and is_file(tree, beside):
             places[split] = [(beside, beside)]
-    return _with_splits(tree, Layout({}, classes, None, [file, names]), places)
+    return _add_splits(tree, YoloLayout({}, classes, None, [file, names]), places)
 
 
-def _end_of(tree: Tree, path: str, suffix: str = "") -> str | None:
-    """The longest end of a path at which there is a file with a suffix."""
-    parts = _parts(path) if path.endswith(suffix) else []
+def _find_path_end(tree: Tree, path: str, suffix: str = "") -> str | None:
+    """Finds the longest end of a path that is a file with ``suffix``; None if there is none."""
+    parts = _split_path(path) if path.endswith(suffix) else []
     return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), None)
 
 
-def listed(tree: Tree, file: str) -> Iterator[str]:
-    """The images that a list names, by their paths in the tree. Raises :class:`SourceError`.
+def read_image_list(tree: Tree, file: str) -> Iterator[str]:
+    """Yields the paths of the images of a list. Raises :class:`SourceError`.
 
-    They are relative to the folder of the list or of the source, or absolute where they once lay: then as much of the
-    beginning is left out, of all alike, as makes the first that is there.
+    Paths in the list are relative to its folder or to the source, or are those of another machine: then as many leading
+    folders are removed from all as the first image needs to be found.
     """
     beside = file.rpartition("/")[0]
     drop, base = -1, ""
@@ -235,7 +239,8 @@ def listed(tree: Tree, file: str) -> Iterator[str]:
         yield join(base, "/".join(parts[max(0, drop) :]))
 
 
-def _document(tree: Tree, file: str) -> dict[Any, Any]:
+def _read_yaml(tree: Tree, file: str) -> dict[Any, Any]:
+    """Reads a file like ``data.yaml``. Raises :class:`SourceError`."""
     try:
         document = load_yaml(read_text(tree, file, _MAX_YAML))
     except ValueError as error:
@@ -245,15 +250,17 @@ def _document(tree: Tree, file: str) -> dict[Any, Any]:
     return document
 
 
-def _classes(tree: Tree, file: str, document: dict[Any, Any]) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
-    """Names of classes and shape of keypoints. Raises :class:`SourceError`."""
+def _parse_classes(
+    tree: Tree, file: str, document: dict[Any, Any]
+) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
+    """Parses names of classes and shape of keypoints from a file like ``data.yaml``. Raises :class:`SourceError`."""
     where, names, count = tree.name(file), document.get("names"), document.get("nc")
     if isinstance(names, dict):
         numbers = [*names]
         if not all(type(number) is int for number in numbers) or sorted(numbers) != [*range(len(numbers))]:
             raise SourceError(f"{where}: names should be numbered from 0 without gaps")
         names = [names[number] for number in sorted(numbers)]
-    if names is not None and (not isinstance(names, list) or not all(_scalar(name) for name in names)):
+    if names is not None and (not isinstance(names, list) or not all(_is_name(name) for name in names)):
         raise SourceError(f"{where}: names should be a list of names, or names by number")
     if names is not None and type(count) is int and count != len(names):
         raise SourceError(f"{where}: nc is {count}, but there are {len(names)} names")
@@ -268,24 +275,26 @@ def _classes(tree: Tree, file: str, document: dict[Any, Any]) -> tuple[tuple[str
     return classes, (shape[0], shape[1])
 
 
-def _scalar(value: Any) -> bool:
+def _is_name(value: Any) -> bool:
+    """Tells if a value may be the name of a class: a number, or a text that is not empty."""
     return isinstance(value, (str, int, float)) and str(value) != ""
 
 
-def _named_in(tree: Tree, file: str) -> tuple[str, ...]:
+def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
+    """Reads names of classes, one a line."""
     names = [line for _, line in islice(read_lines(tree, file), _MAX_CLASSES)]
     return number_repeated_names(names, range(len(names)))
 
 
-def _resolve(tree: Tree, path: Any, value: Any) -> str | None:
-    """A folder or list that ``data.yaml`` names: relative to its ``path``, to the source, or without what leads out of
-    it. Of an absolute one, and of one that leads out (``../name-of-the-folder/images/train``), the longest end that is
-    there, of two names at least."""
+def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
+    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source. For an absolute path,
+    and for one out of the source (``../name-of-the-folder/images/train``), tries ends of two names or more, the longest
+    first. None if it is missing."""
     if not isinstance(value, str):
         return None
     absolute = value.startswith("/") or value[1:2] == ":"
-    parts = _parts(value)
-    before = [] if absolute or not isinstance(path, str) else _parts(path)
+    parts = _split_path(value)
+    before = [] if absolute or not isinstance(path, str) else _split_path(path)
     whole = [*before, *parts]
     last = len(before) + (max(0, len(parts) - 2) if absolute or value.startswith("..") else 0)
     for start in range(last + 1):
@@ -295,8 +304,8 @@ def _resolve(tree: Tree, path: Any, value: Any) -> str | None:
     return None
 
 
-def _parts(text: str) -> list[str]:
-    """The parts of a path; what leads upwards from its beginning is left out."""
+def _split_path(text: str) -> list[str]:
+    """Splits a path into its parts; drops ``..`` that would lead out of the source."""
     parts: list[str] = []
     for part in text.replace("\\", "/").split("/"):
         if part == ".." and parts:
