@@ -148,6 +148,7 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def _listed_classes(self) -> Mapping[str, None]:
+        """Classes that the data set lists, in their order. Raises :class:`SourceError` if one is no text."""
         listed = self.class_order()
         try:
             _check_class_names(listed)

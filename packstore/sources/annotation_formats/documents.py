@@ -225,7 +225,7 @@ class DocumentSource(AnnotatedSource):
         return found
 
     def _list_folders_of(self, paths: Iterable[str]) -> dict[str, frozenset[str]]:
-        """Lists the folders in which paths lie: names of files by folder."""
+        """Lists the folders of ``paths``: names of files by folder."""
         return {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in paths}}
 
     def _join_to_folder(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
@@ -234,6 +234,7 @@ class DocumentSource(AnnotatedSource):
         return [join(folder, name) for name in names]
 
     def _is_listed_file(self, path: str) -> bool:
+        """Tells if the folder of a file lists it."""
         return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
 
     def splits(self) -> Sequence[str]:

@@ -173,6 +173,8 @@ def _refuse_unsplit_images(shown: str, common: Sequence[_NamedArray], named: Seq
 def _assign_part(
     shown: str, split: str, arrays: list[_NamedArray], options: SourceOptions
 ) -> tuple[SplitArrays, set[int]]:
+    """Assigns roles to the arrays of one part; returns the part, and the ``id()`` of each array in it. Raises
+    :class:`SourceError`."""
     image = _find_images(shown, arrays, options)
     length = _count_labels(shown, arrays, image, options)
     if may_be_flat_images(image.info):
@@ -286,6 +288,8 @@ def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray,
 def _find_labels(
     shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, count: int, options: SourceOptions
 ) -> _NamedArray | None:
+    """Finds the array of class numbers: the one that an option names, else the only candidate; None if there is none.
+    Raises :class:`SourceError`."""
     if options.label_key is not None:
         found = _find_by_key(shown, arrays, options.label_key, "--label-key")
         flat = all(size == 1 for size in found.info.shape[1:]) and found.info.content == "numbers"
@@ -305,6 +309,8 @@ def _find_labels(
 def _choose_axes(
     shown: str, image: _NamedArray, length: int | None, options: SourceOptions
 ) -> tuple[int, tuple[int, ...]]:
+    """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape.
+    Raises :class:`AmbiguousSourceError` if neither decides."""
     info = image.info
     if info.content == "files":
         return 0, ()

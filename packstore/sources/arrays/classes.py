@@ -22,8 +22,8 @@ TextReader = Callable[[ColumnArray], Iterator[list[str]]]
 
 
 def parse_class_names(value: Any) -> tuple[str, ...] | None:
-    """Parses an attribute that lists names of classes, or maps them to or from numbers from 0 on; None for any other
-    value."""
+    """Parses an attribute with names of classes: a list, or a mapping from numbers to names or names to numbers; None
+    for any other value."""
     if isinstance(value, (str, bytes)):
         try:
             value = json.loads(value)
@@ -75,6 +75,7 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
 
 
 def _add_repeated_names(roles: ArrayRoles, texts: TextReader) -> ArrayRoles:
+    """Makes the array of names of classes a column, if it has a text for each sample and texts repeat."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]
@@ -91,6 +92,7 @@ def _add_repeated_names(roles: ArrayRoles, texts: TextReader) -> ArrayRoles:
 
 
 def _may_be_labels(chosen: ColumnArray) -> bool:
+    """Tells if an array has a text for each sample, and a name for labels."""
     words = [word for word in name_words(chosen.info.name) if word not in SPLIT_ORDER]
     return chosen.info.content == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
 

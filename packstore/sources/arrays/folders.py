@@ -38,6 +38,7 @@ class ChunkFolderSource(ArraySource):
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
+        """Returns the folder itself, which is opened as one file."""
         return [path]
 
     def files(self) -> Iterator[Path]:  # type: ignore[override]

@@ -102,12 +102,12 @@ class _OpenHdf5(OpenArrays):
                         seen.add(item.id)
                         waiting.append((inside, depth + 1))
                 elif isinstance(item, h5py.Dataset):
-                    found.append(self._describe(inside, item))
+                    found.append(self._describe_dataset(inside, item))
                 if len(found) > _MAX_DATASETS:
                     raise SourceError(f"{self._shown} holds more than {_MAX_DATASETS:,} datasets")
         return found
 
-    def _describe(self, name: str, dataset: Any) -> ArrayInfo:
+    def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
         """Describes a dataset. Raises :class:`SourceError` if its values lie elsewhere, or were never written."""
         import h5py
 

@@ -71,7 +71,7 @@ class IdxSource(ArraySource):
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
         """Finds the idx files; leaves out gzip copies of plain files."""
-        folders = _find_folders(path)
+        folders = _find_idx_folders(path)
         if len(folders) != 1:
             names = " or ".join(printable(str(folder)) for folder in folders)
             raise AmbiguousSourceError(
@@ -85,6 +85,7 @@ class IdxSource(ArraySource):
         return list(found.values())
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
+        """Assigns roles by the names of files; several data sets in a folder raise a question."""
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
             raise SourceError(
@@ -145,6 +146,7 @@ class IdxSource(ArraySource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
+        """Names of classes, by the names of files or of the folders above; None if these tell no data set."""
         if self._set.startswith("emnist-"):
             return _EMNIST.get(self._set.removeprefix("emnist-"))
         if self._set == "qmnist":
@@ -245,7 +247,7 @@ def _match_name(path: Path) -> re.Match[str] | None:
     return match if match and path.is_file() else None
 
 
-def _find_folders(path: Path) -> list[Path]:
+def _find_idx_folders(path: Path) -> list[Path]:
     """Finds the folders with idx files: ``path``, its ``raw``, or the ``raw`` of folders in it."""
     if not path.is_dir():
         return []
@@ -259,7 +261,7 @@ def _find_folders(path: Path) -> list[Path]:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a folder by the names of files in it."""
     try:
-        return Certainty.CERTAIN if _find_folders(path) else Certainty.NO
+        return Certainty.CERTAIN if _find_idx_folders(path) else Certainty.NO
     except PermissionError:
         return Certainty.NO  # the general kinds name the folder that cannot be listed
 

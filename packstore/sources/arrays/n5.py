@@ -63,11 +63,11 @@ class _OpenN5(OpenArrays):
             path, lambda folder: read_metadata(folder / _FILE), lambda found: "dimensions" in found, groups=True
         )
         for name, folder, plain in arrays:
-            self._infos[name] = self._describe(name, plain)
+            self._infos[name] = self._describe_array(name, plain)
             if self._infos[name].content == "numbers":
                 refuse_unwritten(self._shown, self._infos[name], folder)
 
-    def _describe(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+    def _describe_array(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
         """Describes an array by its metadata. Raises :class:`SourceError`."""
         shape, blocks = parse_shape(plain.get("dimensions"), 0), parse_shape(plain.get("blockSize"), 1)
         compression = plain.get("compression", plain.get("compressionType"))

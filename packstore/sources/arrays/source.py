@@ -88,7 +88,7 @@ class ArraySource(RowSource):
         found = []
         for folder in [path, *_find_split_folders(path)]:
             for file in sorted(visible_paths(folder)):
-                if not is_passed_over(file.name) and cls.takes_file(file):
+                if not is_passed_over(file.name) and cls.is_array_file(file):
                     found.append(file)
                 if len(found) > _MAX_FILES:
                     raise SourceError(f"{printable(str(path))} holds more than {_MAX_FILES:,} {cls.files_name}")
@@ -104,8 +104,8 @@ class ArraySource(RowSource):
         return self.options.skip_bad
 
     @classmethod
-    def takes_file(cls, path: Path) -> bool:
-        """Tells if a file in a folder is of this kind, by its name."""
+    def is_array_file(cls, path: Path) -> bool:
+        """Tells if ``path`` is a file with one of :attr:`suffixes`."""
         return path.name.lower().endswith(cls.suffixes) and path.is_file()
 
     @classmethod
@@ -118,11 +118,11 @@ class ArraySource(RowSource):
                 if is_passed_over(file.name) or (folder == path and name in SPLIT_ORDER):
                     continue
                 if file.is_dir() or name.endswith((*IMAGE_SUFFIXES, *_OTHER_DATA)):
-                    if cls.takes_file(file):
+                    if cls.is_array_file(file):
                         found = True
                     elif not file.is_dir() or any(not is_passed_over(each.name) for each in visible_paths(file)):
                         return Certainty.NO
-                found = found or cls.takes_file(file)
+                found = found or cls.is_array_file(file)
         return Certainty.CERTAIN if found else Certainty.NO
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
@@ -202,7 +202,7 @@ class ArraySource(RowSource):
         for other in sorted(path.parent.iterdir()):
             words = name_words(other.stem)
             changed = [(a, b) for a, b in zip(own, words, strict=False) if a != b]
-            beside = len(own) == len(words) and len(changed) == 1 and self.takes_file(other)
+            beside = len(own) == len(words) and len(changed) == 1 and self.is_array_file(other)
             if beside and changed[0][0] in IMAGE_WORDS and changed[0][1] in LABEL_WORDS:
                 raise AmbiguousSourceError(
                     f"{printable(str(path))} holds images, and {printable(other.name)} seems to hold their labels: "

@@ -170,6 +170,7 @@ class BlockCache:
         return block[(slice(None),) * axis + (row % rows,)]
 
     def _read_block(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
+        """Reads rows of an array; unflattens those of a flat one."""
         stop = min(start + rows, info.shape[axis])
         found = self.open_file(number).read(info.name, min(axis, 1) if info.flat else axis, start, stop)
         shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
@@ -179,9 +180,9 @@ class BlockCache:
         """Adds a block to the cache; drops the blocks used least recently while they exceed 64 MiB, except the last
         ``least``."""
         self._kept[key] = block
-        self._kept_bytes += _nbytes(block)
+        self._kept_bytes += _block_bytes(block)
         while self._kept_bytes > _KEPT_BYTES and len(self._kept) > least:
-            self._kept_bytes -= _nbytes(self._kept.popitem(last=False)[1])
+            self._kept_bytes -= _block_bytes(self._kept.popitem(last=False)[1])
 
     def close(self) -> None:
         with self._lock:
@@ -199,7 +200,7 @@ def object_array(items: Sequence[Any]) -> NDArray[Any]:
     return found
 
 
-def _nbytes(block: NDArray[Any]) -> int:
+def _block_bytes(block: NDArray[Any]) -> int:
     return sum(len(item) for item in block) if block.dtype == object else block.nbytes
 
 
@@ -220,7 +221,7 @@ def rows_per_block(info: ArrayInfo, axis: int) -> int:
 
 
 def bytes_per_row(info: ArrayInfo, axis: int) -> int:
-    """Returns the bytes of a row of numbers."""
+    """Returns the bytes of one row of numbers, for rows along ``axis``."""
     total = info.dtype.itemsize
     for place, size in enumerate(info.shape):
         total *= 1 if place == axis else size

@@ -95,7 +95,7 @@ class _OpenZarr(OpenArrays):
         else:
             what = "numbers"
         self._grids[name] = shape, chunks
-        return self._describe(name, shape, chunks, plain.get("dtype"), what, ids)
+        return self._describe_array(name, shape, chunks, plain.get("dtype"), what, ids)
 
     def _describe_v3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
         """Describes an array by its metadata of version 3. Raises :class:`SourceError`."""
@@ -114,11 +114,12 @@ class _OpenZarr(OpenArrays):
         named = plain.get("data_type")
         what = {"string": "texts", "variable_length_bytes": "files", "bytes": "files"}.get(str(named), "numbers")
         dtype = named if isinstance(named, str) and named in _V3_DTYPES else None
-        return self._describe(name, shape, chunks, dtype, what if dtype is None else "numbers", ids)
+        return self._describe_array(name, shape, chunks, dtype, what if dtype is None else "numbers", ids)
 
-    def _describe(
+    def _describe_array(
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any, what: str | None, ids: list[Any]
     ) -> ArrayInfo:
+        """Describes an array by dtype, content and ids of codecs. Raises :class:`SourceError` for too large chunks."""
         unknown = next((each for each in ids if each not in _CODECS), None)
         if unknown is not None:
             why = f"{printable(name)} has the codec {printable(str(unknown)[:40])}, which is not run"

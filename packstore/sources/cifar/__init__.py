@@ -120,9 +120,9 @@ class CifarSource(Source):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields samples; ``ref`` is (number of the batch, row in it)."""
-        return self._entries(self._load_labels(no_progress), self._choose_splits(split))
+        return self._yield_entries(self._load_labels(no_progress), self._choose_splits(split))
 
-    def _entries(self, labels: _AllLabels, splits: list[str]) -> Iterator[Entry]:
+    def _yield_entries(self, labels: _AllLabels, splits: list[str]) -> Iterator[Entry]:
         numbers = dict.fromkeys(splits, 0)
         for batch, (split, _) in enumerate(self._files.layout.batches):
             if split not in numbers:
@@ -271,7 +271,8 @@ def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
     return Certainty.CERTAIN if files.layout.kind == name else Certainty.NO
 
 
-def _open(name: str, path: Path, options: SourceOptions) -> CifarSource:
+def _open_cifar(name: str, path: Path, options: SourceOptions) -> CifarSource:
+    """Opens the dataset ``name``. Raises :class:`SourceError` if ``path`` is another."""
     files = find_cifar(path, name)
     if files is None:
         raise no_cifar_error(path, name)
@@ -280,7 +281,7 @@ def _open(name: str, path: Path, options: SourceOptions) -> CifarSource:
 
 def _make_kind(name: str, title: str) -> Kind:
     help = f"{title} as downloaded, a folder or .tar.gz"
-    return Kind(name, help, partial(_recognise, name), partial(_open, name))
+    return Kind(name, help, partial(_recognise, name), partial(_open_cifar, name))
 
 
 CIFAR10, CIFAR100 = _make_kind("cifar10", "CIFAR-10"), _make_kind("cifar100", "CIFAR-100")

@@ -164,6 +164,7 @@ class TarFiles(CifarFiles):
                 raise _damaged_error(printable(str(self.path)), error) from None
 
     def _read_members(self) -> Iterator[tuple[str, IO[bytes]]]:
+        """Yields name and content of each file, in one pass, and stores their places for :meth:`open`."""
         self._gzip.seek(0)
         found: dict[str, tuple[int, int]] = {}
         with tarfile.open(fileobj=self._gzip, mode="r:") as tar:

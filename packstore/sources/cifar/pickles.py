@@ -78,7 +78,7 @@ def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
     :class:`BatchError` for any other value."""
     if not isinstance(value, _Array):
         raise BatchError(f"{type(value).__name__} where an array is expected")
-    dtype = value.check_dtype()
+    dtype = value.validate_dtype()
     if value.fortran:
         raise BatchError("an array in Fortran's order")
     return value.data, value.shape, dtype
@@ -148,7 +148,8 @@ class _Array(StandIn):
         _, self.shape, self.dtype, self.fortran, self.data = state
 
     def build(self) -> NDArray[Any]:
-        made = self.check_dtype()
+        """Builds the array. Raises :class:`BatchError` if its parts do not fit."""
+        made = self.validate_dtype()
         if not isinstance(self.data, bytes):
             raise BatchError("an array that is not of plain numbers")
         flat: NDArray[Any] = np.frombuffer(self.data, made)
@@ -157,8 +158,8 @@ class _Array(StandIn):
         except ValueError:  # no bytes, in a shape that is too large for numpy
             raise BatchError(f"an array of the shape {self.shape}") from None
 
-    def check_dtype(self) -> np.dtype[Any]:
-        """Returns the dtype. Raises :class:`BatchError` if shape and number of bytes do not fit."""
+    def validate_dtype(self) -> np.dtype[Any]:
+        """Validates shape, dtype and number of bytes; returns the dtype. Raises :class:`BatchError`."""
         dtype, shape, data = self.dtype, self.shape, self.data
         if not isinstance(dtype, _DType) or not isinstance(data, (bytes, Span)):
             raise BatchError("an array that is not of plain numbers")

@@ -262,7 +262,7 @@ class CocoSource(FileRowSource):
         self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
 
     def _split_by_folders(self) -> None:
-        """Splits the only, unnamed split by the folders of its images, if each of these has the name of a split."""
+        """Replaces a single unnamed split by the splits in the names of its folders of images, if all have one."""
         (name, only), *others = self._splits.items()
         splits = places_by_split(only.places or ())
         if not name and not others and splits.keys() - {""}:

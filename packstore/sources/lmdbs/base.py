@@ -46,7 +46,7 @@ class Database:
             finally:
                 os.close(descriptor)
         except PageError as error:
-            raise self._damaged(str(error)) from None
+            raise self._damaged_error(str(error)) from None
         except OSError as error:
             raise SourceError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from None
         self.entries = self._pages.entries
@@ -55,7 +55,7 @@ class Database:
         """Yields keys, in their order, and sizes of values. Raises :class:`SourceError`."""
         for item in self._pages.walk(overflow=False):
             if isinstance(item, str):
-                raise self._damaged(item)
+                raise self._damaged_error(item)
             yield item
 
     def first_entries(self) -> list[tuple[bytes, bytes]]:
@@ -81,7 +81,7 @@ class Database:
         except UnicodeDecodeError:
             return None
 
-    def _damaged(self, what: str) -> SourceError:
+    def _damaged_error(self, what: str) -> SourceError:
         return SourceError(f"{printable(str(self.path))} is not a readable LMDB, or is damaged: {what}")
 
 
@@ -106,7 +106,7 @@ class LmdbSource(RowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._found = self.find(path)
+        self._found = self.find_databases(path)
         if not self._found:
             raise SourceError(f"{printable(str(path))} holds no LMDB")
         self.databases = [Database(each.path) for each in self._found]
@@ -123,7 +123,7 @@ class LmdbSource(RowSource):
         is, and cannot be read."""
 
     @classmethod
-    def find(cls, path: Path) -> list[SplitDatabase]:
+    def find_databases(cls, path: Path) -> list[SplitDatabase]:
         """Finds the LMDBs at a path, in packing order."""
         if is_lmdb(path):
             return [SplitDatabase("", path)]
@@ -156,7 +156,7 @@ class LmdbSource(RowSource):
             return Certainty.NO  # if it is a store, opening it tells the fault
         if not places:
             return Certainty.NO
-        cls.find(path)
+        cls.find_databases(path)
         return Certainty.CERTAIN
 
     def splits(self) -> Sequence[str]:

@@ -44,13 +44,14 @@ class CaffeSource(LmdbSource):
         return 2 * sum(found) > len(found)
 
     @cached_property
-    def _encoded(self) -> bool:
+    def _has_files(self) -> bool:
+        """True if the messages have image files, by the first of them; False if they have pixels."""
         return next(
             parse_datum(value).encoded for _, value in self.databases[0].first_entries() if _is_image_datum(value)
         )
 
     def fields(self) -> Mapping[str, Field]:
-        return {"image": Image("original" if self._encoded else "uint8"), "label": Label()}
+        return {"image": Image("original" if self._has_files else "uint8"), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields the rows; their size is that of the message."""

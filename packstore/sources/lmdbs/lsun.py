@@ -34,7 +34,7 @@ class LsunSource(LmdbSource):
         return _match_name(database.path) is not None and 2 * sum(found) > len(found)
 
     @classmethod
-    def find(cls, path: Path) -> list[SplitDatabase]:
+    def find_databases(cls, path: Path) -> list[SplitDatabase]:
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
         found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
         order = in_packing_order(split for split, _, _ in found)
@@ -51,6 +51,7 @@ class LsunSource(LmdbSource):
 
     @property
     def _classes(self) -> tuple[str, ...]:
+        """Classes that have a database, in the publisher's order."""
         present = {match[1] for database in self.databases if (match := _match_name(database.path)) and match[1]}
         return tuple(name for name in CLASSES if name in present)
 

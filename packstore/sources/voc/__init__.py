@@ -98,6 +98,7 @@ class VocSource(FileRowSource):
 
     @cached_property
     def _palette(self) -> Palette | None:
+        """Palette of masks in colours; None if they have none."""
         folder = self._masks.get("mask")
         return (
             None if folder is None else find_matching_palette(self.tree, [self._base], self._infer_mask_field(folder))
@@ -135,6 +136,7 @@ class VocSource(FileRowSource):
         return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
 
     def expects_left(self, path: str) -> bool:
+        """Expects LabelMe's copies of masks as numpy arrays."""
         folder, _, name = path.rpartition("/")
         masks = (
             place
@@ -159,11 +161,11 @@ class VocSource(FileRowSource):
             return
         for number, line in read_lines(self.tree, self._sets[split], paths=True):
             try:
-                yield clean_path(line if self._names_image(line) else _FLAG.sub("", line))
+                yield clean_path(line if self._is_name_without_flag(line) else _FLAG.sub("", line))
             except ValueError as error:
                 raise SourceError(f"{self.tree.name(self._sets[split])}, line {number}: {error}") from None
 
-    def _names_image(self, stem: str) -> bool:
+    def _is_name_without_flag(self, stem: str) -> bool:
         """Tells if a line with blanks is the whole name of an image, without a flag at its end."""
         return " " in stem and any(is_file(self.tree, self._path(self._images, stem + end)) for end in IMAGE_SUFFIXES)
 
@@ -242,9 +244,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.CERTAIN if annotated or masks else Certainty.NO
 
 
-def _open(path: Path, options: SourceOptions) -> Source:
+def _open_voc(path: Path, options: SourceOptions) -> Source:
+    """Opens a folder with ``JPEGImages``, or any other with XML files."""
     tree = open_tree(path)
     return VocBesideSource(path, options) if tree is None or _find_base(tree) is None else VocSource(path, options)
 
 
-KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open, in_objects=True)
+KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open_voc, in_objects=True)
