@@ -318,7 +318,7 @@ def test_names_that_several_categories_have_get_their_ids(tmp_path: Path) -> Non
         ([{"id": 1}], [], CATS, "an image without an id or a file name"),
         ([{"id": [1], "file_name": "x"}], [], CATS, "an image without an id"),
         ([coco_image(1) | {"file_name": "../x.jpg"}], [], CATS, "no path within the source"),
-        ([coco_image(1) | {"file_name": "/etc/passwd"}], [], CATS, "first, passwd, lies nowhere in this source"),
+        ([coco_image(1) | {"file_name": "/etc/passwd"}], [], CATS, "first, passwd, is nowhere in this source"),
         ([coco_image(1) | {"file_name": "\ud800.jpg"}], [], CATS, "surrogates not allowed"),
         ([coco_image(1), 5], [], CATS, "'images' is no list of objects"),
         ([coco_image(1)], {"a": 1}, CATS, "'annotations' is no list of objects"),
@@ -558,7 +558,7 @@ def test_images_in_the_folder_of_another_split_are_not_taken(tmp_path: Path) -> 
 def test_a_file_without_a_split_beside_others_is_a_question_with_answers(tmp_path: Path) -> None:
     files = photos("train", 1, 2) | photos("images", 7, 8)
     notes = {"train/_annotations.coco.json": of_images(1, 2), "_annotations.coco.json": of_images(7, 8)}
-    with pytest.raises(AmbiguousSourceError, match="says no split") as caught:
+    with pytest.raises(AmbiguousSourceError, match="has no split") as caught:
         open_source(fill(tmp_path, files | notes), kind="coco")
     assert [answer.options for answer in caught.value.answers] == [
         ("--ignore", "/_annotations.coco.json"),

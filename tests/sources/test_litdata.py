@@ -210,7 +210,7 @@ def test_chunks_that_grow_without_end_are_refused(tmp_path: Path, monkeypatch: p
         bomb = zstd(bytes(64 << 20))
         whole = bomb if level == "chunk" else np.array([10, *[48] * 10, 48 + len(bomb)], "<u4").tobytes() + bomb
         chunk.write_bytes(whole)
-        with pytest.raises(SourceError, match=r"chunk-0-0.*\.bin (is 200 times as large|is damaged)"):
+        with pytest.raises(SourceError, match=r"chunk-0-0.*\.bin (is refused: it decompresses|is damaged)"):
             convert(path, tmp_path / "x.h5")
     path = compressed(tmp_path / "batch", "batch")
     data = bytearray((path / "chunk-0-0.bin").read_bytes())
