@@ -89,6 +89,16 @@ def test_objects_of_hugging_face(form: str, convention: str, tmp_path: Path, cap
     assert "without the names of their classes: cat, dog" in caplog.text
 
 
+def test_columns_of_boxes_and_labels_beside_a_list_of_images(tmp_path: Path) -> None:
+    types = {"images": pa.list_(IMAGE), "bbox": pa.list_(BOX), "category": pa.list_(pa.int64())}
+    row = {"images": [{"bytes": PNG, "path": None}] * 2, "bbox": CORNERS, "category": [0, 1, 0]}
+    pq.write_table(pa.Table.from_pylist([row], pa.schema(types)), tmp_path / "x.parquet")
+    report = convert(tmp_path / "x.parquet", tmp_path / "x.lmdb", layout="xyxy")
+    labels = next(column for column in report.manifest.columns if column.name == "category")
+    assert labels.parallel == "bbox"
+    np.testing.assert_allclose(PackedDataset(tmp_path / "x.lmdb", columns=("bbox",))[0], CORNERS)
+
+
 def test_boxes_move_with_their_images(tmp_path: Path) -> None:
     root = write(tmp_path / "set", [row("lists", as_convention("xywh"))], LISTS)
     convert(root, tmp_path / "x.lmdb", layout="xywh")

@@ -240,7 +240,7 @@ def test_files_that_are_missing(tmp_path: Path) -> None:
 def test_a_file_of_two_splits(tmp_path: Path) -> None:
     for name in ("train_test", "train_1"):
         pq.write_table(table(range(3)), tmp_path / f"{name}.parquet")
-    with pytest.raises(SourceError, match=r"train_test\.parquet is of train and test by its name"):
+    with pytest.raises(SourceError, match=r"the name of train_test\.parquet fits the splits train and test"):
         open_source(tmp_path)
 
 
@@ -279,7 +279,7 @@ def test_bytes_that_are_null_are_read_from_the_path_beside(tmp_path: Path) -> No
     reasons = [skipped.reason for skipped in report.manifest.skipped]
     assert len(reasons) == 4
     assert "No such file" in reasons[0]
-    assert all("none from its folder on" in reason for reason in reasons[1:3])
+    assert all("within the table's folder" in reason for reason in reasons[1:3])
     assert "has no image" in reasons[3]
 
 
@@ -334,10 +334,10 @@ configs:
     assert [(split.name, split.stop) for split in report.manifest.splits] == [("train", 6), ("mine", 9)]
     assert report.ledger.passed_over == {"Parquet files of no split": 1, "not images (.txt)": 1}
     (tmp_path / "set" / "README.md").write_text(card.replace("b/1.parquet", "b/*.csv"))
-    with pytest.raises(SourceError, match="no file is b/"):
+    with pytest.raises(SourceError, match="no file matches b/"):
         open_source(tmp_path / "set")
     (tmp_path / "set" / "README.md").write_text(card.replace("b/1.parquet", "../b/1.parquet"))
-    with pytest.raises(SourceError, match="not in its folder"):
+    with pytest.raises(SourceError, match="outside its folder"):
         open_source(tmp_path / "set")
     two = "---\nconfigs:\n- config_name: en\n  data_files: a/*\n- config_name: fr\n  data_files: b/*\n---\n"
     (tmp_path / "set" / "README.md").write_text(two)
@@ -426,7 +426,7 @@ def test_a_table_that_lies_about_its_rows(tmp_path: Path, out: Path, monkeypatch
     with closing(open_source(tmp_path)) as source:
         assert isinstance(source, tables.TableSource)
         table_class = type(source.open_table(tmp_path / "x.parquet"))
-        overview = table_class.overview
+        overview = table_class.read_overview
         for rows, said in ((10**9, "hold 1000000000 rows"), (9, "fewer rows than it says")):
 
             def lying(self: Any, rows: int = rows) -> Any:
@@ -434,7 +434,7 @@ def test_a_table_that_lies_about_its_rows(tmp_path: Path, out: Path, monkeypatch
                 found.groups[0] = found.groups[0]._replace(rows=rows)
                 return found
 
-            monkeypatch.setattr(table_class, "overview", lying)
+            monkeypatch.setattr(table_class, "read_overview", lying)
             with pytest.raises(PackstoreError, match=said):
                 convert(tmp_path, out, overwrite=True)
 

@@ -81,7 +81,7 @@ class DatasetsSource(ArrowSource):
         super().__init__(path, options)
         self.path = Path(f"datasets:{name}")
 
-    def find(self) -> Iterator[tuple[str, Path]]:
+    def find_tables(self) -> Iterator[tuple[str, Path]]:
         for number, (split, data) in enumerate(self._splits.items()):
             if data._indices is not None or not data.cache_files:  # chosen or shuffled rows; rows in memory
                 file = Path(self._copies.name, f"{number}.arrow")
@@ -94,15 +94,15 @@ class DatasetsSource(ArrowSource):
     def files(self) -> Iterator[Path]:
         return TableSource.files(self)
 
-    def _beside(self, number: int, path: str | None) -> Path | None:
+    def _resolve_path(self, number: int, path: str | None) -> Path | None:
         """An image that the library has left where it lay: within the folder that was given."""
         if path is None or not Path(path).resolve().is_relative_to(self._folder):
-            return super()._beside(number, path)
+            return super()._resolve_path(number, path)
         return Path(path)
 
-    def _row(self, block: Any, row: int) -> dict[str, Any]:
+    def _read_row(self, block: Any, row: int) -> dict[str, Any]:
         """Makes paths relative to the folder again; the library has made them absolute."""
-        found = super()._row(block, row)
+        found = super()._read_row(block, row)
         for column in self._columns:
             path = None if column.path is None else found[column.path]
             if path is not None and Path(path).is_relative_to(self._folder):

@@ -1,7 +1,7 @@
-"""Arrow as ``datasets.Dataset.save_to_disk`` writes it: one split, or a folder of them.
+"""Arrow as ``datasets.Dataset.save_to_disk`` writes it: one split, or a folder of splits.
 
-``dataset_dict.json`` names the splits, ``state.json`` the files of one; these are streams of Arrow's IPC format, or
-files of it.
+``dataset_dict.json`` names the splits, ``state.json`` the files of a split. These have Arrow's IPC format, as streams
+or as files.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.huggingface.features import features_of, is_label, is_list, load_pyarrow
-from packstore.sources.huggingface.tables import Group, Overview, Table, TableSource
+from packstore.sources.huggingface.arrow_types import is_list, load_pyarrow
+from packstore.sources.huggingface.features import is_label, read_features
+from packstore.sources.huggingface.open_table import OpenTable, RowGroup, TableOverview
+from packstore.sources.huggingface.tables import TableSource
 from packstore.sources.refusals import first_bytes
 from packstore.stores.link_files import Location
 
-_DICT, _STATE = "dataset_dict.json", "state.json"
+_DATASET_DICT, _STATE = "dataset_dict.json", "state.json"
 _MAGIC = b"ARROW1"
 _STREAM = b"\xff\xff\xff\xff"
 _MAX_BYTES = 16 << 20
 
 
-class _ArrowTable(Table):
-    """A file, mapped: only the rows that are read come into memory.
+class _ArrowFile(OpenTable):
+    """Mapped file: only rows that are read come into memory.
 
-    To touch what a mapped file has lost since ends the process, so its size is looked at before each row.
+    A read beyond the end of a mapped file ends the process, so the size of the file is checked before each row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,61 +42,63 @@ class _ArrowTable(Table):
             self._reader = self._ipc.open_file(self._file) if self._random else self._ipc.open_stream(self._file)
             self._schema = self._reader.schema
             if not self._random and any(self._pa.types.is_dictionary(type) for type in self._schema.types):
-                raise ValueError("has columns that are encoded by dictionary in a stream, which are not read")
+                raise ValueError("has dictionary-encoded columns in a stream, which packstore does not read")
         except BaseException:
             self._file.close()
             raise
-        self._places = array("q")
-        place = self._file.tell()
+        self._batch_starts = array("q")
+        position = self._file.tell()
         self._file.seek(0)
         self._base = self._file.read_buffer(1).address
-        self._file.seek(place)
+        self._file.seek(position)
 
     def check(self) -> None:
         size = self._path.stat().st_size
         if size < self._size:
             raise ValueError(f"{printable(str(self._path))} was cut from {self._size} to {size} bytes meanwhile")
 
-    def overview(self) -> Overview:
-        found = Overview(self._schema)
-        features = features_of(self._schema)
-        for batch in self._all():
+    def read_overview(self) -> TableOverview:
+        overview = TableOverview(self._schema)
+        features = read_features(self._schema)
+        for batch in self._read_batches():
             batch.validate()
-            nbytes = {}
             for name, column in zip(self._schema.names, batch.columns, strict=True):
-                nbytes[name] = column.nbytes
-                parts = {}
-                inner = column.flatten() if is_list(column.type) else column
-                if self._pa.types.is_struct(inner.type):
-                    parts = {inner.type.field(n).name: part for n, part in enumerate(inner.flatten())}
-                if column.null_count or (
-                    parts.keys() <= {"bytes", "path"} and "bytes" in parts and parts["bytes"].null_count
-                ):
-                    found.optional.add(name)
-                if "path" in parts and parts["path"].null_count < len(inner):
-                    found.with_paths.add(name)
-                if is_label(name, column.type, features.get(name)):
-                    least = load_pyarrow("pyarrow.compute").min(column).as_py()
-                    if least is not None and least < 0:
-                        found.negative.add(name)
-            found.groups.append(Group(len(batch), nbytes))
-        return found
+                self._note_column(overview, name, column, features.get(name))
+            nbytes = {name: column.nbytes for name, column in zip(self._schema.names, batch.columns, strict=True)}
+            overview.groups.append(RowGroup(len(batch), nbytes))
+        return overview
 
-    def batches(self, group: int, rows: int | None = None) -> Iterator[Any]:
+    def _note_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
+        """Adds the nulls, paths and negative labels in an array of a column to an overview."""
+        parts = {}
+        inner = column.flatten() if is_list(column.type) else column
+        if self._pa.types.is_struct(inner.type):
+            parts = {inner.type.field(n).name: part for n, part in enumerate(inner.flatten())}
+        has_files = parts.keys() <= {"bytes", "path"} and "bytes" in parts
+        if column.null_count or (has_files and parts["bytes"].null_count):
+            overview.optional.add(name)
+        if "path" in parts and parts["path"].null_count < len(inner):
+            overview.with_paths.add(name)
+        if is_label(name, column.type, feature):
+            least = load_pyarrow("pyarrow.compute").min(column).as_py()
+            if least is not None and least < 0:
+                overview.negative.add(name)
+
+    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
         self.check()
         if self._random:
             batch = self._reader.get_batch(group)
         else:
-            if not self._places:
-                for _ in self._all():
+            if not self._batch_starts:
+                for _ in self._read_batches():
                     continue
-            self._file.seek(self._places[group])
+            self._file.seek(self._batch_starts[group])
             batch = self._ipc.read_record_batch(self._ipc.read_message(self._file), self._schema)
         batch.validate(full=True)
         yield batch
 
-    def column(self, name: str) -> Iterator[Any]:
-        return (batch.column(name) for batch in self._all())
+    def read_column(self, name: str) -> Iterator[Any]:
+        return (batch.column(name) for batch in self._read_batches())
 
     def locate(self, address: int) -> Location | None:
         inside = 0 <= address - self._base < self._size
@@ -104,28 +108,29 @@ class _ArrowTable(Table):
         self._reader = None
         self._file.close()
 
-    def _all(self) -> Iterator[Any]:
+    def _read_batches(self) -> Iterator[Any]:
+        """Yields all record batches; of a stream, stores the position of each."""
         if self._random:
             for number in range(self._reader.num_record_batches):
                 self.check()
                 yield self._reader.get_batch(number)
             return
-        del self._places[:]
+        del self._batch_starts[:]
         self._file.seek(0)
         reader = self._ipc.open_stream(self._file)
         while True:
             self.check()
-            place = self._file.tell()
+            position = self._file.tell()
             try:
                 batch = reader.read_next_batch()
             except StopIteration:
                 return
-            self._places.append(place)
+            self._batch_starts.append(position)
             yield batch
 
 
 class ArrowSource(TableSource):
-    """The folder of a ``Dataset`` or a ``DatasetDict``, whose splits are packed under their own names."""
+    """Source for the folder of a ``Dataset`` or a ``DatasetDict``, or for one file; splits keep their names."""
 
     kind = "arrow"
 
@@ -133,24 +138,24 @@ class ArrowSource(TableSource):
         self._mapped: set[Path] = set()
         super().__init__(path, options)
 
-    def find(self) -> Iterator[tuple[str, Path]]:
+    def find_tables(self) -> Iterator[tuple[str, Path]]:
         if self.path.is_file():
             yield "", self.path
             return
-        splits = _strings(self.path / _DICT, "splits") if (self.path / _DICT).is_file() else [""]
+        splits = _read_names(self.path / _DATASET_DICT, "splits") if (self.path / _DATASET_DICT).is_file() else [""]
         for split in splits:
             folder = self.path / split
-            state = _read(folder / _STATE)
+            state = _read_object(folder / _STATE)
             if state.get("_indices_data_files"):
                 raise SourceError(
-                    f"{printable(str(folder))} has indices, of an older datasets: flatten and save it again"
+                    f"{printable(str(folder))} has indices of an older version of datasets: flatten and save it again"
                 )
             files = state.get("_data_files")
             if not isinstance(files, list) or not all(isinstance(each, dict) for each in files):
-                raise SourceError(f"{printable(str(folder / _STATE))} names no files of data")
+                raise SourceError(f"{printable(str(folder / _STATE))} names no data files")
             for each in files:
                 name = each.get("filename")
-                if not isinstance(name, str) or _leads_out(name):
+                if not isinstance(name, str) or _leads_outside(name):
                     raise SourceError(f"{printable(str(folder / _STATE))} names a file outside its folder")
                 yield split, folder / name
 
@@ -160,13 +165,14 @@ class ArrowSource(TableSource):
             folders = {file.parent for file in super().files()}
             yield from sorted(folder / _STATE for folder in folders)
 
-    def open_table(self, path: Path) -> Table:
-        return _ArrowTable(path)
+    def open_table(self, path: Path) -> OpenTable:
+        return _ArrowFile(path)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
+    """Reads a JSON file that holds an object. Raises :class:`SourceError`."""
     if not path.is_file():
-        raise SourceError(f"{printable(str(path))} is missing, or no file")
+        raise SourceError(f"{printable(str(path))} is missing, or is no file")
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MAX_BYTES))
@@ -177,24 +183,26 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _strings(path: Path, name: str) -> list[str]:
-    found = _read(path).get(name)
+def _read_names(path: Path, name: str) -> list[str]:
+    """Reads a list of folder names from a member of a JSON file. Raises :class:`SourceError`."""
+    found = _read_object(path).get(name)
     if not isinstance(found, list) or not all(
-        isinstance(each, str) and each and not _leads_out(each) for each in found
+        isinstance(each, str) and each and not _leads_outside(each) for each in found
     ):
-        raise SourceError(f"{printable(str(path))} has no list of {name} that can be used")
+        raise SourceError(f"{printable(str(path))} has no usable list of {name}")
     return found
 
 
-def _leads_out(name: str) -> bool:
+def _leads_outside(name: str) -> bool:
+    """Tells if a name leads out of its folder."""
     return Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """A folder with the files that ``save_to_disk`` writes beside the data; or one file of Arrow."""
+    """Recognises a folder with the files that ``save_to_disk`` writes beside the data, and a file of Arrow."""
     if path.is_dir():
         one = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
-        return Certainty.CERTAIN if one or (path / _DICT).is_file() else Certainty.NO
+        return Certainty.CERTAIN if one or (path / _DATASET_DICT).is_file() else Certainty.NO
     arrow = path.suffix.lower() == ".arrow" and first_bytes(path, 4) == _STREAM
     return Certainty.CERTAIN if arrow or first_bytes(path, 6) == _MAGIC else Certainty.NO
 

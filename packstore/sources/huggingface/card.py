@@ -1,4 +1,4 @@
-"""The card of a dataset: the YAML at the head of ``README.md``, with its splits and the names of its classes.
+"""Card of a dataset: the YAML at the head of ``README.md``, with its splits and the names of its classes.
 
 https://huggingface.co/docs/hub/datasets-manual-configuration
 """
@@ -20,18 +20,18 @@ CARD = "README.md"
 _MAX_BYTES = 8 << 20
 _HEAD = re.compile(rb"\A(?:\xef\xbb\xbf)?---[ \t]*\r?\n(.*?)^---[ \t]*\r?$", re.DOTALL | re.MULTILINE)
 _PATTERN = re.compile(r"[*?[]")
-_LISTED = 8
-_SPEAKS = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
+_SHOWN = 8
+_RELEVANT = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """What a card says.
+    """Content of a card.
 
     Attributes:
-        data_files: Patterns of the files of each split; None where it says nothing of them.
-        features: Features of Hugging Face by column: images and classes alone; the types of others show.
-        drop_labels: Whether names of folders are no classes; None where it does not say.
+        data_files: Patterns of the files of each split; None if it has none.
+        features: Features by column, of images, other files and classes only; values of other columns show their types.
+        drop_labels: Names of folders are no classes; None if it does not state that.
     """
 
     data_files: dict[str, list[str]] | None = None
@@ -40,10 +40,10 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """The card in a folder; an empty one where there is none.
+    """Reads the card in a folder; returns an empty one if there is none.
 
-    Raises :class:`SourceError` for one that says what cannot be followed, :class:`AmbiguousSourceError` where it has
-    several configurations and none is the default."""
+    Raises :class:`SourceError` for a malformed card, :class:`AmbiguousSourceError` for several configurations without a
+    default."""
     path = folder / CARD
     if not path.is_file():
         return Card()
@@ -57,54 +57,56 @@ def read_card(folder: Path) -> Card:
 
 
 def parse_card(data: bytes, folder: Path) -> Card:
-    """Parses a card. Raises :class:`ValueError` for a malformed head."""
+    """Parses a card. Raises :class:`ValueError` for a malformed head, and as :func:`read_card` does."""
     head = _HEAD.match(data)
-    if head is None or _SPEAKS.search(head[1]) is None:
+    if head is None or _RELEVANT.search(head[1]) is None:
         return Card()
-    said = load_yaml(head[1])
-    if not isinstance(said, dict):
+    content = load_yaml(head[1])
+    if not isinstance(content, dict):
         raise ValueError("is no mapping")
-    configs = _listed(said.get("configs"), "configs")
-    chosen = _chosen(configs, folder)
+    configs = _read_mappings(content.get("configs"), "configs")
+    chosen = _choose_config(configs, folder)
     name = chosen.get("config_name", "default")
-    infos = _listed(said.get("dataset_info"), "dataset_info")
+    infos = _read_mappings(content.get("dataset_info"), "dataset_info")
     named = [info for info in infos if info.get("config_name", "default") == name]
     info = named[0] if named else infos[0] if len(infos) == 1 and not configs else {}
     drop_labels = chosen.get("drop_labels")
     return Card(
-        _data_files(chosen.get("data_files"), chosen.get("data_dir")),
-        _features(info.get("features")),
+        _read_data_files(chosen.get("data_files"), chosen.get("data_dir")),
+        _read_features(info.get("features")),
         drop_labels if isinstance(drop_labels, bool) else None,
     )
 
 
-def _listed(value: Any, name: str) -> list[dict[Any, Any]]:
+def _read_mappings(value: Any, name: str) -> list[dict[Any, Any]]:
+    """Returns the mappings in a member: none, one, or a list. Raises :class:`ValueError` for anything else."""
     found = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(each, dict) for each in found):
         raise ValueError(f"has {name} that are no mappings")
     return found
 
 
-def _chosen(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
-    """The configuration that ``datasets`` loads unasked."""
+def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
+    """Returns the configuration that ``datasets`` loads by default; an empty one if there is none. Raises
+    :class:`AmbiguousSourceError`."""
     names = [str(config.get("config_name")) for config in configs]
     if len(configs) < 2:
         return configs[0] if configs else {}
     for config, name in zip(configs, names, strict=True):
         if config.get("default") is True or name == "default":
             return config
-    some = ", ".join(map(printable, names[:_LISTED])) + (", …" if len(names) > _LISTED else "")
+    some = ", ".join(map(printable, names[:_SHOWN])) + (", …" if len(names) > _SHOWN else "")
     raise AmbiguousSourceError(
         f"{printable(str(folder))} has {len(configs)} configurations ({some}), none of them the default: "
         "give the folder or the files of one",
-        [Answer(source=place) for config in configs[:_LISTED] if (place := _folder_of(config, folder)) is not None],
+        [Answer(source=place) for config in configs[:_SHOWN] if (place := _config_folder(config, folder)) is not None],
     )
 
 
-def _folder_of(config: dict[Any, Any], folder: Path) -> Path | None:
-    """The folder in which all files of a configuration lie, where that is another than the card's."""
+def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
+    """Returns the folder that holds all files of a configuration; None if that is the card's own."""
     try:
-        files = _data_files(config.get("data_files"), config.get("data_dir"))
+        files = _read_data_files(config.get("data_files"), config.get("data_dir"))
     except ValueError:
         return None
     patterns = [pattern for its in (files or {}).values() for pattern in its]
@@ -114,10 +116,10 @@ def _folder_of(config: dict[Any, Any], folder: Path) -> Path | None:
     return place if common not in ("", ".") and place.is_dir() else None
 
 
-def _data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
-    """Patterns by split (``datasets.data_files.sanitize_patterns``)."""
+def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
+    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``). Raises :class:`ValueError`."""
     if value is None:
-        return None if data_dir is None else {"train": [_inside(f"{data_dir}/**", None)]}
+        return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
     entries = value if isinstance(value, list) else [value]
     found: dict[str, list[str]] = {}
     for entry in entries:
@@ -125,15 +127,15 @@ def _data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
         patterns = paths if isinstance(paths, list) else [paths]
         good = all(isinstance(pattern, str) for pattern in patterns)
         if not isinstance(split, str) or not good or (isinstance(entry, dict) and split in found):
-            raise ValueError(f"has data_files that are not split and path: {printable(repr(entry))[:100]}")
-        found.setdefault(split, []).extend(_inside(pattern, data_dir) for pattern in patterns)
+            raise ValueError(f"has data_files without split and path: {printable(repr(entry))[:100]}")
+        found.setdefault(split, []).extend(_prefix_data_dir(pattern, data_dir) for pattern in patterns)
     return found
 
 
-def _inside(pattern: Any, data_dir: Any) -> str:
-    """A pattern from the folder of the card on."""
+def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
+    """Makes a pattern relative to the card's folder. Raises :class:`ValueError` for one that leads out of it."""
     if "://" in pattern or pattern.startswith("/") or ".." in pattern.split("/"):
-        raise ValueError(f"has data_files that are not in its folder: {printable(pattern)[:100]}")
+        raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
     return (
         f"{data_dir.strip('/')}/{pattern}"
         if isinstance(data_dir, str) and not pattern.startswith(data_dir)
@@ -141,23 +143,26 @@ def _inside(pattern: Any, data_dir: Any) -> str:
     )
 
 
-def _features(value: Any) -> dict[str, Any]:
-    """Features as a schema has them, of those in a card (``datasets.Features._to_yaml_list``)."""
+def _read_features(value: Any) -> dict[str, Any]:
+    """Converts a card's list of features (``datasets.Features._to_yaml_list``) to the form of a schema. Raises
+    :class:`ValueError`."""
     found = {}
     for each in value if isinstance(value, list) else []:
         if isinstance(each, dict) and isinstance(each.get("name"), str):
-            feature = _feature(each)
+            feature = _read_feature(each)
             if feature is not None:
                 found[each["name"]] = feature
     return found
 
 
-def _feature(said: Mapping[Any, Any]) -> dict[str, Any] | None:
-    inner = next((said[name] for name in ("list", "sequence", "large_list") if name in said), None)
+def _read_feature(item: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """Converts a feature of an image, another file or a class, or a list of such; None for others. Raises
+    :class:`ValueError`."""
+    inner = next((item[name] for name in ("list", "sequence", "large_list") if name in item), None)
     if inner is not None:
-        feature = _feature(inner if isinstance(inner, dict) else {"dtype": inner})
+        feature = _read_feature(inner if isinstance(inner, dict) else {"dtype": inner})
         return None if feature is None else {"_type": "List", "feature": feature}
-    dtype = said.get("dtype", said)
+    dtype = item.get("dtype", item)
     if isinstance(dtype, str):
         kind = {"image": "Image", "audio": "Audio", "video": "Video", "pdf": "Pdf", "nifti": "Nifti"}.get(dtype)
         return None if kind is None else {"_type": kind}

@@ -1,8 +1,7 @@
-"""The columns of tables that packstore exported, whose ``packstore.json`` says what they are."""
+"""Columns of tables that packstore exported; its ``packstore.json`` declares them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,14 @@ from packstore.core.export_manifest import MANIFEST_FILE, ExportManifest, Stored
 from packstore.core.fields import Bytes, Image, Images
 from packstore.sources.base import Entry
 from packstore.sources.exported_rows import ExportedRows
-from packstore.sources.huggingface.features import (
-    ArrayCells,
-    Cells,
-    Facts,
-    TableColumn,
-    file_lists,
-    files,
-    load_pyarrow,
-)
+from packstore.sources.huggingface.arrow_types import load_pyarrow
+from packstore.sources.huggingface.cells import ArrayCells, CellReader, Cells, file_cells, file_list_cells, python_cells
+from packstore.sources.huggingface.columns import Facts, TableColumn
 from packstore.sources.huggingface.tables import TableSource
 
 
 class ExportedTables(ExportedRows, TableSource):
-    """Tables whose columns the export manifest gives."""
+    """Tables whose columns the export manifest declares."""
 
     def _ref_of(self, entry: Entry) -> Any:
         return entry.ref[1]
@@ -36,58 +29,57 @@ class ExportedTables(ExportedRows, TableSource):
         return entry._replace(ref=(entry.ref[0], values))
 
     def _choose_columns(self, facts: Facts) -> list[TableColumn]:
-        return _columns(self._first.schema, self.export_manifest)
+        return _declare_held_columns(self._first.schema, self.export_manifest)
 
-    def _text_classes(self) -> None:
+    def _find_text_classes(self) -> None:
         return None
 
-    def _objects(self) -> None:
+    def _find_objects(self) -> None:
         return None
 
 
-def _columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
-    """The image and all columns that the tables hold. Raises :class:`SourceError` where one is not there."""
+def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
+    """Declares the image and all columns that the tables should hold. Raises :class:`SourceError` if one is missing."""
     held = [column for column in export_manifest.columns if column.name in export_manifest.held]
     missing = next((name for name in ("image", *export_manifest.held) if name not in schema.names), None)
     if missing is not None:
         raise SourceError(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
-    return [TableColumn("image", "image", Image(), files)] + [
-        TableColumn(column.name, column.name, Images() if column.form == "files" else Bytes(), _cells_of(column))
+    return [TableColumn("image", "image", Image(), file_cells)] + [
+        TableColumn(column.name, column.name, Images() if column.form == "files" else Bytes(), _choose_reader(column))
         for column in held
     ]
 
 
-def _cells_of(column: Column) -> Callable[[Any], Cells]:
+def _choose_reader(column: Column) -> CellReader:
+    """Returns the reader of a column's cells in the form of its store."""
     if column.form == "file":
-        return files
+        return file_cells
     if column.form == "files":
-        return file_lists
+        return file_list_cells
     if column.form in ("text", "bytes"):
-        return _raw
+        return _raw_cells
     dtype = NUMPY_DTYPE[column.dtype]
     if column.kind == "fixed" and not column.shape:
-        return lambda array: _numbers(array, dtype)
-    return lambda array: _arrays(array, column)
+        return lambda array: _number_cells(array, dtype)
+    return lambda array: _array_cells(array, column)
 
 
-def _raw(array: Any) -> Cells:
-    """Bytes as they are, of text as well."""
+def _raw_cells(array: Any) -> Cells:
+    """Cells as raw bytes, those of texts too."""
     return ArrayCells(array, lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
 
 
-def _numbers(array: Any, dtype: np.dtype[Any]) -> Cells:
-    if dtype == np.bool_ or array.type != _arrow(dtype):
-        return ArrayCells(array, lambda scalar: scalar.as_py())
-    # Not by way of Python's numbers, which change the bits of a NaN.
+def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
+    """Cells as numbers of a dtype."""
+    if dtype == np.bool_ or array.type != load_pyarrow().from_numpy_dtype(dtype):
+        return python_cells(array)
+    # Conversion to Python's numbers would change the bits of a NaN.
     values = np.frombuffer(array.buffers()[1], dtype)[array.offset :]
     return lambda row: values[row] if array[row].is_valid else None
 
 
-def _arrow(dtype: np.dtype[Any]) -> Any:
-    return load_pyarrow().from_numpy_dtype(dtype)
-
-
-def _arrays(array: Any, column: Column) -> Cells:
+def _array_cells(array: Any, column: Column) -> Cells:
+    """Cells of nested lists as NumPy arrays, or as stored bytes if these are certain."""
     ragged = column.kind == "ragged"
     shape = (-1, *column.shape) if ragged else column.shape
 
@@ -100,8 +92,8 @@ def _arrays(array: Any, column: Column) -> Cells:
         if values.null_count:
             raise ValueError(f"{column.name}: {values.null_count} numbers of a list are null")
         found = values.to_numpy(zero_copy_only=False).reshape(shape)
-        # Boxes are kept whatever they are, as they were in the store.
-        as_it_lies = ragged and column.classes is None and found.dtype == NUMPY_DTYPE[column.dtype]
-        return StoredBytes(found.tobytes()) if as_it_lies else found
+        # Boxes are kept unchecked, as they were in the store.
+        is_stored_form = ragged and column.classes is None and found.dtype == NUMPY_DTYPE[column.dtype]
+        return StoredBytes(found.tobytes()) if is_stored_form else found
 
     return ArrayCells(array, numbers)

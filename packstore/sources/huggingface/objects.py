@@ -1,7 +1,7 @@
 """Boxes in tables, as sets for detection have them: ``objects`` with ``bbox`` and ``category``, or a column ``bbox``.
 
-A struct of lists is what ``datasets`` makes of ``Sequence({…})``, a list of structs what it makes of ``[{…}]``
-(https://huggingface.co/docs/datasets/object_detection). None of them says what its four numbers mean.
+``datasets`` stores ``Sequence({…})`` as a struct of lists, and ``[{…}]`` as a list of structs
+(https://huggingface.co/docs/datasets/object_detection). Neither states the convention of the four numbers of a box.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ import numpy as np
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.boxes import BOX_NAMES, CONVENTIONS, LABEL_NAMES, NOT_CONVERTED, BoxRanges
 
+ValueKind = str | dict[str, str]
+"""Kind of a column for :func:`find_object_column`: ``boxes`` for lists of boxes, ``numbers`` for lists of integers,
+``names`` for lists of texts, ``""`` for anything else; for objects, the kind of each member by name."""
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectColumn:
-    """A column of a table that holds boxes.
+    """Column of a table that holds boxes: objects with boxes and other members, or the boxes alone.
 
     Attributes:
         column: Its name.
-        boxes: Name of the boxes in each object; empty if the column is the boxes.
-        labels: Name of their classes in each object, or else of another column; empty for none.
+        boxes: Name of the boxes in each object; ``""`` if the column holds the boxes alone.
+        labels: Name of the classes in each object, or of another column; ``""`` for none.
         classes: Names of the classes by number; None if they have none.
         named: The values of ``labels`` are names.
-        has_rest: Objects have more than boxes and labels.
-        convention: One of :data:`packstore.sources.boxes.CONVENTIONS`; empty while it is not known.
+        has_rest: Objects have further members.
+        convention: One of :data:`packstore.sources.boxes.CONVENTIONS`; ``""`` while it is unknown.
     """
 
     column: str
@@ -39,25 +43,25 @@ class ObjectColumn:
     convention: str = ""
 
     def boxes_of(self, value: Any) -> Any:
-        """The boxes of a row as they are in the table; None for none."""
-        return _member(value, self.boxes) if self.boxes else value
+        """Returns the boxes of a row as they are in the table; None for none."""
+        return _get_member(value, self.boxes) if self.boxes else value
 
     def labels_of(self, value: Any) -> list[int] | None:
-        """The numbers of the classes of a row. Raises :class:`ValueError`."""
-        found = _member(value, self.labels) if self.boxes else value
+        """Returns the class numbers of a row; None for none. Raises :class:`ValueError`."""
+        found = _get_member(value, self.labels) if self.boxes else value
         if found is None:
             return None
         if not self.named:
-            return [_number(each) for each in found]
+            return [_check_class_number(each) for each in found]
         assert self.classes is not None
         numbers = {name: number for number, name in enumerate(self.classes)}
         unknown = next((each for each in found if each not in numbers), None)
         if unknown is not None or None in found:
-            raise ValueError(f"{printable(str(unknown))!r} is none of the classes: its table has changed")
+            raise ValueError(f"{printable(str(unknown))!r} is not one of the classes: its table has changed")
         return [numbers[each] for each in found]
 
     def rest_of(self, value: Any) -> Any:
-        """What a row's objects have besides boxes and labels."""
+        """Returns the objects of a row without boxes and labels."""
         own = (self.boxes, self.labels)
         if isinstance(value, list):
             return [{name: each for name, each in item.items() if name not in own} for item in value]
@@ -65,13 +69,13 @@ class ObjectColumn:
 
 
 @dataclass(slots=True)
-class Objects:
-    """What all objects of a dataset say of their convention and their classes.
+class ObjectFacts:
+    """Facts about all objects of a dataset, which decide their convention and their classes.
 
     Attributes:
         found: The column.
-        ranges: Of its boxes.
-        names: Of its classes, if its labels are names.
+        ranges: Ranges of its boxes.
+        names: Names of its classes, if its labels are names.
         fits: Each box has four numbers and, if there are labels, one label.
     """
 
@@ -81,29 +85,30 @@ class Objects:
     fits: bool = True
 
     def add(self, value: Any, labels: Any, sides: tuple[Any, Any] | None) -> None:
-        """Adds a row: values of the column, of the column of labels, and width and height of its image."""
+        """Adds a row: the value of the column, that of the column of labels, and the width and height of the image."""
         boxes = self.found.boxes_of(value) or []
         if any(box is None or len(box) != 4 or None in box for box in boxes):
             self.fits = False
             return
         known = sides is not None and all(type(each) is int and 0 < each < 1 << 31 for each in sides)
-        every = np.array([sides] * len(boxes), np.float64) if known else None
+        image_sizes = np.array([sides] * len(boxes), np.float64) if known else None
         try:
             corners = np.array(boxes, np.float64).reshape(-1, 4)
         except OverflowError:  # JSON has whole numbers of any size
             self.fits = False
             return
-        self.ranges.add(corners, every)
+        self.ranges.add(corners, image_sizes)
         if self.found.labels:
-            classes = _member(value, self.found.labels) if self.found.boxes else labels
+            classes = _get_member(value, self.found.labels) if self.found.boxes else labels
             self.fits &= len(classes or ()) == len(boxes)
             if self.found.named:
                 self.names.update(each for each in classes or () if each is not None)
 
-    def settle(self, convention: str | None, name: str, path: Any) -> ObjectColumn | None:
-        """The column with its convention; None if it is to stay as it is: it holds no boxes, or so it was said.
+    def decide_convention(self, convention: str | None, name: str, path: Any) -> ObjectColumn | None:
+        """Returns the column with its convention; None if it holds no boxes, or ``convention`` is ``json``.
 
-        Raises :class:`AmbiguousSourceError` if the boxes fit several conventions, and ``convention`` is None."""
+        Raises :class:`AmbiguousSourceError` if ``convention`` is None, and the boxes fit several conventions or none.
+        ``name`` and ``path`` are those of the source."""
         if convention == NOT_CONVERTED or not self.fits or not self.ranges.count:
             return None
         found = replace(self.found, classes=tuple(sorted(self.names))) if self.found.named else self.found
@@ -121,13 +126,8 @@ class Objects:
         return replace(found, convention=convention or possible[0])
 
 
-def find_objects(columns: Mapping[str, str | Mapping[str, str]]) -> ObjectColumn | None:
-    """Finds the only column that holds boxes, by names and kinds; None for none or several.
-
-    Args:
-        columns: The kind of each column, or of each member of its objects: ``boxes`` for lists of boxes, ``numbers``
-            and ``names`` for lists of whole numbers and of texts, empty for all else.
-    """
+def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
+    """Finds the only column that holds boxes, by the names and kinds of columns; None for none or several."""
     found = []
     for column, kind in columns.items():
         beside = {column: kind} if isinstance(kind, str) else kind
@@ -147,20 +147,20 @@ def find_objects(columns: Mapping[str, str | Mapping[str, str]]) -> ObjectColumn
     return replace(found[0], labels=label, named=bool(label) and beside[label] == "names", has_rest=has_rest)
 
 
-def kind_of_value(value: Any) -> str | dict[str, str] | None:
-    """The kind of a value of JSON as :func:`find_objects` takes it; None where it says nothing."""
+def classify_value(value: Any) -> ValueKind | None:
+    """Returns the kind of a value of JSON; None for a value of any kind, such as an empty list."""
     if isinstance(value, dict):
-        return {name: kind for name, each in value.items() if isinstance(kind := _kind_of_list(each), str)}
+        return {name: kind for name, each in value.items() if isinstance(kind := _classify_list(each), str)}
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        found: str | dict[str, str] | None = None
+        found: ValueKind | None = None
         for item in value:
-            found = merged_kind(found, {name: _kind_of_item(each) for name, each in item.items()})
+            found = merge_kinds(found, {name: _classify_item(each) for name, each in item.items()})
         return found
-    return _kind_of_list(value)
+    return _classify_list(value)
 
 
-def merged_kind(one: str | dict[str, str] | None, other: str | dict[str, str] | None) -> str | dict[str, str] | None:
-    """The kind of values of two kinds."""
+def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | None:
+    """Returns the kind of a column with values of two kinds; ``""`` if they differ."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, dict) and isinstance(other, dict):
@@ -168,27 +168,30 @@ def merged_kind(one: str | dict[str, str] | None, other: str | dict[str, str] | 
     return one if one == other else ""
 
 
-def _kind_of_list(value: Any) -> str | None:
+def _classify_list(value: Any) -> str | None:
+    """Returns the kind of a value that should be a list; None for an empty or missing one."""
     if value is None or value == []:
         return None
-    kinds = {_kind_of_item(each) for each in value} if isinstance(value, list) else {""}
+    kinds = {_classify_item(each) for each in value} if isinstance(value, list) else {""}
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def _kind_of_item(value: Any) -> str:
+def _classify_item(value: Any) -> str:
+    """Returns the kind of an item of a list."""
     if isinstance(value, list):
         return "boxes" if all(type(each) in (int, float) for each in value) else ""
     return "numbers" if type(value) is int else "names" if isinstance(value, str) else ""
 
 
-def _member(value: Any, name: str) -> Any:
-    """A member of a row's objects, a struct of lists or a list of structs."""
+def _get_member(value: Any, name: str) -> Any:
+    """Returns a member of all objects of a row, which are a struct of lists or a list of structs."""
     if isinstance(value, list):
         return [None if each is None else each.get(name) for each in value]
     return None if value is None else value.get(name)
 
 
-def _number(value: Any) -> int:
+def _check_class_number(value: Any) -> int:
+    """Returns a class number. Raises :class:`ValueError` for anything else."""
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is no number of a class")
+        raise ValueError(f"{value!r:.40} is no class number")
     return value

@@ -1,4 +1,4 @@
-"""Parquet with images in it, as Hugging Face keeps datasets: one file, or a folder whose names tell the splits."""
+"""Parquet with images in it, as on the Hugging Face Hub: one file, or a folder whose file names show the splits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from typing import Any
 from packstore.core.errors import SourceError
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import open_with
+from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.card import Card, read_card
 from packstore.sources.huggingface.exported import ExportedTables
-from packstore.sources.huggingface.features import features_of, is_image_column, load_pyarrow
-from packstore.sources.huggingface.splits import check_whole, files_by_split, files_ending, folder_files
-from packstore.sources.huggingface.tables import STEP_BYTES, Group, Overview, Table, TableSource, faults
+from packstore.sources.huggingface.features import is_image_column, read_features
+from packstore.sources.huggingface.open_table import (
+    STEP_BYTES,
+    OpenTable,
+    RowGroup,
+    TableOverview,
+    pyarrow_errors,
+)
+from packstore.sources.huggingface.splits import (
+    check_shards_complete,
+    group_by_split,
+    list_files_ending,
+    list_folder_files,
+)
+from packstore.sources.huggingface.tables import TableSource
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 
@@ -21,60 +34,67 @@ _MAGIC = b"PAR1"
 _BUFFER = 1 << 20
 
 
-class _ParquetTable(Table):
+class _ParquetFile(OpenTable):
+    """Parquet file. Of a large row group, only some pages of each column are in memory."""
+
     def __init__(self, path: Path) -> None:
         parquet = load_pyarrow("pyarrow.parquet")
         metadata = parquet.read_metadata(path)
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         large = any(group.total_byte_size > 2 * STEP_BYTES for group in groups)
-        # Without a buffer the whole chunk of a column is read at once; prefetched, all chunks of a row group.
+        # Without a buffer pyarrow reads whole column chunks; with prefetching, all chunks of a row group.
         buffer_size = _BUFFER if large else 0
         self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, pre_buffer=False)
 
-    def overview(self) -> Overview:
+    def read_overview(self) -> TableOverview:
         metadata = self._file.metadata
-        found = Overview(self._file.schema_arrow)
-        names = sorted(found.schema.names, key=len, reverse=True)
+        overview = TableOverview(self._file.schema_arrow)
+        names = sorted(overview.schema.names, key=len, reverse=True)
         leaves = [metadata.schema.column(number) for number in range(metadata.num_columns)]
         tops = [next((n for n in names if leaf.path == n or leaf.path.startswith(f"{n}.")), "") for leaf in leaves]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             nbytes: dict[str, int] = dict.fromkeys(names, 0)
             for place, (leaf, top) in enumerate(zip(leaves, tops, strict=True)):
-                chunk = group.column(place)
-                nbytes[top] = nbytes.get(top, 0) + chunk.total_uncompressed_size
-                statistics = chunk.statistics if chunk.is_stats_set else None
-                nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
-                if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
-                    if nulls is None or nulls < chunk.num_values:
-                        found.with_paths.add(top)
-                elif (
-                    leaf.max_definition_level
-                    and nulls != 0
-                    and top not in found.optional
-                    # Of lists, what is empty counts as well.
-                    and (not leaf.max_repetition_level or self._has_nulls(number, top))
-                ):
-                    found.optional.add(top)
-                if str(leaf.physical_type).startswith("INT") and top == leaf.path:
-                    least = statistics.min if statistics is not None and statistics.has_min_max else -1
-                    if isinstance(least, int) and least < 0:
-                        found.negative.add(top)
-            found.groups.append(Group(group.num_rows, nbytes))
-        return found
+                nbytes[top] = nbytes.get(top, 0) + group.column(place).total_uncompressed_size
+                self._note_chunk(overview, number, leaf, top, group.column(place))
+            overview.groups.append(RowGroup(group.num_rows, nbytes))
+        return overview
+
+    def _note_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
+        """Adds the nulls, paths and negative numbers of a column chunk to an overview. ``leaf`` is its column in
+        Parquet's schema, ``top`` the column of the table to which that belongs."""
+        statistics = chunk.statistics if chunk.is_stats_set else None
+        nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
+        if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
+            if nulls is None or nulls < chunk.num_values:
+                overview.with_paths.add(top)
+        elif (
+            leaf.max_definition_level
+            and nulls != 0
+            and top not in overview.optional
+            # For lists, the statistics also count empty ones.
+            and (not leaf.max_repetition_level or self._has_nulls(group, top))
+        ):
+            overview.optional.add(top)
+        if str(leaf.physical_type).startswith("INT") and top == leaf.path:
+            least = statistics.min if statistics is not None and statistics.has_min_max else -1
+            if isinstance(least, int) and least < 0:
+                overview.negative.add(top)
 
     def _has_nulls(self, group: int, column: str) -> bool:
+        """Reads a column of a group to tell if a value is null."""
         return any(
             batch.column(0).null_count for batch in self._file.iter_batches(row_groups=[group], columns=[column])
         )
 
-    def batches(self, group: int, rows: int | None = None) -> Iterator[Any]:
+    def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
         about = self._file.metadata.row_group(group)
         count, nbytes = about.num_rows, about.total_byte_size
         step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes
         return iter(self._file.iter_batches(max(1, min(step, rows or step)), row_groups=[group]))
 
-    def column(self, name: str) -> Iterator[Any]:
+    def read_column(self, name: str) -> Iterator[Any]:
         return (batch.column(0) for batch in self._file.iter_batches(columns=[name]))
 
     def close(self) -> None:
@@ -82,7 +102,7 @@ class _ParquetTable(Table):
 
 
 class ParquetSource(TableSource):
-    """Parquet files. Their order in a split is that of their names."""
+    """Source for Parquet files, in the order of their names within a split."""
 
     kind = "parquet"
 
@@ -90,45 +110,44 @@ class ParquetSource(TableSource):
         self._card = read_card(path) if path.is_dir() else Card()
         super().__init__(path, options)
 
-    def find(self) -> Iterator[tuple[str, Path]]:
+    def find_tables(self) -> Iterator[tuple[str, Path]]:
         if self.path.is_file():
             yield "", self.path
             return
-        names = [name for name in folder_files(self.path) if name.lower().endswith(".parquet")]
-        check_whole(self.path, names)
-        for split, files in files_by_split(self.path, names, self._card).items():
+        names = [name for name in list_folder_files(self.path) if name.lower().endswith(".parquet")]
+        check_shards_complete(self.path, names)
+        for split, files in group_by_split(self.path, names, self._card).items():
             for name in files:
                 yield split, self.path / name
 
-    def open_table(self, path: Path) -> Table:
-        return _ParquetTable(path)
+    def open_table(self, path: Path) -> OpenTable:
+        return _ParquetFile(path)
 
-    def features(self) -> Mapping[str, Any]:
-        """Returns the features that the card declares."""
+    def card_features(self) -> Mapping[str, Any]:
         return self._card.features
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Parquet with a column of images or bytes; or any, where there is nothing else."""
+    """Recognises Parquet with a column of images or bytes; any Parquet is possible if no images lie beside it."""
     if path.is_file():
-        return Certainty.NO if first_bytes(path, 4) != _MAGIC else _certainty(path, alone=True)
+        return Certainty.NO if first_bytes(path, 4) != _MAGIC else _judge_schema(path, alone=True)
     if not path.is_dir():
         return Certainty.NO
-    found = [name for name in files_ending(path, ".parquet") if (path / name).is_file()]
-    if not found or files_ending(path, ".tar", ".tar.gz", ".tgz"):
+    found = [name for name in list_files_ending(path, ".parquet") if (path / name).is_file()]
+    if not found or list_files_ending(path, ".tar", ".tar.gz", ".tgz"):
         return Certainty.NO
-    alone = not files_ending(path, *IMAGE_SUFFIXES)
-    return max(_certainty(path / name, alone=alone) for name in found[:1])
+    alone = not list_files_ending(path, *IMAGE_SUFFIXES)
+    return _judge_schema(path / found[0], alone=alone)
 
 
-def _certainty(path: Path, *, alone: bool) -> Certainty:
-    """What the schema of a file says; ``alone``: there are no images beside it."""
+def _judge_schema(path: Path, *, alone: bool) -> Certainty:
+    """Judges a file by its schema; ``alone`` if no images lie beside it."""
     try:
         schema = load_pyarrow("pyarrow.parquet").read_schema(path)
-        features = features_of(schema)
+        features = read_features(schema)
     except SourceError:
-        return Certainty.CERTAIN if alone else Certainty.NO  # pyarrow is missing, which opening says
-    except faults():
+        return Certainty.CERTAIN if alone else Certainty.NO  # without pyarrow, opening raises the error
+    except pyarrow_errors():
         return Certainty.POSSIBLE if alone else Certainty.NO
     if any(is_image_column(schema.field(name).type, features.get(name), only_files=not alone) for name in schema.names):
         return Certainty.CERTAIN
@@ -136,7 +155,7 @@ def _certainty(path: Path, *, alone: bool) -> Certainty:
 
 
 class ExportedParquet(ExportedTables, ParquetSource):
-    """An export of packstore."""
+    """Export of packstore to Parquet."""
 
 
 KIND = Kind(

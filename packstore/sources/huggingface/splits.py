@@ -1,4 +1,4 @@
-"""Which files of a folder make up which split, as ``datasets`` finds out (``datasets/data_files.py``).
+"""Splits of the files in a folder, by the rules of ``datasets`` (``datasets/data_files.py``).
 
 A card decides; else names such as ``data/train-00000-of-00002.parquet``; else the words in :data:`_WORDS`, in the names
 of folders or of files.
@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.archives import open_tree
 from packstore.sources.huggingface.card import Card
 from packstore.sources.ignoring import is_ignored
@@ -25,34 +26,39 @@ _WORDS = {
 }
 _SHARD = re.compile(r"(\w+(?:\.\w+)*)-(\d{5})-of-(\d{5})[^/]*\.[^/]*")
 _NEAR = "[-._ 0-9]"
-IN_FOLDER = {
+_SHOWN = 8
+
+Patterns = Mapping[str, Sequence[str]]
+"""Patterns of the files of each split."""
+IN_FOLDER: Patterns = {
     split: [pattern for word in words for pattern in (
         f"**/{word}/**", f"**/{word}{_NEAR}*/**", f"**/*{_NEAR}{word}/**", f"**/*{_NEAR}{word}{_NEAR}*/**",
     )]
     for split, words in _WORDS.items()
 }  # fmt: skip
-"""Patterns of the files of each split, by words in the names of folders."""
-IN_NAME = {
+"""Patterns of the files of each split: a word in the name of a folder."""
+IN_NAME: Patterns = {
     split: [pattern for word in words for pattern in (f"**/{word}{_NEAR}*", f"**/*{_NEAR}{word}{_NEAR}*")]
     for split, words in _WORDS.items()
 }
-"""Likewise, by words in the names of files."""
+"""Patterns of the files of each split: a word in the name of the file."""
 
 
-def folder_files(path: Path) -> Iterator[str]:
-    """The files in a folder and below, by their paths from it on, sorted within each folder; without those that are
-    hidden or in folders such as ``__pycache__``."""
+def list_folder_files(path: Path) -> Iterator[str]:
+    """Yields the relative paths of the files in a folder and below, sorted within each folder. Leaves out hidden and
+    ignored ones, and folders such as ``__pycache__``."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()
-        names = sorted(_names(path / folder))
+        names = sorted(_list_visible(path / folder))
         prefix = f"{folder}/" if folder else ""
         yield from (prefix + name for name, is_folder in names if not is_folder)
         waiting += [prefix + name for name, is_folder in reversed(names) if is_folder]
 
 
-def files_ending(path: Path, *suffixes: str) -> list[str]:
-    """The files of some suffixes that :func:`folder_files` lists, up to three levels below the folder."""
+def list_files_ending(path: Path, *suffixes: str) -> list[str]:
+    """Returns the sorted relative paths of files with some suffixes, up to three levels below the folder; also for an
+    archive. Leaves out hidden ones."""
     tree = open_tree(path)
     if tree is None:
         return []
@@ -68,31 +74,33 @@ def files_ending(path: Path, *suffixes: str) -> list[str]:
     return sorted(found)
 
 
-def files_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[str, list[str]]:
-    """The files of each split in order; one split, ``""``, where nothing tells any.
+def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[str, list[str]]:
+    """Groups the names of files by split; one split ``""`` if no rule applies.
 
-    Raises :class:`SourceError` for a file of two splits, and for a card that names none of the files."""
+    Raises :class:`SourceError` for a file of two splits, and for a split of the card without files."""
     if card.data_files is not None:
-        found = _by_patterns(names, card.data_files)
+        found = _group_by_patterns(names, card.data_files)
         empty = next((split for split, files in found.items() if not files), None)
         if empty is not None:
             wanted = ", ".join(map(printable, card.data_files[empty]))
             raise SourceError(
-                f"{printable(str(path))}: no file is {wanted}, which its card has for {printable(empty)!r}"
+                f"{printable(str(path))}: no file matches {wanted}, the pattern in its card for {printable(empty)!r}"
             )
     else:
-        found = _by_shards([name for name in names if re.fullmatch(r"data/[^/]*", name)])
-        found = found or _by_shards(names, all_of_them=True)
-        found = found or _by_patterns(names, IN_FOLDER) or _by_patterns(names, IN_NAME) or {"": list(names)}
+        found = _group_by_shard_names([name for name in names if re.fullmatch(r"data/[^/]*", name)])
+        found = found or _group_by_shard_names(names, all_of_them=True)
+        found = found or _group_by_patterns(names, IN_FOLDER) or _group_by_patterns(names, IN_NAME) or {"": list(names)}
     for name, count in Counter(name for files in found.values() for name in files).items():
         if count > 1:
             twice = " and ".join(printable(split) for split, files in found.items() if name in files)
-            raise SourceError(f"{printable(str(path))}: {printable(name)} is of {twice} by its name: rename it")
+            raise SourceError(
+                f"{printable(str(path))}: the name of {printable(name)} fits the splits {twice}: rename it"
+            )
     return {split: sorted(files) for split, files in found.items() if files}
 
 
-def check_whole(path: Path, names: Sequence[str]) -> None:
-    """Raises :class:`SourceError` where files such as ``train-00001-of-00002.parquet`` are missing."""
+def check_shards_complete(path: Path, names: Sequence[str]) -> None:
+    """Raises :class:`SourceError` if shards are missing by the names of others: ``train-00001-of-00002.parquet``."""
     there: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         folder, _, base = name.rpartition("/")
@@ -106,14 +114,55 @@ def check_whole(path: Path, names: Sequence[str]) -> None:
             prefix = f"{folder}/" if folder else ""
             raise SourceError(
                 f"{printable(str(path))}: {missing} of {int(total)} files {printable(prefix + split)}-…-of-{total} are "
-                f"missing, first number {first:05}: download them, or give the files that there are one by one"
+                f"missing, first number {first:05}: download them, or give each of the existing files by itself"
             )
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Whether the path of a file is one that a pattern stands for; ``**`` stands for any number of folders."""
+def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> Patterns | None:
+    """Chooses the patterns that give each file one split: words in the names of folders, else in those of files; None
+    if neither do.
+
+    Raises :class:`AmbiguousSourceError` if words in the names of folders give some files a split, and others none or
+    two. ``shown`` and ``path`` are those of the source.
+    """
+    for patterns in (IN_FOLDER, IN_NAME):
+        examples: dict[int, str] = {}
+        for file in list_files():
+            examples.setdefault(len(find_splits(file, patterns)), file)
+        if examples.keys() == {1}:
+            return patterns
+        if patterns is IN_FOLDER and examples.keys() != {0}:
+            one = examples.get(0) or examples[max(examples)]
+            tops = sorted({file.partition("/")[0] for file in list_files() if "/" in file})
+            raise AmbiguousSourceError(
+                f"{shown}: folders tell the split of some images, but {printable(one)} is of "
+                f"{'none' if 0 in examples else 'several'}: name the files of each split in the card's data_files, "
+                "or give one of the folders",
+                [Answer(source=path / top) for top in tops[:_SHOWN] if path.is_dir()],
+                path,
+            )
+    return None
+
+
+def find_splits(file: str, patterns: Patterns) -> tuple[str, ...]:
+    """Returns all splits whose patterns match the path of a file."""
+    if patterns is IN_FOLDER:
+        return _find_splits_of_folder(file.rpartition("/")[0])
+    return tuple(split for split, its in patterns.items() if any(matches_pattern(pattern, file) for pattern in its))
+
+
+@lru_cache(1 << 12)
+def _find_splits_of_folder(folder: str) -> tuple[str, ...]:
+    """Returns all splits whose patterns in :data:`IN_FOLDER` match the files in a folder."""
+    return tuple(
+        split for split, its in IN_FOLDER.items() if any(matches_pattern(pattern, f"{folder}/x") for pattern in its)
+    )
+
+
+def matches_pattern(pattern: str, name: str) -> bool:
+    """Tells if the path of a file matches a pattern, in which ``**`` stands for any number of folders."""
     parts, inside = pattern.removeprefix("./").split("/"), name.split("/")
-    places = {0}  # in ``inside``, where what the parts so far stand for may end
+    places = {0}  # indices in ``inside`` at which the parts of the pattern so far may end
     for part in parts[:-1]:
         if part == "**":
             places = set(range(min(places, default=len(inside)), len(inside)))
@@ -124,7 +173,9 @@ def matches(pattern: str, name: str) -> bool:
     return len(inside) - 1 in places and fnmatchcase(inside[-1], parts[-1])
 
 
-def _names(folder: Path) -> Iterator[tuple[str, bool]]:
+def _list_visible(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yields the names in a folder that are not hidden or ignored, and whether each is a folder. Raises
+    :class:`SourceError`."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -136,8 +187,9 @@ def _names(folder: Path) -> Iterator[tuple[str, bool]]:
         raise SourceError(f"{printable(str(folder))} cannot be listed: {error.strerror or error}") from None
 
 
-def _by_shards(names: Sequence[str], *, all_of_them: bool = False) -> dict[str, list[str]]:
-    """By names such as ``train-00000-of-00002.parquet``; none unless, if so asked, all are such names."""
+def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) -> dict[str, list[str]]:
+    """Groups names such as ``train-00000-of-00002.parquet`` by split. With ``all_of_them``, returns nothing unless all
+    names are such."""
     found: dict[str, list[str]] = {}
     for name in names:
         shard = _SHARD.fullmatch(name.rpartition("/")[2])
@@ -148,9 +200,10 @@ def _by_shards(names: Sequence[str], *, all_of_them: bool = False) -> dict[str, 
     return found
 
 
-def _by_patterns(names: Sequence[str], patterns: dict[str, list[str]]) -> dict[str, list[str]]:
+def _group_by_patterns(names: Sequence[str], patterns: Patterns) -> dict[str, list[str]]:
+    """Groups names by the patterns of splits, empty splits included; nothing if no name matches."""
     found = {
-        split: [name for name in names if any(matches(pattern, name) for pattern in its)]
+        split: [name for name in names if any(matches_pattern(pattern, name) for pattern in its)]
         for split, its in patterns.items()
     }
     return found if any(found.values()) else {}

@@ -394,7 +394,7 @@ class TableSource(FileRowSource):
         """Field and conversion of each column with values of its own."""
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
-            declared, convert = self._facts[name].values.field("", None)
+            declared, convert = self._facts[name].values.declare("", None)
             optional = self._lacks_values(name)
             if name in self._varying_columns:
                 number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()

@@ -1,0 +1,181 @@
+"""Cells of Arrow's arrays: functions that return the value of a row, in the form of its field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+from packstore.core.errors import printable
+from packstore.sources.huggingface.arrow_types import is_file_struct
+
+Cells = Callable[[int], Any]
+"""Returns the value of a row."""
+CellReader = Callable[[Any], Cells]
+"""Makes the cells of an array."""
+
+
+class File(NamedTuple):
+    """Image or other file in a table.
+
+    Attributes:
+        data: Its bytes; None if the table holds only its path.
+        path: Its path; None if it has none.
+        address: Address of the bytes in memory, in the table's buffers; 0 if unknown.
+    """
+
+    data: bytes | None
+    path: str | None
+    address: int = 0
+
+
+class ArrayCells:
+    """Cells of an array, each converted by a function of its Arrow scalar.
+
+    Attributes:
+        rows: Number of rows.
+    """
+
+    def __init__(self, array: Any, convert: Callable[[Any], Any]) -> None:
+        self.rows = len(array)
+        self._array, self._convert = array, convert
+
+    def __call__(self, row: int) -> Any:
+        return self._convert(self._array[row])
+
+
+def python_cells(array: Any) -> Cells:
+    """Cells as plain Python values."""
+    return ArrayCells(array, lambda scalar: scalar.as_py())
+
+
+def label_cells(array: Any) -> Cells:
+    """Cells as class numbers; None for a number below 0, which stands for an unknown class in test splits."""
+
+    def number(scalar: Any) -> Any:
+        value = scalar.as_py()
+        return None if value is None or value < 0 else value
+
+    return ArrayCells(array, number)
+
+
+def class_name_reader(names: Sequence[str]) -> CellReader:
+    """Returns a reader of class names as numbers, whose cells raise :class:`ValueError` for an unknown name."""
+    numbers: dict[str | None, int | None] = {name: number for number, name in enumerate(names)}
+    numbers[None] = None
+
+    def number(scalar: Any) -> int | None:
+        name = scalar.as_py()
+        if name not in numbers:
+            raise ValueError(f"{printable(str(name))!r} is not one of the classes: its table has changed")
+        return numbers[name]
+
+    return lambda array: ArrayCells(array, number)
+
+
+def converting_reader(convert: Callable[[Any], Any]) -> CellReader:
+    """Returns a reader that applies ``convert`` to plain Python values, and makes JSON of the result."""
+    return lambda array: ArrayCells(array, lambda scalar: _to_json(convert(scalar.as_py())))
+
+
+def json_cells(array: Any) -> Cells:
+    """Cells as values of JSON."""
+    return ArrayCells(array, lambda scalar: _to_json(scalar.as_py()))
+
+
+def text_cells(array: Any) -> Cells:
+    """Cells as texts; dates and times in ISO format."""
+
+    def text(scalar: Any) -> str | None:
+        value = scalar.as_py()
+        return None if value is None else str(_to_json(value))
+
+    return ArrayCells(array, text)
+
+
+def vector_cells(array: Any) -> Cells:
+    """Cells of lists of numbers as NumPy arrays, which raise :class:`ValueError` for a null in a list."""
+
+    def numbers(scalar: Any) -> Any:
+        values = scalar.values
+        if values is None:
+            return None
+        if values.null_count:
+            raise ValueError(f"{values.null_count} of the {len(values)} numbers in a list are null")
+        return values.to_numpy(zero_copy_only=False)
+
+    return ArrayCells(array, numbers)
+
+
+def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
+    """Returns a reader of nested lists as NumPy arrays of a shape."""
+
+    def numbers(scalar: Any) -> Any:
+        value = scalar.as_py()
+        return None if value is None else np.array(value, dtype).reshape(shape)
+
+    return lambda array: ArrayCells(array, numbers)
+
+
+def file_cells(array: Any) -> Cells:
+    """Cells of ``datasets.Image`` as :class:`File`."""
+    return _FileCells(array)
+
+
+def file_list_cells(array: Any) -> Cells:
+    """Cells of lists of files, each as a list of :class:`File` or of bytes."""
+
+    def read_list(scalar: Any) -> list[Any] | None:
+        if not scalar.is_valid:
+            return None
+        cells = file_cells(scalar.values) if is_file_struct(scalar.values.type) else python_cells(scalar.values)
+        return [cells(row) for row in range(len(scalar.values))]
+
+    return ArrayCells(array, read_list)
+
+
+def first_file_cells(array: Any) -> Cells:
+    """Cells of lists of files as their first file; None for an empty list."""
+    cells = file_list_cells(array)
+    return lambda row: next(iter(cells(row) or ()), None)
+
+
+def later_files_cells(array: Any) -> Cells:
+    """Cells of lists of files as lists without the first file."""
+    cells = file_list_cells(array)
+    return lambda row: None if (found := cells(row)) is None else found[1:]
+
+
+class _FileCells(ArrayCells):
+    """Cells of ``datasets.Image`` that know the address of their bytes, so that linked stores can locate them."""
+
+    def __init__(self, array: Any) -> None:
+        super().__init__(array, lambda scalar: scalar)
+        parts = dict(zip((field.name for field in array.type), array.flatten(), strict=True))
+        self._data, self._paths = parts["bytes"], parts.get("path")
+        width = {"binary": np.int32, "large_binary": np.int64}.get(str(self._data.type))
+        _, offsets, data = self._data.buffers() if width is not None else (None, None, None)
+        self._offsets = None if offsets is None or data is None else np.frombuffer(offsets, width)
+        self._start = 0 if data is None else data.address
+
+    def __call__(self, row: int) -> File:
+        path = None if self._paths is None else self._paths[row].as_py()
+        data = self._data[row].as_py()
+        if data is None or self._offsets is None:
+            return File(data, path)
+        return File(data, path, self._start + int(self._offsets[self._data.offset + row]))
+
+
+def _to_json(value: Any) -> Any:
+    """Converts a plain Python value of Arrow to JSON."""
+    if isinstance(value, dict):
+        return {str(name): _to_json(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_to_json(each) for each in value]
+    if isinstance(value, (date, datetime, time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, (timedelta, Decimal, UUID)) else value

@@ -1,0 +1,245 @@
+"""Scan of the tables of a dataset: their columns, and the facts about these that only all tables show."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from packstore.core.errors import SourceError, printable
+from packstore.core.fields import Image, Images
+from packstore.sources.boxes import NOT_CONVERTED
+from packstore.sources.huggingface.arrow_types import load_pyarrow
+from packstore.sources.huggingface.columns import Facts, TableColumn, declare_columns, find_boxes
+from packstore.sources.huggingface.features import (
+    class_names,
+    is_label,
+    is_text_label,
+    read_features,
+    warn_of_lost_names,
+)
+from packstore.sources.huggingface.objects import ObjectColumn, ObjectFacts
+from packstore.sources.huggingface.open_table import (
+    OpenTable,
+    TableOverview,
+    error_line,
+    pyarrow_errors,
+    unreadable_message,
+)
+from packstore.sources.labels import lower_known_split
+from packstore.sources.records.shards import ShardSource
+from packstore.sources.rows import PROBED
+from packstore.sources.text_labels import LabelTexts
+
+
+@dataclass(slots=True)
+class FileSizes:
+    """Rows and mean sizes in the groups of a file, in some 24 bytes a group.
+
+    Attributes:
+        rows: Number of rows of each group.
+        image: Mean bytes of the main image in each group.
+        rest: Mean bytes of the other values together.
+        further: Mean bytes of each further column of images, by name.
+    """
+
+    rows: array[int] = field(default_factory=lambda: array("q"))
+    image: array[int] = field(default_factory=lambda: array("q"))
+    rest: array[int] = field(default_factory=lambda: array("q"))
+    further: dict[str, array[int]] = field(default_factory=dict)
+
+
+class ScannedTables(ShardSource):
+    """Base of sources whose samples are rows of tables: finds the tables, and declares their columns."""
+
+    @abstractmethod
+    def find_tables(self) -> Iterable[tuple[str, Path]]:
+        """Finds the files: yields split and path of each, those of a split in their order."""
+
+    @abstractmethod
+    def open_table(self, path: Path) -> OpenTable:
+        """Opens a file. Raises :func:`pyarrow_errors`."""
+
+    def list_shards(self) -> list[tuple[str, Path]]:
+        """Lists split and path of each file."""
+        return [(lower_known_split(split), file) for split, file in self.find_tables()]
+
+    def card_features(self) -> Mapping[str, Any]:
+        """Returns features by column for tables whose schema has none."""
+        return {}
+
+    def open_shard(self, number: int) -> OpenTable:
+        """Opens the table of a shard. Raises :class:`ValueError`."""
+        path = self.shards[number][1]
+        if not path.is_file():
+            raise ValueError(f"{printable(str(path))} is not a file")
+        try:
+            return self.open_table(path)
+        except pyarrow_errors() as error:
+            raise ValueError(f"{printable(str(path))} cannot be read: {error_line(error)}") from error
+
+    @contextmanager
+    def _shard_opened(self, number: int) -> Iterator[OpenTable]:
+        """Opens the table of a shard, and closes it at the end. Turns errors inside into :class:`SourceError` with the
+        name of the file."""
+        try:
+            with closing(self.open_shard(number)) as table:
+                yield table
+        except pyarrow_errors() as error:
+            raise SourceError(unreadable_message(self.shards[number][1], error)) from error
+
+    @property
+    def _sizes(self) -> list[FileSizes]:
+        """Rows and sizes of all files; scans them on first use."""
+        return self._scan[0]
+
+    @property
+    def _facts(self) -> Facts:
+        """Facts about the columns of all files; scans them on first use."""
+        return self._scan[1]
+
+    @cached_property
+    def _columns(self) -> list[TableColumn]:
+        """Columns by all facts."""
+        return self._declare_columns(self._facts)
+
+    @cached_property
+    def _probed(self) -> list[TableColumn]:
+        """Columns by the first rows alone, without a scan."""
+        return self._declare_columns(Facts())
+
+    def _declare_columns(self, facts: Facts) -> list[TableColumn]:
+        """Declares the columns. Raises :class:`SourceError` with the path."""
+        try:
+            return self._choose_columns(facts)
+        except SourceError as error:
+            raise SourceError(f"{printable(str(self.path))}: {error}") from error
+
+    def _choose_columns(self, facts: Facts) -> list[TableColumn]:
+        """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError`."""
+        return declare_columns(self._first, self._features, facts)
+
+    @cached_property
+    def _first(self) -> Any:
+        """Record batch of the first rows, in the first file that has any. Raises :class:`SourceError` for no rows."""
+        for number in range(len(self.shards)):
+            with self._shard_opened(number) as table:
+                for group, rows in enumerate(table.read_overview().groups):
+                    if rows.rows:
+                        return next(table.read_group(group, PROBED))
+        raise SourceError(f"{printable(str(self.path))} holds no samples, so there is nothing to pack")
+
+    @cached_property
+    def _features(self) -> Mapping[str, Any]:
+        """Features of the schema, or else of the card. Raises :class:`SourceError`."""
+        try:
+            return read_features(self._first.schema) or self.card_features()
+        except ValueError as error:
+            raise SourceError(unreadable_message(self.shards[0][1], error)) from error
+
+    @cached_property
+    def _scan(self) -> tuple[list[FileSizes], Facts]:
+        """Sizes and facts from the overviews of all files. Raises :class:`SourceError` if a file is not like the first
+        one."""
+        main = next(column.column for column in self._probed if column.name == "image")
+        further = {each.name: each.column for each in self._probed if isinstance(each.field, (Image, Images))}
+        further.pop("image")
+        optional: set[str] = set()
+        negative: set[str] = set()
+        with_paths: set[str] = set()
+        sizes = []
+        for number, (_, path) in enumerate(self.shards):
+            with self._shard_opened(number) as table:
+                overview = table.read_overview()
+                self._check_like_first(overview.schema)
+                file_bytes = path.stat().st_size
+            sizes.append(_measure_groups(path, overview, file_bytes, main, further))
+            optional |= overview.optional
+            negative |= overview.negative
+            with_paths |= overview.with_paths
+        pathless = set(self._first.schema.names) - with_paths
+        return sizes, Facts(optional, negative, pathless, self._find_text_classes(), self._find_objects())
+
+    def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
+        """Finds the only column of texts that surely names the class of each row, and the classes; None if there is
+        none, or numbers name the class. Reads the column. Raises :class:`SourceError`."""
+        schema = self._first.schema
+        columns = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
+        named = [name for name, type, feature in columns if is_text_label(name, type, feature)]
+        if len(named) != 1 or any(is_label(*each) for each in columns):
+            return None
+        texts, compute = LabelTexts(), load_pyarrow("pyarrow.compute")
+        for number in range(len(self.shards)):
+            with self._shard_opened(number) as table:
+                for values in table.read_column(named[0]):
+                    different = compute.unique(values.drop_null())
+                    texts.add(different.to_pylist(), len(values) - values.null_count)
+        coded = load_pyarrow("pyarrow.types").is_dictionary(schema.field(named[0]).type)
+        classes = texts.classes(coded=coded)
+        return None if classes is None else (named[0], classes)
+
+    def _find_objects(self) -> ObjectColumn | None:
+        """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
+        known. Raises :class:`SourceError`."""
+        found = find_boxes(self._first.schema, self._features)
+        if found is None:
+            return None
+        layout = self.options.layout
+        if found.convention and layout is None and not found.named:
+            return found
+        decided = (
+            None if layout == NOT_CONVERTED else self._decide_convention(found, layout or found.convention or None)
+        )
+        if decided is None:
+            warn_of_lost_names(found.column, self._features.get(found.column))
+        return decided
+
+    def _decide_convention(self, found: ObjectColumn, convention: str | None) -> ObjectColumn | None:
+        """Reads all boxes, and returns their column with its convention; None for no boxes. Raises
+        :class:`SourceError`."""
+        facts = ObjectFacts(found)
+        sides = [name for name in ("width", "height") if name in self._first.schema.names]
+        names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
+        for number in range(len(self.shards)):
+            with self._shard_opened(number) as table:
+                columns = [chain.from_iterable(each.to_pylist() for each in table.read_column(name)) for name in names]
+                for values, labels, *size in zip(*columns, strict=True):
+                    facts.add(values, labels, (size[0], size[1]) if len(size) == 2 else None)
+        return facts.decide_convention(convention, printable(str(self.path)), self.path)
+
+    def _check_like_first(self, schema: Any) -> None:
+        """Raises :class:`ValueError` if a schema has other columns or classes than that of the first file."""
+        first, first_name = self._first.schema, self.shards[0][1].name
+        if dict(zip(schema.names, schema.types, strict=True)) != dict(zip(first.names, first.types, strict=True)):
+            differing = sorted({*schema.names} ^ {*first.names}) or [
+                name for name in first.names if schema.field(name).type != first.field(name).type
+            ]
+            columns = ", ".join(map(printable, differing))
+            raise ValueError(f"its columns are not those of {first_name} ({columns}): pack them apart")
+        for name, feature in read_features(schema).items():
+            if name in self._features and class_names(feature) != class_names(self._features[name]):
+                raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
+
+
+def _measure_groups(
+    path: Path, overview: TableOverview, file_bytes: int, main: str, further: Mapping[str, str]
+) -> FileSizes:
+    """Computes mean sizes in each group, for the column of the main image and the ``further`` columns of images by
+    name. Raises :class:`SourceError` for more rows than bytes."""
+    sizes = FileSizes()
+    for rows, nbytes in overview.groups:
+        if not 0 <= rows <= file_bytes:
+            raise SourceError(f"{printable(str(path))} says that {file_bytes} bytes hold {rows} rows")
+        count, image = max(1, rows), max(0, nbytes.get(main, 0))
+        sizes.rows.append(rows)
+        sizes.image.append(image // count)
+        sizes.rest.append(max(0, sum(nbytes.values()) - image) // count)
+        for name, column in further.items():
+            sizes.further.setdefault(name, array("q")).append(max(0, nbytes.get(column, 0)) // count)
+    return sizes
