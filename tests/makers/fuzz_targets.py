@@ -48,7 +48,7 @@ from packstore.sources.cifar.files import LAYOUTS, find_cifar
 from packstore.sources.cifar.pickles import BatchError, build_array, load_dict, parse_name_list
 from packstore.sources.coco import CocoSource
 from packstore.sources.exported import ExportedFiles
-from packstore.sources.huggingface.columns import Facts, declare_columns
+from packstore.sources.huggingface.columns import TableFacts, declare_columns
 from packstore.sources.huggingface.features import read_features
 from packstore.sources.huggingface.imagefolder import HfImageFolderSource
 from packstore.sources.labels import LabelsFile
@@ -414,7 +414,7 @@ def _hf_features(data: bytes) -> None:
     }  # fmt: skip
     batch = pa.RecordBatch.from_pylist([row, dict.fromkeys(row)])
     batch = batch.replace_schema_metadata({"huggingface": data})
-    columns = declare_columns(batch, read_features(batch.schema), Facts(optional=row))
+    columns = declare_columns(batch, read_features(batch.schema), TableFacts(optional=row))
     for column in columns:
         cells = column.cells(batch.column(column.column))
         for number in range(2):

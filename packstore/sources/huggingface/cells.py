@@ -1,4 +1,4 @@
-"""Cells of Arrow's arrays: functions that return the value of a row, in the form of its field."""
+"""Cells of Arrow's arrays: functions that return the value of a row in the form of its field. Readers make them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CellReader = Callable[[Any], Cells]
 """Makes the cells of an array."""
 
 
-class File(NamedTuple):
+class TableFile(NamedTuple):
     """Image or other file in a table.
 
     Attributes:
@@ -49,12 +49,12 @@ class ArrayCells:
 
 
 def python_cells(array: Any) -> Cells:
-    """Cells as plain Python values."""
+    """Makes cells that return plain Python values."""
     return ArrayCells(array, lambda scalar: scalar.as_py())
 
 
 def label_cells(array: Any) -> Cells:
-    """Cells as class numbers; None for a number below 0, which stands for an unknown class in test splits."""
+    """Makes cells that return class numbers; None for a number below 0, which means an unknown class in test splits."""
 
     def number(scalar: Any) -> Any:
         value = scalar.as_py()
@@ -64,7 +64,7 @@ def label_cells(array: Any) -> Cells:
 
 
 def class_name_reader(names: Sequence[str]) -> CellReader:
-    """Returns a reader of class names as numbers, whose cells raise :class:`ValueError` for an unknown name."""
+    """Returns a reader whose cells convert class names to numbers; they raise :class:`ValueError` for other names."""
     numbers: dict[str | None, int | None] = {name: number for number, name in enumerate(names)}
     numbers[None] = None
 
@@ -78,17 +78,17 @@ def class_name_reader(names: Sequence[str]) -> CellReader:
 
 
 def converting_reader(convert: Callable[[Any], Any]) -> CellReader:
-    """Returns a reader that applies ``convert`` to plain Python values, and makes JSON of the result."""
+    """Returns a reader whose cells apply ``convert`` to plain Python values, and return the result as JSON."""
     return lambda array: ArrayCells(array, lambda scalar: _to_json(convert(scalar.as_py())))
 
 
 def json_cells(array: Any) -> Cells:
-    """Cells as values of JSON."""
+    """Makes cells that return values of JSON."""
     return ArrayCells(array, lambda scalar: _to_json(scalar.as_py()))
 
 
 def text_cells(array: Any) -> Cells:
-    """Cells as texts; dates and times in ISO format."""
+    """Makes cells that return texts; dates and times in ISO format."""
 
     def text(scalar: Any) -> str | None:
         value = scalar.as_py()
@@ -98,7 +98,7 @@ def text_cells(array: Any) -> Cells:
 
 
 def vector_cells(array: Any) -> Cells:
-    """Cells of lists of numbers as NumPy arrays, which raise :class:`ValueError` for a null in a list."""
+    """Makes cells that return lists of numbers as NumPy arrays; they raise :class:`ValueError` for a null in a list."""
 
     def numbers(scalar: Any) -> Any:
         values = scalar.values
@@ -112,7 +112,7 @@ def vector_cells(array: Any) -> Cells:
 
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Returns a reader of nested lists as NumPy arrays of a shape."""
+    """Returns a reader whose cells convert nested lists to NumPy arrays of a shape."""
 
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()
@@ -122,12 +122,12 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
 
 
 def file_cells(array: Any) -> Cells:
-    """Cells of ``datasets.Image`` as :class:`File`."""
+    """Makes cells that return each ``datasets.Image`` as a :class:`TableFile`."""
     return _FileCells(array)
 
 
 def file_list_cells(array: Any) -> Cells:
-    """Cells of lists of files, each as a list of :class:`File` or of bytes."""
+    """Makes cells that return each list of files as a list of :class:`TableFile`, or of bytes."""
 
     def read_list(scalar: Any) -> list[Any] | None:
         if not scalar.is_valid:
@@ -139,13 +139,13 @@ def file_list_cells(array: Any) -> Cells:
 
 
 def first_file_cells(array: Any) -> Cells:
-    """Cells of lists of files as their first file; None for an empty list."""
+    """Makes cells that return the first file of each list; None for an empty list."""
     cells = file_list_cells(array)
     return lambda row: next(iter(cells(row) or ()), None)
 
 
 def later_files_cells(array: Any) -> Cells:
-    """Cells of lists of files as lists without the first file."""
+    """Makes cells that return the files of each list after the first one."""
     cells = file_list_cells(array)
     return lambda row: None if (found := cells(row)) is None else found[1:]
 
@@ -162,12 +162,12 @@ class _FileCells(ArrayCells):
         self._offsets = None if offsets is None or data is None else np.frombuffer(offsets, width)
         self._start = 0 if data is None else data.address
 
-    def __call__(self, row: int) -> File:
+    def __call__(self, row: int) -> TableFile:
         path = None if self._paths is None else self._paths[row].as_py()
         data = self._data[row].as_py()
         if data is None or self._offsets is None:
-            return File(data, path)
-        return File(data, path, self._start + int(self._offsets[self._data.offset + row]))
+            return TableFile(data, path)
+        return TableFile(data, path, self._start + int(self._offsets[self._data.offset + row]))
 
 
 def _to_json(value: Any) -> Any:

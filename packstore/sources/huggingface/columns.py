@@ -23,7 +23,7 @@ from packstore.sources.huggingface.arrow_types import (
 from packstore.sources.huggingface.cells import (
     CellReader,
     Cells,
-    File,
+    TableFile,
     array_reader,
     class_name_reader,
     converting_reader,
@@ -75,7 +75,7 @@ class TableColumn:
     path: str | None = None
 
 
-class Facts(NamedTuple):
+class TableFacts(NamedTuple):
     """Facts about columns that only the whole tables show.
 
     Attributes:
@@ -93,7 +93,7 @@ class Facts(NamedTuple):
     objects: ObjectColumn | None = None
 
 
-def declare_columns(first: Any, features: Mapping[str, Any], facts: Facts) -> list[TableColumn]:
+def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
     """Declares the columns of tables whose first rows are the record batch ``first``.
 
     Raises :class:`SourceError` for a column that no field holds, and for tables without images."""
@@ -131,7 +131,7 @@ def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, C
     for a type that no field holds."""
     if is_binary(array.type) or is_file_struct(array.type):
         raise ValueError(f"{printable(name)} holds bytes, expected values of the files that other columns name")
-    field, cells = _declare(name, array.type, feature, array, Facts(negative=(name,)))
+    field, cells = _declare(name, array.type, feature, array, TableFacts(negative=(name,)))
     return field, cells(array)
 
 
@@ -149,7 +149,7 @@ def find_boxes(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
     return replace(found, classes=classes, convention=convention if convention in CONVENTIONS else "")
 
 
-def _declare_each(first: Any, features: Mapping[str, Any], facts: Facts) -> dict[str, tuple[Field, CellReader]]:
+def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) -> dict[str, tuple[Field, CellReader]]:
     """Declares each column on its own. Raises :class:`SourceError`."""
     schema = first.schema
     if len(set(schema.names)) < len(schema.names):
@@ -176,7 +176,7 @@ def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellRead
     raise SourceError(f"no column holds images; columns: {columns[:500]}")
 
 
-def _label_columns(schema: Any, features: Mapping[str, Any], facts: Facts) -> list[str]:
+def _label_columns(schema: Any, features: Mapping[str, Any], facts: TableFacts) -> list[str]:
     """Lists the columns that are declared as classes, by their features or by all their texts."""
     labels = [name for name in schema.names if feature_type(features.get(name)) == "ClassLabel"]
     return labels + ([facts.classes[0]] if facts.classes is not None else [])
@@ -195,7 +195,7 @@ def _path_name(wanted: str, is_list: bool, used: set[str]) -> str:
     return found
 
 
-def _later_images_column(column: str, facts: Facts, used: set[str]) -> TableColumn:
+def _later_images_column(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
     """Declares the column of the images of a list after the first, which is the main image. Adds its name to
     ``used``."""
     name = next(iter(make_column_names([f"further_{column}"], used).values()))
@@ -204,7 +204,7 @@ def _later_images_column(column: str, facts: Facts, used: set[str]) -> TableColu
     return TableColumn(name, column, Images(), later_files_cells, path)
 
 
-def _object_columns(objects: ObjectColumn, facts: Facts, name: str, used: set[str]) -> list[TableColumn]:
+def _object_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
     """Declares the columns of boxes and, unless another column has them, of labels. Adds their names to ``used``."""
     optional = objects.column in facts.optional
     if not objects.boxes:
@@ -220,7 +220,7 @@ def _object_columns(objects: ObjectColumn, facts: Facts, name: str, used: set[st
 
 
 def _declare(
-    name: str, type: Any, feature: Any, array: Any, facts: Facts, boxes: bool = False
+    name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
     """Declares a column, and returns the reader of its cells. With ``boxes``, logs no warning for class names that are
     read as labels. Raises :class:`ValueError` for a type that no field holds."""
@@ -260,7 +260,7 @@ def _declare(
 def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
     """Declares a column of bytes as an image, a mask or bytes: by its feature, its name, and its first file."""
     values = (cells(row) for row in range(getattr(cells, "rows", 0)))
-    data = next((data for value in values if (data := value.data if isinstance(value, File) else value)), b"")
+    data = next((data for value in values if (data := value.data if isinstance(value, TableFile) else value)), b"")
     if not data:
         return Bytes() if feature is None and not names_an_image(name) else Image()
     found = infer_field(name.lower(), [data])
@@ -286,7 +286,7 @@ def _holds_image_lists(type: Any, feature: Any, array: Any) -> bool:
         return feature_type(inner) == "Image"
     cells = file_list_cells(array)
     files = (each for row in range(len(array)) for each in cells(row) or ())
-    data = next((data for each in files if (data := each.data if isinstance(each, File) else each)), b"")
+    data = next((data for each in files if (data := each.data if isinstance(each, TableFile) else each)), b"")
     return begins_like_image(data[:16])
 
 
@@ -312,12 +312,12 @@ def _classify_type(type: Any) -> ValueKind:
 
 
 def _classify_list(type: Any) -> str:
-    """Returns the kind of a type that should be a list; ``""`` for others."""
+    """Returns the kind of the items of a list; ``""`` for other types."""
     return _classify_item(type.value_type) if is_list(type) else ""
 
 
 def _classify_item(type: Any) -> str:
-    """Returns the kind of the items of a list."""
+    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts."""
     types = load_pyarrow("pyarrow.types")
     if is_list(type):
         item = type.value_type

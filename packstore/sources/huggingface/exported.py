@@ -15,7 +15,7 @@ from packstore.sources.base import Entry
 from packstore.sources.exported_rows import ExportedRows
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.cells import ArrayCells, CellReader, Cells, file_cells, file_list_cells, python_cells
-from packstore.sources.huggingface.columns import Facts, TableColumn
+from packstore.sources.huggingface.columns import TableColumn, TableFacts
 from packstore.sources.huggingface.tables import TableSource
 
 
@@ -28,8 +28,8 @@ class ExportedTables(ExportedRows, TableSource):
     def _with_values(self, entry: Entry, values: Any) -> Entry:
         return entry._replace(ref=(entry.ref[0], values))
 
-    def _choose_columns(self, facts: Facts) -> list[TableColumn]:
-        return _declare_held_columns(self._first.schema, self.export_manifest)
+    def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
+        return _declare_held_columns(self._first_batch.schema, self.export_manifest)
 
     def _find_text_classes(self) -> None:
         return None
@@ -65,12 +65,12 @@ def _choose_reader(column: Column) -> CellReader:
 
 
 def _raw_cells(array: Any) -> Cells:
-    """Cells as raw bytes, those of texts too."""
+    """Makes cells that return raw bytes, also for texts."""
     return ArrayCells(array, lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
 
 
 def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
-    """Cells as numbers of a dtype."""
+    """Makes cells that return numbers of a dtype."""
     if dtype == np.bool_ or array.type != load_pyarrow().from_numpy_dtype(dtype):
         return python_cells(array)
     # Conversion to Python's numbers would change the bits of a NaN.
@@ -79,7 +79,7 @@ def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
 
 
 def _array_cells(array: Any, column: Column) -> Cells:
-    """Cells of nested lists as NumPy arrays, or as stored bytes if these are certain."""
+    """Makes cells that return nested lists as NumPy arrays; as stored bytes if dtype and classes allow it."""
     ragged = column.kind == "ragged"
     shape = (-1, *column.shape) if ragged else column.shape
 

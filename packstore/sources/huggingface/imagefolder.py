@@ -69,10 +69,10 @@ class HfImageFolderSource(FileRowSource):
         if self._metadata is None:
             return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
         for name in self._metadata.images:
-            if name in self._names:
-                found[self._names[name]] = Images() if names_lists(name) else self._further_field(name)
-        found |= {self._names[name]: field for name, field in self._metadata.fields.items()}
-        objects = self._objects
+            if name in self._field_names:
+                found[self._field_names[name]] = Images() if names_lists(name) else self._further_field(name)
+        found |= {self._field_names[name]: field for name, field in self._metadata.fields.items()}
+        objects = self._object_column
         if objects is None:
             return found
         boxes, labels = self._object_names
@@ -80,31 +80,31 @@ class HfImageFolderSource(FileRowSource):
             row.values.get(objects.column) is None for row in self._metadata.rows()
         )
         if objects.boxes and not objects.has_rest:
-            del found[self._names[objects.column]]
+            del found[self._field_names[objects.column]]
         found[boxes] = Boxes(optional=optional)
         return found | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
-        objects = self._objects
+        objects = self._object_column
         if objects is None:
             return found
         boxes, labels = self._object_names
-        value = found[self._names[objects.column]]
+        value = found[self._field_names[objects.column]]
         if objects.labels:
             found[labels] = objects.labels_of(value if objects.boxes else found[labels])
         if objects.has_rest:
-            found[self._names[objects.column]] = objects.rest_of(value)
+            found[self._field_names[objects.column]] = objects.rest_of(value)
         elif objects.boxes:
-            del found[self._names[objects.column]]
+            del found[self._field_names[objects.column]]
         raw = objects.boxes_of(value)
         found[boxes] = None if raw is None else to_corners(raw, objects.convention, found["image"])
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        return self._listed_rows(split) if self._metadata is None else self._metadata_rows(split)
+        return self._card_rows(split) if self._metadata is None else self._metadata_rows(split)
 
-    def _listed_rows(self, split: str) -> Iterator[FileRow]:
+    def _card_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split that the card alone defines."""
         for file in self._list_images():
             if lower_known_split(self._split_of(file)) == split:
@@ -119,13 +119,13 @@ class HfImageFolderSource(FileRowSource):
             file = self._main_file(row)
             if lower_known_split(self._split_of(file)) != split:
                 continue
-            values = {self._names[name]: value for name, value in self._metadata.convert_values(row).items()}
+            values = {self._field_names[name]: value for name, value in self._metadata.convert_values(row).items()}
             for name in self._metadata.images:
-                files = row.paths(name)[name == self._main :]
+                files = row.paths(name)[name == self._main_column :]
                 if names_lists(name):
-                    values[self._names[name]] = [*map(InTree, files)]
+                    values[self._field_names[name]] = [*map(InTree, files)]
                 elif files:
-                    values[self._names[name]] = InTree(files[0])
+                    values[self._field_names[name]] = InTree(files[0])
             key = f"{file}#{times[file]}" if times[file] else file
             if hash_file(file) in self._repeated:
                 times[file] += 1
@@ -137,7 +137,7 @@ class HfImageFolderSource(FileRowSource):
         return None
 
     @cached_property
-    def _objects(self) -> ObjectColumn | None:
+    def _object_column(self) -> ObjectColumn | None:
         """Column of the metadata that holds boxes, with their convention. Raises :class:`SourceError`."""
         metadata, layout = self._metadata, self.options.layout
         if metadata is None or layout == NOT_CONVERTED:
@@ -160,45 +160,45 @@ class HfImageFolderSource(FileRowSource):
     @cached_property
     def _object_names(self) -> tuple[str, str]:
         """Names of the fields of boxes and of their labels."""
-        assert self._objects is not None
-        if self._objects.boxes:
-            boxes, labels = make_column_names(["boxes", "labels"], ["image", *self._names.values()]).values()
+        assert self._object_column is not None
+        if self._object_column.boxes:
+            boxes, labels = make_column_names(["boxes", "labels"], ["image", *self._field_names.values()]).values()
             return boxes, labels
-        return self._names[self._objects.column], self._names.get(self._objects.labels, "")
+        return self._field_names[self._object_column.column], self._field_names.get(self._object_column.labels, "")
 
     @cached_property
-    def _main(self) -> str:
+    def _main_column(self) -> str:
         """Column that names the main images."""
         images = self._metadata.images if self._metadata else {}
         return next((column for column, name in images.items() if name == "image"), next(iter(images), ""))
 
     @cached_property
-    def _names(self) -> dict[str, str]:
+    def _field_names(self) -> dict[str, str]:
         """Field name of each column, for images without ``_file_name``. If the main images are the first of lists, the
         others are ``further_…``."""
         if self._metadata is None:
             return {}
         wanted = self._metadata.images | {name: name for name in self._metadata.fields}
-        if names_lists(self._main):
-            wanted[self._main] = f"further_{wanted[self._main]}"
+        if names_lists(self._main_column):
+            wanted[self._main_column] = f"further_{wanted[self._main_column]}"
         else:
-            wanted.pop(self._main, None)
+            wanted.pop(self._main_column, None)
         unique = make_column_names(wanted.values(), ["image"])
         return {column: unique[name] for column, name in wanted.items()}
 
     def _further_field(self, column: str) -> Image | Mask:
         """Declares the images in a column beside the main ones: masks by their name and their first files."""
         assert self._metadata is not None
-        if not looks_like_mask(self._names[column]):
+        if not looks_like_mask(self._field_names[column]):
             return Image(optional=True)
         files = (row.path(column) for row in self._metadata.rows())
         return infer_mask_field(self.tree, islice(filter(None, files), _PROBED_MASKS))
 
     def _main_file(self, row: MetadataRow) -> str:
         """Returns the path of a row's main image. Raises :class:`SourceError` if it has none."""
-        file = row.path(self._main)
+        file = row.path(self._main_column)
         if file is None:
-            raise SourceError(f"{row.place}: no {printable(self._main)}")
+            raise SourceError(f"{row.place}: no {printable(self._main_column)}")
         return file
 
     def _main_files(self) -> Iterator[str]:
@@ -295,7 +295,7 @@ def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder or archive with metadata that name files, or with a card that gives the images of splits."""
+    """Recognises a folder or archive with metadata that name files, or with a card whose patterns match images."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

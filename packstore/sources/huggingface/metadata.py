@@ -214,21 +214,21 @@ class ColumnValues:
             names = class_names(feature)
             if names is not None or name == "label":
                 return Label(names), _to_class_number
-            return Array("int64"), _number_parser(int) if self.text else _keep
+            return Array("int64"), _number_parser(int) if self.text else _keep_value
         if self.kinds and self.kinds <= {"int", "float"}:
-            return Array("float64"), _number_parser(float) if self.text else _keep
+            return Array("float64"), _number_parser(float) if self.text else _keep_value
         if self.kinds == {"bool"}:
-            return Array("bool"), _BOOLEANS.get if self.text else _keep
+            return Array("bool"), _BOOLEANS.get if self.text else _keep_value
         if self.kinds == {"text"}:
             classes = class_names(feature) or (tuple(sorted(self.names)) if name == "label" and self.names else None)
             return (Text() if classes is None else Label(classes)), _to_text
         if self.kinds and self.kinds <= {"ints", "numbers", "empty"} and self.kinds != {"empty"}:
-            return Array("int64" if "numbers" not in self.kinds else "float64", ragged=True), _keep
-        return Json(), _keep
+            return Array("int64" if "numbers" not in self.kinds else "float64", ragged=True), _keep_value
+        return Json(), _keep_value
 
 
 def _classify_text(value: str) -> str:
-    """Returns the kind of value that a text of CSV has the form of."""
+    """Returns the kind of a text in CSV by its form, see :attr:`ColumnValues.kinds`; ``missing`` for none."""
     if value in _MISSING:
         return "text" if value else "missing"
     if _INTEGER.fullmatch(value):
@@ -239,7 +239,7 @@ def _classify_text(value: str) -> str:
 
 
 def _classify_value(value: Any) -> str:
-    """Returns the kind of a value of JSON or Arrow."""
+    """Returns the kind of a value of JSON or Arrow, see :attr:`ColumnValues.kinds`; ``missing`` for None."""
     if value is None:
         return "missing"
     if isinstance(value, bool):
@@ -255,7 +255,8 @@ def _classify_value(value: Any) -> str:
     return "document"
 
 
-def _keep(value: Any) -> Any:
+def _keep_value(value: Any) -> Any:
+    """Returns a value unchanged."""
     return value
 
 
@@ -363,7 +364,7 @@ def _declare_parquet_columns(
             }
     except pyarrow_errors() as error:
         raise SourceError(f"{tree.name(file)} cannot be read: {error_line(error)}") from error
-    return {name: (each, _to_class_number if isinstance(each, Label) else _keep) for name, each in fields.items()}
+    return {name: (each, _to_class_number if isinstance(each, Label) else _keep_value) for name, each in fields.items()}
 
 
 def _open_parquet(data: bytes) -> Any:

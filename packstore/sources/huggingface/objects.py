@@ -169,7 +169,7 @@ def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | N
 
 
 def _classify_list(value: Any) -> str | None:
-    """Returns the kind of a value that should be a list; None for an empty or missing one."""
+    """Returns the common kind of the items of a list; ``""`` if they differ, None for an empty or missing list."""
     if value is None or value == []:
         return None
     kinds = {_classify_item(each) for each in value} if isinstance(value, list) else {""}
@@ -177,7 +177,7 @@ def _classify_list(value: Any) -> str | None:
 
 
 def _classify_item(value: Any) -> str:
-    """Returns the kind of an item of a list."""
+    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts."""
     if isinstance(value, list):
         return "boxes" if all(type(each) in (int, float) for each in value) else ""
     return "numbers" if type(value) is int else "names" if isinstance(value, str) else ""

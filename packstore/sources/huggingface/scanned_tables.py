@@ -16,7 +16,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Image, Images
 from packstore.sources.boxes import NOT_CONVERTED
 from packstore.sources.huggingface.arrow_types import load_pyarrow
-from packstore.sources.huggingface.columns import Facts, TableColumn, declare_columns, find_boxes
+from packstore.sources.huggingface.columns import TableColumn, TableFacts, declare_columns, find_boxes
 from packstore.sources.huggingface.features import (
     class_names,
     is_label,
@@ -95,38 +95,38 @@ class ScannedTables(ShardSource):
             raise SourceError(unreadable_message(self.shards[number][1], error)) from error
 
     @property
-    def _sizes(self) -> list[FileSizes]:
+    def _file_sizes(self) -> list[FileSizes]:
         """Rows and sizes of all files; scans them on first use."""
         return self._scan[0]
 
     @property
-    def _facts(self) -> Facts:
+    def _facts(self) -> TableFacts:
         """Facts about the columns of all files; scans them on first use."""
         return self._scan[1]
 
     @cached_property
     def _columns(self) -> list[TableColumn]:
-        """Columns by all facts."""
+        """Columns, declared by all facts."""
         return self._declare_columns(self._facts)
 
     @cached_property
-    def _probed(self) -> list[TableColumn]:
-        """Columns by the first rows alone, without a scan."""
-        return self._declare_columns(Facts())
+    def _probed_columns(self) -> list[TableColumn]:
+        """Columns, declared by the first rows alone, without a scan."""
+        return self._declare_columns(TableFacts())
 
-    def _declare_columns(self, facts: Facts) -> list[TableColumn]:
+    def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
         """Declares the columns. Raises :class:`SourceError` with the path."""
         try:
             return self._choose_columns(facts)
         except SourceError as error:
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
-    def _choose_columns(self, facts: Facts) -> list[TableColumn]:
+    def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
         """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError`."""
-        return declare_columns(self._first, self._features, facts)
+        return declare_columns(self._first_batch, self._features, facts)
 
     @cached_property
-    def _first(self) -> Any:
+    def _first_batch(self) -> Any:
         """Record batch of the first rows, in the first file that has any. Raises :class:`SourceError` for no rows."""
         for number in range(len(self.shards)):
             with self._shard_opened(number) as table:
@@ -139,16 +139,16 @@ class ScannedTables(ShardSource):
     def _features(self) -> Mapping[str, Any]:
         """Features of the schema, or else of the card. Raises :class:`SourceError`."""
         try:
-            return read_features(self._first.schema) or self.card_features()
+            return read_features(self._first_batch.schema) or self.card_features()
         except ValueError as error:
             raise SourceError(unreadable_message(self.shards[0][1], error)) from error
 
     @cached_property
-    def _scan(self) -> tuple[list[FileSizes], Facts]:
-        """Sizes and facts from the overviews of all files. Raises :class:`SourceError` if a file is not like the first
-        one."""
-        main = next(column.column for column in self._probed if column.name == "image")
-        further = {each.name: each.column for each in self._probed if isinstance(each.field, (Image, Images))}
+    def _scan(self) -> tuple[list[FileSizes], TableFacts]:
+        """Sizes and facts of all files, from their overviews, and from columns of possible classes and boxes. Raises
+        :class:`SourceError` if a file has other columns than the first."""
+        main = next(column.column for column in self._probed_columns if column.name == "image")
+        further = {each.name: each.column for each in self._probed_columns if isinstance(each.field, (Image, Images))}
         further.pop("image")
         optional: set[str] = set()
         negative: set[str] = set()
@@ -163,13 +163,13 @@ class ScannedTables(ShardSource):
             optional |= overview.optional
             negative |= overview.negative
             with_paths |= overview.with_paths
-        pathless = set(self._first.schema.names) - with_paths
-        return sizes, Facts(optional, negative, pathless, self._find_text_classes(), self._find_objects())
+        pathless = set(self._first_batch.schema.names) - with_paths
+        return sizes, TableFacts(optional, negative, pathless, self._find_text_classes(), self._find_objects())
 
     def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
         """Finds the only column of texts that surely names the class of each row, and the classes; None if there is
         none, or numbers name the class. Reads the column. Raises :class:`SourceError`."""
-        schema = self._first.schema
+        schema = self._first_batch.schema
         columns = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
         named = [name for name, type, feature in columns if is_text_label(name, type, feature)]
         if len(named) != 1 or any(is_label(*each) for each in columns):
@@ -187,7 +187,7 @@ class ScannedTables(ShardSource):
     def _find_objects(self) -> ObjectColumn | None:
         """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
         known. Raises :class:`SourceError`."""
-        found = find_boxes(self._first.schema, self._features)
+        found = find_boxes(self._first_batch.schema, self._features)
         if found is None:
             return None
         layout = self.options.layout
@@ -204,7 +204,7 @@ class ScannedTables(ShardSource):
         """Reads all boxes, and returns their column with its convention; None for no boxes. Raises
         :class:`SourceError`."""
         facts = ObjectFacts(found)
-        sides = [name for name in ("width", "height") if name in self._first.schema.names]
+        sides = [name for name in ("width", "height") if name in self._first_batch.schema.names]
         names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
         for number in range(len(self.shards)):
             with self._shard_opened(number) as table:
@@ -215,7 +215,7 @@ class ScannedTables(ShardSource):
 
     def _check_like_first(self, schema: Any) -> None:
         """Raises :class:`ValueError` if a schema has other columns or classes than that of the first file."""
-        first, first_name = self._first.schema, self.shards[0][1].name
+        first, first_name = self._first_batch.schema, self.shards[0][1].name
         if dict(zip(schema.names, schema.types, strict=True)) != dict(zip(first.names, first.types, strict=True)):
             differing = sorted({*schema.names} ^ {*first.names}) or [
                 name for name in first.names if schema.field(name).type != first.field(name).type

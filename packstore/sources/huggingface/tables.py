@@ -21,7 +21,7 @@ from packstore.images.sniff import max_file_bytes
 from packstore.sources.base import Entry, SourceOptions
 from packstore.sources.boxes import to_corners
 from packstore.sources.huggingface.card import CARD
-from packstore.sources.huggingface.cells import Cells, File
+from packstore.sources.huggingface.cells import Cells, TableFile
 from packstore.sources.huggingface.columns import TableColumn
 from packstore.sources.huggingface.open_table import OpenTable, error_line, pyarrow_errors
 from packstore.sources.huggingface.scanned_tables import ScannedTables
@@ -81,7 +81,7 @@ class TableSource(ScannedTables):
         self._open_tables: OrderedDict[int, OpenTable] = OrderedDict()
         self._recent: deque[_Block] = deque(maxlen=_RECENT_BLOCKS)
         self._lock = threading.Lock()
-        main = next(column.column for column in self._probed if column.name == "image")
+        main = next(column.column for column in self._probed_columns if column.name == "image")
         files = "1 file" if len(self.shards) == 1 else f"{len(self.shards)} files"
         self.evidence = f"{files} of kind {self.kind}, with images in the column {printable(main)!r}"
 
@@ -112,7 +112,7 @@ class TableSource(ScannedTables):
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         """Yields the rows; sizes are means of each row group."""
-        file = self._sizes[number]
+        file = self._file_sizes[number]
         for group, (count, image, rest) in enumerate(zip(file.rows, file.image, file.rest, strict=True)):
             sizes = {name: each[group] for name, each in file.further.items()}
             for row, key in enumerate(islice(keys, count)):
@@ -156,7 +156,7 @@ class TableSource(ScannedTables):
         piece: list[Entry] = []
         size = 0
         for number, run in groupby(entries, lambda entry: int(self._ref_of(entry)[0])):
-            with closing(_Cursor(self, number)) as cursor:
+            with closing(_RowReader(self, number)) as cursor:
                 for entry in run:
                     entry = self._with_values(entry, cursor.read(*self._ref_of(entry)[1:]))
                     piece.append(entry)
@@ -205,7 +205,7 @@ class TableSource(ScannedTables):
                 raise ValueError(f"{column.name}: {error_line(error)}") from error
             if column.path is not None:
                 values[column.path] = _paths_of(value)
-            if column.name == "image" and isinstance(value, File) and value.address:
+            if column.name == "image" and isinstance(value, TableFile) and value.address:
                 values.location = block.locate(value.address)
             values[column.name] = self._read_content(column, block, value)
         objects = self._facts.objects
@@ -226,7 +226,7 @@ class TableSource(ScannedTables):
     def _read_file(self, column: TableColumn, block: _Block, value: Any) -> Any:
         """Returns the bytes of a file, or its path if the table lacks them; another value unchanged. Raises
         :class:`ValueError`."""
-        if isinstance(value, File):
+        if isinstance(value, TableFile):
             value = value.data if value.data is not None else self._resolve_path(block.place[0], value.path)
         holds_files = isinstance(column.field, (Image, Images, Mask, Bytes))
         if holds_files and type(value) is bytes and len(value) > self._max_bytes:
@@ -263,8 +263,8 @@ class TableSource(ScannedTables):
                 raise ValueError(f"{column.name}: {error}") from error
 
 
-class _Cursor:
-    """Reads rows of one file in their order, and decodes each block once. Keeps errors of the file and of a group."""
+class _RowReader:
+    """Reads rows of one file in their order, and decodes each block once. Does not decode a damaged group again."""
 
     def __init__(self, source: TableSource, number: int) -> None:
         self._source, self._number = source, number
@@ -281,7 +281,7 @@ class _Cursor:
     def read(self, group: int, row: int) -> Any:
         """Reads the values of a row; :class:`FailedSample` if they cannot be read."""
         try:
-            return self._source._read_row(self._reach(group, row), row)
+            return self._source._read_row(self._decode_to(group, row), row)
         except ValueError as error:
             return FailedSample(str(error))
 
@@ -289,8 +289,9 @@ class _Cursor:
         if self._table is not None:
             self._table.close()
 
-    def _reach(self, group: int, row: int) -> _Block:
-        """Decodes up to the block of a row. Raises :class:`ValueError`, again for each row of a failed group."""
+    def _decode_to(self, group: int, row: int) -> _Block:
+        """Decodes blocks up to the one with a row, and returns that. Raises :class:`ValueError` for each row of a
+        damaged group."""
         if self._table is None:
             raise ValueError(self._error)
         if group == self._failed_group[0]:

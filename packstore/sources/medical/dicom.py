@@ -26,7 +26,7 @@ from packstore.sources.medical.dicom_files import (
     KEPT,
     MAGIC,
     MAGIC_AT,
-    Header,
+    DicomHeader,
     NoPixelsError,
     load_pydicom,
     parse_file,
@@ -60,7 +60,7 @@ class _DicomFile(NamedTuple):
     size: int
     modified_ns: int
     changed_ns: int
-    header: Header | None
+    header: DicomHeader | None
     error: str
     numbers: tuple[int, int, int] = (-1, -1, -1)
 
@@ -240,7 +240,7 @@ class DicomSource(HeaderScanSource):
             )
         return mode_of(channels, dtype)
 
-    def _pixel_range(self, header: Header) -> tuple[int, int, int, bool]:
+    def _pixel_range(self, header: DicomHeader) -> tuple[int, int, int, bool]:
         """Returns channels, least and greatest value, and if pixels are floating point, in the chosen form."""
         if self._image == "window" and header.channels == 1:
             return 1, 0, 255, False

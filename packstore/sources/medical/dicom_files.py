@@ -43,7 +43,7 @@ _USED = ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCente
          "VOILUTSequence")  # fmt: skip
 
 
-class Header(NamedTuple):
+class DicomHeader(NamedTuple):
     """Header of a file with pixels.
 
     Attributes:
@@ -83,7 +83,7 @@ class NoPixelsError(ValueError):
     """Raised for a DICOM file that is no image: a report, a plan, a directory."""
 
 
-def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, kept: Sequence[str]) -> Header:
+def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, kept: Sequence[str]) -> DicomHeader:
     """Reads the header of a file, in growing steps until the pixels begin.
 
     Args:
@@ -129,7 +129,9 @@ def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None 
             raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
 
 
-def _make_header(dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]) -> Header:
+def _make_header(
+    dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]
+) -> DicomHeader:
     """Makes the header from a parsed data set; ``found`` as for :func:`parse_file`. Raises as :func:`read_header`."""
     try:
         with silence_warnings():
@@ -157,7 +159,7 @@ def _make_header(dataset: Any, found: list[tuple[int, int]], data: bytes, size: 
                 str(dataset.get(keyword) or "")
                 for keyword in ("SeriesInstanceUID", "StudyInstanceUID", "PatientID", "PatientName")
             )
-            return Header(
+            return DicomHeader(
                 height, width, channels, low, high, is_float, frames, (min(whole), max(whole)) if whole else None,
                 series, study, patient or name or study, plane_position(dataset, 0),
                 _clamp_int64(dataset.get("InstanceNumber")), left,

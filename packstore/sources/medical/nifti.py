@@ -25,7 +25,7 @@ from packstore.sources.medical.header_scan import HeaderScanSource, image_field
 from packstore.sources.medical.nifti_files import (
     HEAD_BYTES,
     PACKED_DTYPES,
-    Header,
+    NiftiHeader,
     cast_to_mode,
     load_nibabel,
     read_header,
@@ -46,7 +46,7 @@ _DECATHLON = "dataset.json"
 
 
 class _Volume(NamedTuple):
-    """File with its size, times and header, see :class:`Header`.
+    """File with its size, times and header, see :class:`NiftiHeader`.
 
     Attributes:
         mask: Path of its mask; ``""`` for none.
@@ -179,13 +179,13 @@ class NiftiSource(HeaderScanSource):
             return "segmentations without a volume"
         return super().left_reason(folder, name)
 
-    def _read_volume(self, file: str, size: int, modified: int) -> tuple[Header, NDArray[Any]]:
+    def _read_volume(self, file: str, size: int, modified: int) -> tuple[NiftiHeader, NDArray[Any]]:
         """Reads the header of a file and its stored values, ``(I, J, K, T, C)``; keeps those of the last few files."""
 
-        def read() -> tuple[Header, NDArray[Any]]:
+        def read() -> tuple[NiftiHeader, NDArray[Any]]:
             return read_volume(self.tree.read(file, size, modified, self._max_bytes), self._max_bytes)
 
-        found: tuple[Header, NDArray[Any]] = self._recent.get_or_make((file, size, modified), read)
+        found: tuple[NiftiHeader, NDArray[Any]] = self._recent.get_or_make((file, size, modified), read)
         return found
 
     def _read_mask(self, ref: tuple[str, int, int], shape: tuple[int, ...]) -> NDArray[Any]:

@@ -33,7 +33,7 @@ _COLOURS = (tuple("RGB"), tuple("RGBA"))
 _TEXTS = ("descrip", "aux_file", "intent_name")
 
 
-class Header(NamedTuple):
+class NiftiHeader(NamedTuple):
     """Header of a volume.
 
     Attributes:
@@ -58,7 +58,7 @@ class Header(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_header(data: bytes, max_bytes: int) -> Header:
+def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
     """Reads the header from the first bytes of a file, compressed or not. Raises :class:`ValueError`."""
     library = load_nibabel()
     try:
@@ -80,7 +80,7 @@ def read_header(data: bytes, max_bytes: int) -> Header:
     return header
 
 
-def _convert_header(header: Any, size: int) -> Header:
+def _convert_header(header: Any, size: int) -> NiftiHeader:
     """Converts nibabel's header of ``size`` bytes. Raises almost anything for a damaged one."""
     if bytes(header["magic"]).rstrip(b"\0")[:2] != b"n+":
         raise ValueError("a pair of .hdr and .img, or no NIfTI; write it as .nii")
@@ -90,7 +90,7 @@ def _convert_header(header: Any, size: int) -> Header:
     width, height, depth, *rest = (*shape, 1, 1)[: max(3, len(shape))]
     slope, intercept = header.get_slope_inter()
     offset = int(header.get_data_offset())
-    return Header(
+    return NiftiHeader(
         (width, height, depth, math.prod(rest)),
         dtype,
         offset,
@@ -101,7 +101,7 @@ def _convert_header(header: Any, size: int) -> Header:
     )
 
 
-def read_volume(data: bytes, max_bytes: int) -> tuple[Header, NDArray[Any]]:
+def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]:
     """Reads the header and the stored values ``(I, J, K, T, C)`` of a file. Raises :class:`ValueError`."""
     header = read_header(data, max_bytes)
     end = header.offset + header.nbytes

@@ -65,7 +65,7 @@ class NamedSource(FileRowSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the markers and required paths that are missing, and MAT files that are not MAT files."""
+        """Lists the markers and required paths that are missing, and ``.mat`` files that do not begin like one."""
         return [path for path in (*cls.markers, *cls.required) if not has_path(tree, base, path, check_content=True)]
 
     @classmethod

@@ -49,10 +49,10 @@ class CelebA(NamedSource):
                 partition.refuse_line(line, "an image and 0, 1 or 2")
             if line[1] != _PARTS[split]:
                 continue
-            flags = _parse_ints_of(attributes, line[0], len(self._attributes))
+            flags = _parse_image_line(attributes, line[0], len(self._attributes))
             values: dict[str, Any] = {"labels": [n for n, flag in enumerate(flags) if flag == 1]}
             for file, table in tables.items():
-                found = _parse_ints_of(table, line[0], {_IDENTITY: 1, _BOXES: 4, _POINTS: 10}[file])
+                found = _parse_image_line(table, line[0], {_IDENTITY: 1, _BOXES: 4, _POINTS: 10}[file])
                 if file == _POINTS:
                     values["keypoints"] = [[found[n : n + 2] for n in range(0, 10, 2)]]
                 else:
@@ -65,12 +65,12 @@ class CelebA(NamedSource):
 
     @cached_property
     def _list_columns(self) -> dict[str, str]:
-        """Names of the columns from optional lists that exist, by file."""
+        """Name of the column for each optional list that exists, by file."""
         columns = {_IDENTITY: "identity", _BOXES: "bbox", _POINTS: "keypoints"}
         return {file: name for file, name in columns.items() if self.has(file)}
 
 
-def _parse_ints_of(table: TextTable, image: str, count: int) -> list[int]:
+def _parse_image_line(table: TextTable, image: str, count: int) -> list[int]:
     """Parses the numbers in the line of an image. Raises :class:`SourceError`."""
     line = table.require_line(image, count + 1, f"{image} and {count} numbers")
     return table.parse_ints(line[1:], "whole numbers", line)

@@ -43,15 +43,15 @@ class Cub200(NamedSource):
         wanted = {"train": "1", "test": "0"}[split]
         for line in self.read_table("images.txt", " "):
             image, file = line[0], " ".join(line[1:])
-            chosen = _line_of(self._splits, image, 1)[0]
+            chosen = _image_values(self._splits, image, 1)[0]
             if chosen not in ("0", "1"):
                 self._splits.refuse_line([image, chosen], "0 or 1")
             if chosen != wanted:
                 continue
-            label = self._labels.parse_int(_line_of(self._labels, image, 1)[0], "a number", [image])
+            label = self._labels.parse_int(_image_values(self._labels, image, 1)[0], "a number", [image])
             if not 1 <= label <= len(self._classes):
                 self._labels.refuse_line([image, str(label)], f"a class from 1 to {len(self._classes)}")
-            left, top, width, height = _parse_floats(self._boxes, _line_of(self._boxes, image, 4))
+            left, top, width, height = _parse_floats(self._boxes, _image_values(self._boxes, image, 4))
             values: dict[str, Any] = {"label": label - 1, "boxes": [[left, top, left + width, top + height]]}
             if self._parts is not None:
                 values["keypoints"] = [self._read_points(self._parts, image)]
@@ -96,7 +96,7 @@ class Cub200(NamedSource):
         return count
 
 
-def _line_of(table: TextTable, image: str, count: int) -> list[str]:
+def _image_values(table: TextTable, image: str, count: int) -> list[str]:
     """Returns the ``count`` values in the line of an image. Raises :class:`SourceError`."""
     return table.require_line(image, count + 1, f"image {image} and {count} values")[1:]
 

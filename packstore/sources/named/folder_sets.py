@@ -71,8 +71,8 @@ class FolderSet:
         return {column: template.format_map(groups) for column, template in self.beside.items()}
 
 
-class Fit(NamedTuple):
-    """Result of matching a row with a source.
+class FolderSetMatch(NamedTuple):
+    """Result of matching a row of the table with a source.
 
     Attributes:
         base: Folder that holds the markers.
@@ -97,7 +97,7 @@ class FolderSetSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        found = find_fit(self.tree, self.known_sets)
+        found = find_folder_set(self.tree, self.known_sets)
         if found is None:
             titles = [row.title for row in self.known_sets]
             raise SourceError(
@@ -109,7 +109,7 @@ class FolderSetSource(FileRowSource):
         self.evidence = f"{self.row.title}, by {', '.join(self.row.markers)} and the names of {fit.images:,} images"
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order({self._split_of(match) for _, match in self._matches()})
+        return in_packing_order({self._split_of(match) for _, match in self._match_images()})
 
     def fields(self) -> Mapping[str, Field]:
         found: dict[str, Field] = {"image": Image()}
@@ -118,7 +118,7 @@ class FolderSetSource(FileRowSource):
                 found[name] = Label(self._classes[name])
             else:
                 found[name] = Text() if name in self.row.texts else Array("int64")
-        for name, files in self._beside.items():
+        for name, files in self._files_beside.items():
             suffix = "." + files[0].rpartition(".")[2].lower()
             if suffix in IMAGE_SUFFIXES:
                 found[name] = infer_mask_field(self.tree, files) if _MASK.fullmatch(name) else Image(optional=True)
@@ -127,18 +127,18 @@ class FolderSetSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        for image, match in self._matches():
+        for image, match in self._match_images():
             if self._split_of(match) != split:
                 continue
             values: dict[str, Any] = {name: self._convert_group(name, match[name]) for name in self._columns}
             files = self.row.files_of(match)
-            for name in self._beside:
+            for name in self._files_beside:
                 values[name] = InTree(join(self.base, files[name]), optional=name not in self.row.required)
             yield FileRow(image, values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
-        for name, files in self._beside.items():
+        for name, files in self._files_beside.items():
             content = found.get(name)
             if isinstance(content, bytes) and files[0].lower().endswith(_JSON):
                 try:
@@ -154,10 +154,10 @@ class FolderSetSource(FileRowSource):
         return ()
 
     def expects_left(self, path: str) -> bool:
-        return re.fullmatch(self.row.known, _below(self.base, path)) is not None
+        return re.fullmatch(self.row.known, _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        if self.row.left and re.fullmatch(self.row.left, _below(self.base, join(folder, name))):
+        if self.row.left and re.fullmatch(self.row.left, _relative_path(self.base, join(folder, name))):
             return f"images that {self.row.title} does not count"
         return super().left_reason(folder, name)
 
@@ -173,10 +173,10 @@ class FolderSetSource(FileRowSource):
             return self._numbers[column][text]
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)
 
-    def _matches(self) -> Iterator[tuple[str, re.Match[str]]]:
+    def _match_images(self) -> Iterator[tuple[str, re.Match[str]]]:
         """Yields each image of the set: its path in the tree, and the match of the pattern."""
         for image in _list_images(self.tree, self.base, self.options.skip_bad):
-            match = self._path.fullmatch(_below(self.base, image))
+            match = self._path.fullmatch(_relative_path(self.base, image))
             if match is not None:
                 yield image, match
 
@@ -190,7 +190,7 @@ class FolderSetSource(FileRowSource):
     def _classes(self) -> dict[str, tuple[str, ...]]:
         """Classes of each group of labels: sorted as numbers if all are numbers, else as texts."""
         found: dict[str, set[str]] = {name: set() for name in self._columns if name in self.row.labels}
-        for _, match in self._matches():
+        for _, match in self._match_images():
             for name, texts in found.items():
                 texts.add(match[name])
         return {
@@ -203,19 +203,20 @@ class FolderSetSource(FileRowSource):
         return {name: {text: n for n, text in enumerate(texts)} for name, texts in self._classes.items()}
 
     @cached_property
-    def _beside(self) -> dict[str, list[str]]:
+    def _files_beside(self) -> dict[str, list[str]]:
         """Up to 32 existing files of each column in :attr:`FolderSet.beside`; columns without files are left out."""
         found: dict[str, list[str]] = {}
         for name in self.row.beside:
-            files = (join(self.base, self.row.files_of(match)[name]) for _, match in self._matches())
+            files = (join(self.base, self.row.files_of(match)[name]) for _, match in self._match_images())
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             found |= {name: some} if some else {}
         return found
 
 
-def find_fit(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, Fit] | None:
-    """Finds the first row that fits a tree without strangers, else the first that fits with some; None if none does."""
-    found: list[tuple[FolderSet, Fit]] = []
+def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, FolderSetMatch] | None:
+    """Finds the first row that matches all images of a tree, else the first that matches some; None if none does. Skips
+    rows whose required files are missing."""
+    found: list[tuple[FolderSet, FolderSetMatch]] = []
     for base in walk_lone_folders(tree):
         names = tree.names(base)
         there = {*names.folders, *names.files}
@@ -232,7 +233,7 @@ def find_fit(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, Fit] | N
     return min(found, key=lambda each: each[1].strangers > 0, default=None)
 
 
-def _match_set(tree: Tree, base: str, row: FolderSet) -> Fit:
+def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
     """Matches all images of a tree with a row; memory holds hashes of the images that are not samples."""
     pattern, left = re.compile(row.path), re.compile(row.left)
     others: set[int] = set()
@@ -241,7 +242,7 @@ def _match_set(tree: Tree, base: str, row: FolderSet) -> Fit:
     images = 0
 
     def below() -> Iterator[str]:
-        return (_below(base, image) for image in _list_images(tree, base, True))
+        return (_relative_path(base, image) for image in _list_images(tree, base, True))
 
     for image in below():
         match = pattern.fullmatch(image)
@@ -257,10 +258,10 @@ def _match_set(tree: Tree, base: str, row: FolderSet) -> Fit:
     lacking = tuple(name for name, wanted in required.items() if not wanted <= others)
     strangers = others - beside
     first = next((image for image in below() if hash(image) in strangers), "") if images and strangers else ""
-    return Fit(base, images, len(strangers), first, lacking)
+    return FolderSetMatch(base, images, len(strangers), first, lacking)
 
 
-def _below(base: str, path: str) -> str:
+def _relative_path(base: str, path: str) -> str:
     """Returns a path relative to a folder that holds it."""
     return path[len(base) + 1 if base else 0 :]
 
@@ -292,7 +293,7 @@ def folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
             tree = open_tree(path)
         except SourceError:
             return Certainty.NO  # the general kinds report a damaged archive
-        found = None if tree is None else find_fit(tree, rows)
+        found = None if tree is None else find_folder_set(tree, rows)
         if found is None:
             return Certainty.NO
         row, fit = found

@@ -23,7 +23,7 @@ from packstore.sources.beside import is_folder, join, read_whole
 from packstore.sources.folder_names import Names
 from packstore.sources.listing import Listing, is_passed_over
 from packstore.sources.named.kaggle import KaggleSource
-from packstore.sources.named.mat import load_variable, struct_fields, to_texts, to_whole_number
+from packstore.sources.named.mat import get_struct_fields, load_variable, to_texts, to_whole_number
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.tree import Tree
@@ -68,6 +68,7 @@ class _Layout:
 
     @property
     def needs_devkit(self) -> bool:
+        """True if the validation images lie in no folders of classes, so that only the devkit has their labels."""
         return "val" in self.splits and not self.splits["val"].in_classes
 
     @property
@@ -225,7 +226,9 @@ def _read_devkit(path: Path) -> _Devkit:
         raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
     name = tree.name(_META)
     synsets = load_variable(name, read_whole(tree, _META), "synsets")
-    numbers, wnids, words, children = struct_fields(name, synsets, ("ILSVRC2012_ID", "WNID", "words", "num_children"))
+    numbers, wnids, words, children = get_struct_fields(
+        name, synsets, ("ILSVRC2012_ID", "WNID", "words", "num_children")
+    )
     leaves = [n for n, count in enumerate(children) if to_whole_number(name, count) == 0]
     by_number = {to_whole_number(name, numbers[n]): to_texts(name, wnids)[n] for n in leaves}
     names = {wnids[n]: to_texts(name, words)[n] for n in leaves}
@@ -309,8 +312,8 @@ def _holds_val(tree: Tree, folder: str) -> bool:
 
 
 def _find_stray_val(tree: Tree) -> str | None:
-    """Finds a flat folder of validation images that an image folder would take for its only class, or for a split
-    without classes; None if there is none."""
+    """Finds a folder of validation images without classes, as the only folder or called like a split; None if there is
+    none. An image folder would read it as a class, or as a split without classes."""
     folder = ""
     for _ in range(_DEPTH):
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]

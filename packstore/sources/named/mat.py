@@ -148,8 +148,8 @@ def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes]
 def _parse_array_start(
     start: bytes, order: str, position: int, deflated: tuple[int, int] | None
 ) -> tuple[str, MatArray | None]:
-    """Parses name and header of an array from the first bytes of its element; None in place of an array that has no
-    real numbers."""
+    """Parses the name and the position of an array from the first bytes of its element; the position is None for a
+    cell, a struct, a text or complex numbers."""
     reader = _MatReader(memoryview(start), order)
     kind, size = struct.unpack_from(f"{order}II", start)
     if kind != _MATRIX:
@@ -193,13 +193,13 @@ def to_whole_number(name: str, value: Any) -> int:
 
 
 def to_texts(name: str, value: Any) -> list[str]:
-    """Checks that a cell, or a field of a struct, is a list of strings. Raises :class:`SourceError`."""
+    """Returns the strings of a cell, or of one field of a struct. Raises :class:`SourceError` for other values."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise SourceError(f"{name} has something else instead of names")
     return value
 
 
-def struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[list[Any]]:
+def get_struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[list[Any]]:
     """Returns the wanted fields of an array of structs, each a list over all structs. Raises :class:`SourceError`."""
     if not isinstance(value, dict) or not value.keys() >= set(wanted):
         raise SourceError(f"{name} has no structs with the fields {', '.join(wanted)}")

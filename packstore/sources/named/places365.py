@@ -41,7 +41,7 @@ class Places365(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the lists that are missing beside their folders; all folders, if there are none."""
+        """Lists the missing list of each folder of images; if there are no such folders, names two of them."""
         folders = _find_folders(tree, base)
         without = [_LISTS[split] for split in folders if not has_path(tree, base, _LISTS[split])]
         return without if folders else ["data_256_standard or val_256"]

@@ -12,7 +12,7 @@ from typing import Any
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Image, Label
 from packstore.sources.named import NamedSource, has_path, named_kind
-from packstore.sources.named.mat import struct_fields, to_texts, to_whole_number
+from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
@@ -61,7 +61,7 @@ class StanfordCars(NamedSource):
         """Name of the annotation file of each split, and the columns in it."""
         files = {"train": "devkit/cars_train_annos.mat", "test": self.resolve_alternative(_TEST)}
         found = {split: self.read_mat(files[split], "annotations") for split in self.splits()}
-        return {split: (name, *struct_fields(name, value, _FIELDS)) for split, (name, value) in found.items()}
+        return {split: (name, *get_struct_fields(name, value, _FIELDS)) for split, (name, value) in found.items()}
 
 
 KIND = named_kind(StanfordCars)

@@ -36,7 +36,7 @@ class Sun397(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Class names without their first letter's folder: ``abbey``. Raises :class:`SourceError`."""
+        """Class names: ``abbey`` for ``/a/abbey``. Raises :class:`SourceError`."""
         table = self.read_table("ClassName.txt")
         for line in table:
             if len(line) != 1 or line[0].count("/") not in (2, 3) or line[0][:1] != "/" or line[0][2:4] == "/":
