@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
+import shutil
+import subprocess
+import tempfile
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,3 +41,38 @@ def skip_before(minor: int) -> None:
 
 
 _declared: list[Any] = []  # a library that is collected takes its operators away
+
+
+@functools.cache
+def import_image_io() -> Any:
+    """The module ``torchvision.io`` with its decoders of image files, also beside a CPU build of torch.
+
+    The library of PyPI's wheel needs two of CUDA's, of which its decoders for the CPU call nothing: libraries stand in
+    for them whose functions end the process.
+    """
+    module = importlib.import_module(f"{import_torchvision().__name__}.io")
+    if module.image._has_image_ops():
+        return module
+    library = Path(module.__file__).parent.parent / "image.so"
+    if not library.is_file() or shutil.which("gcc") is None or shutil.which("nm") is None:
+        pytest.skip("torchvision's decoders do not load, and gcc and nm are not there to make libraries for them")
+    listed = subprocess.run(["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True)
+    missing = {line.split()[-1] for line in listed.stdout.splitlines() if line.split()[-1].startswith(_CUDA)}
+    code = "".join(f"void {name}(void) {{ abort(); }}\n" for name in sorted(missing))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in (("libc10_cuda.so", f"#include <stdlib.h>\n{code}"), ("libtorch_cuda.so", "")):
+            Path(folder, "code.c").write_text(text)
+            made = Path(folder, name)
+            subprocess.run(
+                ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", made, Path(folder, "code.c")], check=True
+            )
+            _declared.append(ctypes.CDLL(str(made), ctypes.RTLD_GLOBAL))
+        try:
+            torch.ops.load_library(library)
+        except OSError as error:
+            pytest.skip(f"torchvision's decoders do not load: {error}")
+    module.image._has_image_ops = lambda: True
+    return module
+
+
+_CUDA = ("_ZN3c104cuda", "_ZNK3c104cuda")

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
-from packstore.images.decoders.png import decode_png
+from packstore.images.decoders.png import decode_png, split_transparent_colour
 from packstore.images.frames import tiff_pages
 from packstore.images.held import EXACT, hold_values, mode_dtype
 from packstore.images.kinds import KINDS
-from packstore.images.sniff import JPEG_2000, HeaderError, ImageInfo, sniff
+from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 _PILLOW = {
     "1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBX": "RGB", "RGBA": "RGBA",
@@ -68,6 +68,15 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description |
         return Description(parse_mode("L" if info.components == 1 else "RGB"))
     if info.kind in KINDS:
         return _describe_kind(bytes(data), info)
+    if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
+        plain = describe(rest[0], info)
+        if plain is None:
+            return None
+        try:
+            pixels, with_alpha = decode(data, MAX_PIXELS)
+        except DecodeError:
+            return None
+        return Description(with_alpha, plain.frames, bool((pixels[..., -1] < with_alpha.white).any()))
     found = pillow.describe(data, _pillow_frame(data, info, frame))
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
         _tifffile()
@@ -112,6 +121,11 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     _check_values(info, max_pixels)
     if info.kind in KINDS:
         return _stretch(*_decode_kind(bytes(data), info, frame), info)
+    if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
+        colours, mode = decode(rest[0], max_pixels)
+        mode = mode_of(mode.channels + 1, mode.dtype)
+        alpha = (colours != rest[1]).any(-1, keepdims=True) * np.array(mode.white, mode.dtype)
+        return np.concatenate([colours, alpha.astype(mode.dtype)], -1), mode
     if info.kind == "png" and info.precision == 16 and info.components > 1 and not frame:
         pixels = decode_png(data)
         return pixels, mode_of(pixels.shape[2], "uint16")

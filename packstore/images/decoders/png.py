@@ -46,6 +46,25 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
     return pixels
 
 
+def split_transparent_colour(data: memoryview) -> tuple[memoryview, NDArray[np.int64]] | None:
+    """Returns a PNG in gray or RGB without its transparent colour, and that colour as decoded. None for other PNG.
+
+    Pillow finds the colour in no pixel of 1, 2, 4 and 16 bits."""
+    if len(data) < 33 or data[25] not in (0, 2):
+        return None
+    channels, bits, at = _CHANNELS[data[25]], data[24], 33
+    while at + 12 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, at)
+        if name in (b"IDAT", b"IEND"):
+            return None
+        if name == b"tRNS" and length == 2 * channels and at + 12 + length <= len(data):
+            colour = np.frombuffer(data, ">u2", channels, at + 8).astype(np.int64) & ((1 << bits) - 1)
+            scaled = colour * (255 // ((1 << bits) - 1)) if bits < 8 else colour
+            return memoryview(bytes(data[:at]) + bytes(data[at + 12 + length :])), scaled
+        at += 12 + length
+    return None
+
+
 def _to_samples(lines: NDArray[np.uint8] | None, height: int, width: int, channels: int) -> NDArray[np.uint16]:
     if lines is None:
         raise DecodeError("damaged image: the pixels of a PNG cannot be inflated")
