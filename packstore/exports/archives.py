@@ -35,7 +35,7 @@ class TarWriter:
         member = tarfile.TarInfo(name)
         member.size, member.mode = size, 0o644
         self._tar.addfile(member, file)
-        self._tar.members.clear()  # type: ignore[attr-defined] # it would keep them all
+        self._tar.members.clear()  # type: ignore[attr-defined] # else tarfile keeps all of them
 
     def close(self) -> None:
         """Writes the end of the archive."""
@@ -47,6 +47,8 @@ class TarWriter:
 
 
 class _ArchiveExport(FilesExport):
+    """Base of exports of an image folder in one archive, which stays open for all shards."""
+
     one_file = True
     _out: IO[bytes] | None = None
     _writer: TarWriter | ZipWriter
@@ -159,6 +161,8 @@ class ZipExport(_ArchiveExport):
 
 
 class _ArchiveWriter(ShardWriter):
+    """Writes a shard to the archive of its export."""
+
     def __init__(self, export: _ArchiveExport) -> None:
         self._export = export
 

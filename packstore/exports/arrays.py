@@ -119,7 +119,7 @@ class _ArraysWriter(ShardWriter):
 
     @property
     def one_shape(self) -> bool:
-        """Whether images are pixels of one shape, so that they become one array. Re-encoded images are files."""
+        """True if images are pixels of one shape, which become one array; re-encoded images are files."""
         return self.manifest.image.kind == "fixed" and bool(self._shapes)
 
     @property
@@ -162,6 +162,8 @@ def storable_class_names(manifest: Manifest) -> tuple[str, ...] | None:
 
 
 class _NpzWriter(_ArraysWriter):
+    """Writes a shard as an uncompressed ``.npz``."""
+
     def write(self) -> None:
         out = open_file(self.path, "wb")
         try:
@@ -170,31 +172,33 @@ class _NpzWriter(_ArraysWriter):
                     shape, dtype = self.image_array
                 else:
                     shape, dtype = (int(self.ends[-1]),), np.dtype(np.uint8)
-                    self._add(archive, OFFSETS, self.ends)
-                with archive.open(_member(IMAGES), "w", force_zip64=True) as file:
-                    file.write(_header(shape, dtype))
+                    self._add_array(archive, OFFSETS, self.ends)
+                with archive.open(_npy_member(IMAGES), "w", force_zip64=True) as file:
+                    file.write(_npy_header(shape, dtype))
                     for block in self.read_blocks():
                         file.write(block)
                 for name, array in self.small_arrays():
-                    self._add(archive, name, array)
+                    self._add_array(archive, name, array)
                 if (names := storable_class_names(self.manifest)) is not None:
-                    self._add(archive, CLASSES, np.array(names, np.str_))
+                    self._add_array(archive, CLASSES, np.array(names, np.str_))
             out.close()
         except BaseException:
             drop(out)
             raise
 
-    def _add(self, archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
-        with archive.open(_member(name), "w", force_zip64=True) as file:
-            file.write(_header(array.shape, array.dtype))
+    def _add_array(self, archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
+        with archive.open(_npy_member(name), "w", force_zip64=True) as file:
+            file.write(_npy_header(array.shape, array.dtype))
             file.write(np.ascontiguousarray(array).tobytes())
 
 
-def _member(name: str) -> zipfile.ZipInfo:
+def _npy_member(name: str) -> zipfile.ZipInfo:
+    """Returns the zip entry of an array."""
     return zipfile.ZipInfo(f"{name}.npy")
 
 
-def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Builds the header of an ``.npy`` file."""
     out = io.BytesIO()
     described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(out, described)
@@ -213,20 +217,22 @@ class NpzExport(_ShardFilesExport):
 
 
 class _Hdf5Writer(_ArraysWriter):
+    """Writes a shard as an HDF5 file."""
+
     def write(self) -> None:
         import h5py
 
         with beyond_standard_streams():
             out = self.path.open("w+b", buffering=0)
         with out:
-            held = _FailureHolder(out)
+            held = _FailureHidingFile(out)
             try:
                 with h5py.File(held, "w") as file:
                     self._write_arrays(file, held)
             finally:
-                held.check()
+                held.raise_failure()
 
-    def _write_arrays(self, file: Any, held: _FailureHolder) -> None:
+    def _write_arrays(self, file: Any, held: _FailureHidingFile) -> None:
         """Writes all arrays; ends early once the disk has refused bytes."""
         import h5py
 
@@ -235,14 +241,14 @@ class _Hdf5Writer(_ArraysWriter):
             images = file.create_dataset(IMAGES, shape, dtype)
             rows = max(1, _BLOCK_BYTES // max(1, int(self.ends[1])))
             for start in range(0, self.records, rows):
-                held.check()
+                held.raise_failure()
                 stop = min(start + rows, self.records)
                 data = b"".join(self.read_image(number) for number in range(start, stop))
                 images[start:stop] = np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
         else:
             images = file.create_dataset(IMAGES, (self.records,), h5py.vlen_dtype(np.uint8))
             for number in range(self.records):
-                held.check()
+                held.raise_failure()
                 images[number] = np.frombuffer(self.read_image(number), np.uint8)
         for name, array in self.small_arrays():
             file.create_dataset(name, data=array)
@@ -250,7 +256,7 @@ class _Hdf5Writer(_ArraysWriter):
             file.create_dataset(CLASSES, data=[*names], dtype=h5py.string_dtype())
 
 
-class _FailureHolder:
+class _FailureHidingFile:
     """Wraps a file for the HDF5 library and hides failed writes from it.
 
     After a failed write the library keeps unwritten data, fails to close the file, and crashes the process when its
@@ -261,19 +267,19 @@ class _FailureHolder:
         self._failure: OSError | None = None
         self.seek, self.tell, self.read, self.readinto = file.seek, file.tell, file.read, file.readinto
 
-    def check(self) -> None:
+    def raise_failure(self) -> None:
         """Raises the :class:`OSError` of the first failed write, if any."""
         if self._failure is not None:
             raise self._failure
 
     def write(self, data: memoryview) -> int:
         """Writes ``data``; writes nothing once a write has failed. Always returns the size of ``data``."""
-        self._attempt(self._write_whole, data)
+        self._call_unless_failed(self._write_whole, data)
         return data.nbytes
 
     def truncate(self, nbytes: int) -> None:
         """Makes the file ``nbytes`` long, unless a write has failed."""
-        self._attempt(self._file.truncate, nbytes)
+        self._call_unless_failed(self._file.truncate, nbytes)
 
     def flush(self) -> None:
         """Does nothing: the file has no buffer."""
@@ -282,7 +288,8 @@ class _FailureHolder:
         while data.nbytes:
             data = data[self._file.write(data) :]
 
-    def _attempt(self, call: Callable[[Any], object], argument: Any) -> None:
+    def _call_unless_failed(self, call: Callable[[Any], object], argument: Any) -> None:
+        """Calls a method of the file, unless a call has failed before; stores the first error."""
         if self._failure is None:
             try:
                 call(argument)

@@ -71,7 +71,7 @@ class Record:
         return from_stored(column, self.stored[name], shape)
 
     def has_value(self, name: str) -> bool:
-        """Whether the record has a value in a column."""
+        """Tells if the record has a value in a column."""
         column = self.columns[name]
         return not column.nullable or bool(self.stored[column.valid_name])
 
@@ -79,6 +79,11 @@ class Record:
     def extension(self) -> str:
         """File extension of the image: ``jpg``, ``png`` …; ``npy`` for an array, ``bin`` for an unknown kind."""
         return "npy" if isinstance(self.image, np.ndarray) else image_extension(self.image)
+
+
+def has_own_shapes(column: Column) -> bool:
+    """Tells if arrays of a column differ in shape, so that each has its own."""
+    return column.kind == "ragged" and column.layout is not None
 
 
 def image_extension(data: bytes) -> str:

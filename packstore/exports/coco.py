@@ -64,14 +64,16 @@ class CocoExport(ObjectsExport):
         for name, (_, start, stop) in zip(names, splits, strict=True):
             tail = f"_{name}.json" if name else ".json"
             files.append(f"annotations/instances{tail}")
-            objects = self._annotations(start, stop) if self.objects.boxes else iter(())
-            self._write(files[-1], rows, range(start, stop), objects, {"categories": categories})
+            objects = self._read_annotations(start, stop) if self.objects.boxes else iter(())
+            self._write_document(files[-1], rows, range(start, stop), objects, {"categories": categories})
             if captions is not None:
                 files.append(f"annotations/captions{tail}")
-                self._write(files[-1], rows, range(start, stop), self._captions(captions, start, stop), {})
+                self._write_document(
+                    files[-1], rows, range(start, stop), self._read_captions(captions, start, stop), {}
+                )
         return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
-    def _write(
+    def _write_document(
         self,
         path: str,
         rows: RecordLines,
@@ -79,44 +81,45 @@ class CocoExport(ObjectsExport):
         annotations: Iterator[dict[str, Any]],
         extra: Mapping[str, Any],
     ) -> None:
+        """Writes a file of annotations: the images ``records``, their annotations, and further values ``extra``."""
         with open_file(self.path / path, "wb") as out:
             out.write(b'{"info":{"description":"exported by packstore"},"licenses":[],"images":[')
-            _write_list(out, (self._image(rows[number], number) for number in records))
+            _write_list(out, (self._image_entry(rows[number], number) for number in records))
             out.write(b'],"annotations":[')
             _write_list(out, annotations)
             out.write(b"]")
             for name, value in extra.items():
-                out.write(b"," + _json(name) + b":" + _json(value))
+                out.write(b"," + _format_json(name) + b":" + _format_json(value))
             out.write(b"}\n")
 
-    def _image(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
+    def _image_entry(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Returns the entry of an image; ``file_name`` is relative to the folder of its split."""
         name = line["file"].removeprefix("images/")
         name = name.partition("/")[2] if self.manifest.splits else name
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
-    def _annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
+    def _read_annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
+        """Yields the annotations of objects in the records ``start`` to ``stop``."""
         objects = self.objects
         number = 0
         for record in range(start, stop):
-            for obj in objects.read_objects(partial(self._item, record)) or ():
+            for obj in objects.read_objects(partial(self.read_value, record)) or ():
                 number += 1
-                yield {"id": number, "image_id": record + 1, **_annotation(obj)}
+                yield {"id": number, "image_id": record + 1, **_format_annotation(obj)}
 
-    def _captions(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
+    def _read_captions(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
+        """Yields the captions in column ``name`` of the records ``start`` to ``stop``."""
         number = 0
         for record in range(start, stop):
-            value = self._item(record, name)
+            value = self.read_value(record, name)
             for caption in value if isinstance(value, list) else [value]:
                 if isinstance(caption, str):
                     number += 1
                     yield {"id": number, "image_id": record + 1, "caption": caption}
 
-    def _item(self, record: int, name: str) -> Any:
-        return self.reader.item(name, record)
 
-
-def _annotation(obj: LabelledObject) -> dict[str, Any]:
+def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
+    """Returns the annotation of an object, without ids; keeps the values of its JSON column."""
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}
@@ -131,8 +134,8 @@ def _annotation(obj: LabelledObject) -> dict[str, Any]:
 
 def _write_list(out: IO[bytes], entries: Iterator[dict[str, Any]]) -> None:
     for number, entry in enumerate(entries):
-        out.write(b",\n" * (number > 0) + _json(entry))
+        out.write(b",\n" * (number > 0) + _format_json(entry))
 
 
-def _json(value: Any) -> bytes:
+def _format_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode("ascii")

@@ -49,6 +49,8 @@ class ImageFolderExport(FilesExport):
 
 
 class _FolderWriter(ShardWriter):
+    """Writes each image as a file below ``root``; creates folders as needed."""
+
     def __init__(self, root: Path, paths: RecordPaths) -> None:
         self._root = root
         self._paths = paths

@@ -25,7 +25,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_directory
-from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.base import Export, Record, ShardWriter, has_own_shapes
 from packstore.exports.names import safe_name, shorten
 
 _INDEX = "index.json"
@@ -95,9 +95,9 @@ class MdsExport(Export):
     def _encodings(self) -> dict[str, str]:
         """Returns the MDS encoding of each value by name, in the order of the format."""
         image = self.manifest.image
-        found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _encoding(image)}
+        found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
         for column in self.columns:
-            found[column.name] = _encoding(column)
+            found[column.name] = _choose_encoding(column)
             if column.nullable:
                 found[column.valid_name] = "uint8"
         return dict(sorted(found.items()))
@@ -122,7 +122,7 @@ class _ShardWriter(ShardWriter):
             values["image"] = image
         for column in self._columns:
             raw = record.stored[column.name]
-            shape = record.stored[column.shape_name].tolist() if _has_own_shapes(column) else column.shape
+            shape = record.stored[column.shape_name].tolist() if has_own_shapes(column) else column.shape
             values[column.name] = _encode_value(
                 column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape
             )
@@ -168,12 +168,13 @@ def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _encoding(column: Column) -> str:
-    dtype = _dtype(column)
+def _choose_encoding(column: Column) -> str:
+    """Returns the MDS encoding of a column."""
+    dtype = _element_dtype(column)
     if column.form == "text":
         return "json" if column.type == "json" else "str"
     if column.form == "files":
-        return "bytes"  # framed, as the store has them
+        return "bytes"  # framed, as in the store
     if column.form in ("file", "bytes"):
         # Readers must not decode a missing file.
         return "bytes" if column.form == "bytes" or column.nullable else "png" if column.type == "mask" else "jpeg"
@@ -185,7 +186,7 @@ def _encoding(column: Column) -> str:
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
     """Encodes a value for MDS from its stored bytes; ``shape`` is needed for an array."""
-    if not _encoding(column).startswith("ndarray") or _fixed_size(_encoding(column)):
+    if not _choose_encoding(column).startswith("ndarray") or _fixed_size(_choose_encoding(column)):
         return raw
     if column.kind == "ragged" and column.layout is None:
         row = max(math.prod(column.shape) * NUMPY_DTYPE[column.dtype].itemsize, 1)
@@ -195,7 +196,8 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
     return bytes([len(sizes) << 2 | width.bit_length() - 1]) + sizes.astype(f"<u{width}").tobytes() + raw
 
 
-def _dtype(column: Column) -> str:
+def _element_dtype(column: Column) -> str:
+    """Returns the dtype of a column's numbers in MDS; ``uint8`` if MDS lacks it."""
     name = NUMPY_DTYPE[column.dtype].name
     return name if name in _CODES else "uint8"
 
@@ -207,8 +209,3 @@ def _fixed_size(encoding: str) -> int | None:
         return np.dtype(name).itemsize
     dtype, _, shape = rest.partition(":")
     return np.dtype(dtype).itemsize * math.prod(map(int, shape.split(","))) if shape else None
-
-
-def _has_own_shapes(column: Column) -> bool:
-    """Whether arrays of the column differ in shape."""
-    return column.kind == "ragged" and column.layout is not None

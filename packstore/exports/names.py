@@ -18,19 +18,19 @@ def safe_name(text: str) -> str:
     """Converts ``text`` to a name of a file or folder. Different texts get different names; common ones are unchanged.
 
     Unsafe characters become ``%`` and their code, as in URLs. A long name is cut and ends with a hash of all of it."""
-    name = _BAD.sub(_escape, text)
+    name = _BAD.sub(_percent_encode, text)
     if name in ("", ".", ".."):
         name = name.replace(".", "%2E") or "%"
     return shorten(name)
 
 
 def can_be_lines(names: Sequence[str]) -> bool:
-    """Whether each name can be a line of a text file."""
+    """Tells if each name can be a line of a text file."""
     return all(name.strip() == name != "" and name.isprintable() for name in names)
 
 
 def can_be_strings(names: Sequence[str]) -> bool:
-    """Whether each name can be a string in other languages: without NUL and without surrogates."""
+    """Tells if each name can be a string in other languages: without NUL and surrogates."""
     return not any(re.search("[\0\ud800-\udfff]", name) for name in names)
 
 
@@ -43,6 +43,7 @@ def shorten(name: str) -> str:
     return f"{kept}-{xxh3_64_hexdigest(raw)}"
 
 
-def _escape(match: re.Match[str]) -> str:
+def _percent_encode(match: re.Match[str]) -> str:
+    """Returns ``%`` and the code of a character; of a surrogate, the byte that it stands for."""
     code = ord(match[0])
     return f"%{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02X}"

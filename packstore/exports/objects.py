@@ -73,14 +73,15 @@ class ObjectColumns:
         for name in (self.labels, self.keypoints):
             values = None if name is None else item(name)
             columns.append([None] * len(boxes) if values is None or len(values) != len(boxes) else values.tolist())
-        extra = self._extra_values(item, len(boxes))
+        extra = self._read_extra(item, len(boxes))
         return [
             LabelledObject(tuple(box), label or 0, points, each)
             for box, label, points, each in zip(np.asarray(boxes, np.float64).tolist(), *columns, extra, strict=True)
             if all(map(math.isfinite, (*box, *(value for point in points or () for value in point))))
         ]
 
-    def _extra_values(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
+    def _read_extra(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
+        """Reads the value of the JSON column for each object; None for each if their number is not ``count``."""
         value = None if self.extra is None else item(self.extra)
         if isinstance(value, dict):
             value = value.get("annotations")
@@ -151,6 +152,10 @@ class ObjectsExport(FilesExport):
         """Writes a file at a path in the export."""
         with open_file(self.path / path, "wb") as file:
             file.write(data)
+
+    def read_value(self, number: int, name: str) -> Any:
+        """Reads the value of a record in a column."""
+        return self.reader.item(name, number)
 
     def largest_label(self) -> int:
         """Returns the largest class number in the store; reads all labels."""

@@ -48,7 +48,7 @@ class ParquetExport(Export):
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         super().__init__(path, manifest, reader, recoded=recoded)
         self._held = [column for column in self.columns if _is_held(column)]
-        self._schema = _schema([manifest.image, *self._held])
+        self._schema = _make_schema([manifest.image, *self._held])
 
     def held(self) -> Sequence[str]:
         return [column.name for column in self._held]
@@ -71,7 +71,7 @@ class ParquetExport(Export):
             shards.append(shard._replace(file=file))
         export_manifest = replace(export_manifest, shards=tuple(shards), files=(CARD,))
         with open_file(self.path / CARD, "wb") as card:
-            card.write(self._card(export_manifest).encode("utf-8", "replace"))
+            card.write(self._format_card(export_manifest).encode("utf-8", "replace"))
         return super().finish(export_manifest, lines)
 
     def undo_finish(self) -> None:
@@ -89,7 +89,8 @@ class ParquetExport(Export):
             names[own] = name
         return names if self.manifest.splits else {"": "train"}
 
-    def _card(self, export_manifest: ExportManifest) -> str:
+    def _format_card(self, export_manifest: ExportManifest) -> str:
+        """Returns the text of ``README.md``: features, splits and sizes, as ``datasets`` reads them."""
         splits = []
         for own, name in self._splits.items():
             its = [shard for shard in export_manifest.shards if shard.split == own]
@@ -97,14 +98,18 @@ class ParquetExport(Export):
             splits.append({"name": name, "num_bytes": size, "num_examples": sum(shard.records for shard in its)})
         size = sum(split["num_bytes"] for split in splits)  # type: ignore[misc]
         files = [{"split": name, "path": f"{DATA}/{name}-*"} for name in self._splits.values()]
-        features = [{"name": name, **_card_feature(feature)} for name, feature in _features(self._held).items()]
+        features = [
+            {"name": name, **_card_feature(feature)} for name, feature in _describe_features(self._held).items()
+        ]
         info = {"features": features, "splits": splits, "download_size": size, "dataset_size": size}
         configs = [{"config_name": "default", "data_files": files}]
-        head = _yaml({"configs": configs, "dataset_info": info})
+        head = _format_yaml({"configs": configs, "dataset_info": info})
         return f"---{head}\n---\n\nExported by packstore: {self.manifest.records:,} records.\n"
 
 
 class _ParquetWriter(ShardWriter):
+    """Writes a Parquet file; collects records until a row group is full."""
+
     def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
         self.file = file
         self._columns = columns
@@ -127,12 +132,12 @@ class _ParquetWriter(ShardWriter):
         self._nbytes += len(record.image)
         full = len(self._rows) >= _GROUP_ROWS and self._nbytes >= _GROUP_BYTES // 16
         if full or self._nbytes >= _GROUP_BYTES:
-            self._write()
+            self._write_rows()
         return {}
 
     def close(self) -> None:
         if self._rows:
-            self._write()
+            self._write_rows()
         self._writer.close()
         self._out.close()
 
@@ -141,7 +146,8 @@ class _ParquetWriter(ShardWriter):
             drop(self._out)
             self._writer.is_open = False  # otherwise garbage collection would write the file's end
 
-    def _write(self) -> None:
+    def _write_rows(self) -> None:
+        """Writes the collected records as a row group."""
         pa = _import_pyarrow("pyarrow")
         images = [record.image for record in self._rows]
         arrays = [_arrow_files(images, [_file_name(record) for record in self._rows])]
@@ -153,7 +159,7 @@ class _ParquetWriter(ShardWriter):
 
 
 def _is_held(column: Column) -> bool:
-    """Whether Parquet holds a column exactly, in a type that ``datasets`` has."""
+    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has."""
     return column.layout is None and column.dtype != "bfloat16" and 0 not in column.shape
 
 
@@ -170,11 +176,12 @@ def _is_utf8(raw: Any) -> bool:
     return True
 
 
-def _schema(columns: Sequence[Column]) -> Any:
-    features = json.dumps({"info": {"features": _features(columns[1:])}})
+def _make_schema(columns: Sequence[Column]) -> Any:
+    """Makes the Arrow schema of the image and further columns, with the features for ``datasets`` as metadata."""
+    features = json.dumps({"info": {"features": _describe_features(columns[1:])}})
     pa = _import_pyarrow("pyarrow")
-    said = {"boxes": {BOXES_ARE: b"xyxy"}}
-    fields = [pa.field(column.name, _arrow_type(column), metadata=said.get(column.type)) for column in columns]
+    metadata = {"boxes": {BOXES_ARE: b"xyxy"}}
+    fields = [pa.field(column.name, _arrow_type(column), metadata=metadata.get(column.type)) for column in columns]
     return pa.schema(fields, {b"huggingface": features.encode("ascii")})
 
 
@@ -192,12 +199,13 @@ def _arrow_type(column: Column) -> Any:
     return found
 
 
-def _features(columns: Sequence[Column]) -> dict[str, Any]:
+def _describe_features(columns: Sequence[Column]) -> dict[str, Any]:
     """Returns the features of the image and of ``columns``, as ``datasets.Features.to_dict`` does."""
-    return {"image": {"_type": "Image"}} | {column.name: _feature(column) for column in columns}
+    return {"image": {"_type": "Image"}} | {column.name: _describe_feature(column) for column in columns}
 
 
-def _feature(column: Column) -> dict[str, Any]:
+def _describe_feature(column: Column) -> dict[str, Any]:
+    """Returns the feature of a column, as ``datasets.Features.to_dict`` does."""
     if column.form in ("file", "files"):
         file = {"_type": "Image"}
         return {"feature": file, "_type": "List"} if column.form == "files" else file
@@ -225,14 +233,14 @@ def _card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
     return {"dtype": "image" if kind == "Image" else feature["dtype"]}
 
 
-def _yaml(value: Any, indent: str = "\n") -> str:
+def _format_yaml(value: Any, indent: str = "\n") -> str:
     """Formats dicts, lists, strings and numbers as YAML to follow a name."""
     if isinstance(value, dict):
         return "".join(
-            f"{indent}{format_yaml_string(name)}:{_yaml(each, indent + '  ')}" for name, each in value.items()
+            f"{indent}{format_yaml_string(name)}:{_format_yaml(each, indent + '  ')}" for name, each in value.items()
         )
     if isinstance(value, list):
-        return "".join(f"{indent}- {_yaml(each, indent + '  ').lstrip()}" for each in value)
+        return "".join(f"{indent}- {_format_yaml(each, indent + '  ').lstrip()}" for each in value)
     return f" {format_yaml_string(value) if isinstance(value, str) else value}"
 
 

@@ -98,18 +98,19 @@ class RecordPaths:
 
     def __call__(self, record: Record) -> str:
         """Returns the path of a record's file, with ``/``."""
-        label = self._label(record)
-        stem, suffix = _split_suffix(self._stem(record.key, record.split, label))
+        label = self._read_label(record)
+        stem, suffix = _split_suffix(self._build_stem(record.key, record.split, label))
         kept = suffix.lower() and not (self._recoded and _SAME.get(suffix.lower(), suffix.lower()) != record.extension)
         stem += self._repeated.get(record.number, "")
         return f"{_shorten_file_name(stem)}.{suffix if kept else record.extension}"
 
-    def _label(self, record: Record) -> int | None:
+    def _read_label(self, record: Record) -> int | None:
+        """Returns the label of a record; -1 if it is missing, None in a store without labels."""
         if self.classes.names is None:
             return None
         return int(record.stored["label"]) if record.has_value("label") else -1
 
-    def _stem(self, key: str, split: str, label: int | None) -> str:
+    def _build_stem(self, key: str, split: str, label: int | None) -> str:
         """Returns the path for a key; prepends the folders of its split and class unless the key begins with them."""
         folders, parts = [], key.split("/")
         if split:
@@ -138,7 +139,7 @@ class RecordPaths:
             labels = reader.fixed("label")
             valid = reader.fixed("label_valid") if reader.manifest.column("label").nullable else None
         folders, folder = set[int](), ""
-        for number, stem in enumerate(self._stems(reader, labels, valid)):
+        for number, stem in enumerate(self._list_stems(reader, labels, valid)):
             hashes[number] = _hash_path(stem)
             if not stem.startswith(f"{folder}/") or "/" in stem[len(folder) + 1 :]:
                 folder = stem.rpartition("/")[0]
@@ -148,7 +149,7 @@ class RecordPaths:
         hashes = hashes[order]
         again = {*order[1:][hashes[1:] == hashes[:-1]].tolist(), *blocked}
         found: dict[int, str] = {}
-        for number, stem in enumerate(self._stems(reader, labels, valid)) if again else ():
+        for number, stem in enumerate(self._list_stems(reader, labels, valid)) if again else ():
             if number in again:
                 added = f"~{number}"
                 while _contains(hashes, _hash_path(stem + added)) or _hash_path(stem + added) in folders:
@@ -156,13 +157,15 @@ class RecordPaths:
                 found[number] = added
         return found
 
-    def _stems(
+    def _list_stems(
         self, reader: Reader, labels: NDArray[np.int64] | None, valid: NDArray[np.bool_] | None
     ) -> Sequence[str] | map[str]:
+        """Builds the paths of all records, without image suffixes, in order; lazily."""
+
         def stem(number: int) -> str:
             split = next(name for stop, name in self._ends if number < stop)
             label = None if labels is None else int(labels[number]) if valid is None or valid[number] else -1
-            return _split_suffix(self._stem(reader.key(number), split, label))[0]
+            return _split_suffix(self._build_stem(reader.key(number), split, label))[0]
 
         return map(stem, range(len(reader)))
 
@@ -196,6 +199,7 @@ def _shorten_file_name(stem: str) -> str:
 
 
 def _hash_path(stem: str) -> int:
+    """Hashes a path; ignores case."""
     return xxh3_64_intdigest(_shorten_file_name(stem).casefold().encode("utf-8", "surrogatepass"))
 
 
@@ -209,6 +213,6 @@ def _file_like_hashes(folder: str) -> Iterator[int]:
 
 
 def _contains(hashes: NDArray[np.uint64], value: int) -> bool:
-    """Whether sorted ``hashes`` contain a number."""
+    """Tells if sorted ``hashes`` contain a number."""
     at = int(np.searchsorted(hashes, np.uint64(value)))
     return at < len(hashes) and int(hashes[at]) == value

@@ -96,7 +96,7 @@ class ExportPlan:
 
     @property
     def has_lines(self) -> bool:
-        """Whether each record has a line in ``packstore.rows.jsonl``."""
+        """True if each record has a line in ``packstore.rows.jsonl``."""
         return not self.kind.keeps_keys or any(name not in self.held for name in value_columns(self.manifest))
 
     def new_export(self, path: Path) -> Export:

@@ -25,7 +25,7 @@ Recode = Callable[[str, Any], ImageData]
 
 
 class Recoding(NamedTuple):
-    """How images are written.
+    """Plan for writing images, unchanged or encoded anew.
 
     Attributes:
         manifest: Manifest of the written records; :attr:`Manifest.records_digest` is still that of the store.

@@ -42,7 +42,7 @@ class RecordioExport(Export):
 
     @cached_property
     def _has_label(self) -> bool:
-        """Whether all labels are numbers that float32 holds exactly; reads all labels."""
+        """True if all labels are numbers that float32 holds exactly. Reads all labels."""
         label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
         if label is None or label.nullable:
             return False
@@ -67,6 +67,8 @@ class RecordioExport(Export):
 
 
 class _RecWriter(ShardWriter):
+    """Writes a ``.rec`` file with its index and list."""
+
     def __init__(self, folder: Path, name: str, has_label: bool) -> None:
         self.file = name
         self._has_label = has_label

@@ -139,7 +139,7 @@ def run_export(
     started = time.monotonic() if started is None else started
     if was_published(plan.destination, plan.identity):
         WorkDirectory(plan.destination).remove()
-        return _report(plan, plan.manifest, 0, started, plan.manifest.records)
+        return _make_report(plan, plan.manifest, 0, started, plan.manifest.records)
     check_space(plan)
     staging = ExportStaging(
         plan.destination,
@@ -184,7 +184,7 @@ def run_export(
                 "resume, or packstore clean to remove them"
             )
         raise
-    return _report(plan, manifest, len(export_manifest.shards), started, resumed)
+    return _make_report(plan, manifest, len(export_manifest.shards), started, resumed)
 
 
 class _ShardLoop:
@@ -223,6 +223,8 @@ class _ShardLoop:
         return self._parts
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> Part:
+        """Writes records of a split to a new shard until it is full, at most ``most``; makes the shard durable. Aborts
+        it on an error."""
         number = len(self._parts)
         checksums: list[int] = []
         rows: list[int] = []
@@ -243,7 +245,7 @@ class _ShardLoop:
                         rows.append(row_checksum(self._plan.manifest.columns, record.stored))
                     nbytes += len(record.image) if isinstance(record.image, bytes) else record.image.nbytes
                     count += 1
-                    self._report(record, nbytes)
+                    self._report_progress(record, nbytes)
                     if count >= limit_records or (limit is not None and nbytes >= limit):
                         break
             shard.close()
@@ -267,7 +269,8 @@ class _ShardLoop:
         columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
 
-    def _report(self, record: Record, nbytes: int) -> None:
+    def _report_progress(self, record: Record, nbytes: int) -> None:
+        """Reports progress after every few records, and after the last; ``nbytes`` is the size of the shard so far."""
         records = self._plan.manifest.records
         if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
             self._progress(Progress("export", record.number + 1, records, self._bytes + nbytes))
@@ -286,6 +289,7 @@ class _ShardLoop:
         yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
     def _read_record(self, number: int, split: str) -> Record:
+        """Reads a record, re-encoded if the plan says so. Raises :class:`SampleError`."""
         row = self._records.row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
         image: Any = image_from_stored(self._plan.reader.manifest, self._records.image(number), row.get("shape"))
@@ -305,7 +309,8 @@ def _split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
     return [(split.name, split.stop) for split in manifest.splits]
 
 
-def _report(plan: ExportPlan, manifest: Manifest, shards: int, started: float, resumed: int) -> ExportReport:
+def _make_report(plan: ExportPlan, manifest: Manifest, shards: int, started: float, resumed: int) -> ExportReport:
+    """Makes the report of a finished export; measures its size on disk."""
     return ExportReport(
         destination=plan.destination,
         kind=plan.kind.name,

@@ -131,6 +131,7 @@ class ExportStaging(Staging):
         return whole
 
     def _read_part(self, number: int) -> Part | None:
+        """Reads the receipt of a shard; None if it or its files are missing or incomplete."""
         try:
             part = Part(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
             size = (self.path / (part.file or "")).stat().st_size
@@ -141,7 +142,7 @@ class ExportStaging(Staging):
 
 
 def was_published(destination: Path, identity: str) -> bool:
-    """Whether a run with the same identity was killed after publishing, so that only its work directory is left."""
+    """Tells if a run with the same identity was killed after publishing, so that only its work directory is left."""
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
@@ -164,7 +165,7 @@ def check_destination(destination: Path, *, overwrite: bool) -> None:
 
 
 def find_owned_files(path: Path) -> list[Path]:
-    """Lists all files of the export at ``path``, after making sure that nothing else lies there.
+    """Lists all files of the export at ``path``; raises an error if there are any others.
 
     Raises:
         NotAStoreError: ``path`` is not an export of packstore.

@@ -24,7 +24,7 @@ from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
 from packstore.core.protobuf import PACKED, write_example
 from packstore.core.tfrecord import frame_record
-from packstore.exports.base import Export, Record, ShardWriter
+from packstore.exports.base import Export, Record, ShardWriter, has_own_shapes
 from packstore.exports.names import can_be_lines
 
 _NAME = "packstore"
@@ -88,7 +88,10 @@ class TfdsExport(Export):
         if any((column.name, column.type, column.nullable) == ("label", "label", False) for column in self.columns):
             info["supervisedKeys"] = {"tuple": {"items": [{"featureKey": "image"}, {"featureKey": "label"}]}}
         listed = [said | {"numBytes": str(said["numBytes"])} for said in splits.values()]
-        files = {"dataset_info.json": _json(info | {"splits": listed}), "features.json": _json(self._features())}
+        files = {
+            "dataset_info.json": _format_json(info | {"splits": listed}),
+            "features.json": _format_json(self._describe_features()),
+        }
         for column in self.columns:
             if column.classes and can_be_lines(column.classes):
                 files[f"{column.name}.labels.txt"] = "".join(f"{name}\n" for name in column.classes).encode("utf-8")
@@ -110,25 +113,31 @@ class TfdsExport(Export):
         return found
 
     def _split_name(self, split: str) -> str:
+        """Returns the name of a split in TFDS; ``train`` in a store without splits."""
         return self._splits[split] if split else "train"
 
-    def _features(self) -> dict[str, Any]:
+    def _describe_features(self) -> dict[str, Any]:
+        """Returns the content of ``features.json``."""
         image = self.manifest.image
-        features = {"key": _feature("text", {})}
+        features = {"key": _make_feature("text", {})}
         if image.layout is None or self.recoded:
             jpeg = self.manifest.encoding == "jpeg"
             form = "jpeg" if jpeg else "png" if image.layout is not None else None
-            features["image"] = _feature("image", _image_feature(3, form))
+            features["image"] = _make_feature("image", _describe_image(3, form))
         else:
-            features["image"] = _tensor_feature(image)
+            features["image"] = _describe_tensor(image)
         for column in self.columns:
-            features[column.name] = _column_feature(column)
+            features[column.name] = _describe_column(column)
             if column.nullable:
-                features[column.valid_name] = _feature("tensor", {"dtype": "bool", "encoding": "none", "shape": {}})
-        return _feature("featuresDict", {"features": features})
+                features[column.valid_name] = _make_feature(
+                    "tensor", {"dtype": "bool", "encoding": "none", "shape": {}}
+                )
+        return _make_feature("featuresDict", {"features": features})
 
 
 class _RecordWriter(ShardWriter):
+    """Writes a TFRecord file of examples."""
+
     def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
         self.file = name
         self._columns = columns
@@ -142,7 +151,7 @@ class _RecordWriter(ShardWriter):
         else:
             example["image"] = [image]
         for column in self._columns:
-            shape = record.stored[column.shape_name].tolist() if _has_own_shapes(column) else ()
+            shape = record.stored[column.shape_name].tolist() if has_own_shapes(column) else ()
             raw = record.stored[column.name]
             if column.form == "files" and not record.has_value(column.name):
                 raw = frame([])
@@ -162,11 +171,11 @@ class _RecordWriter(ShardWriter):
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str, Any]:
     """Converts the stored bytes of a value to features. ``shape`` is needed if arrays of the column differ in shape."""
-    if _has_own_shapes(column):
+    if has_own_shapes(column):
         return {f"{column.name}/shape": np.array(shape, np.int64), f"{column.name}/value": [raw]}
     if column.form == "files":
         return {column.name: [bytes(file) for file in column.traits.files(column, raw)]}
-    if _is_bytes(column):
+    if _is_byte_string(column):
         return {column.name: [raw]}
     values = np.frombuffer(raw, NUMPY_DTYPE[column.dtype])
     if values.dtype.kind == "f":
@@ -174,56 +183,57 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
     return {column.name: values.view(np.int64) if column.dtype == "uint64" else values.astype(np.int64)}
 
 
-def _column_feature(column: Column) -> dict[str, Any]:
+def _describe_column(column: Column) -> dict[str, Any]:
+    """Returns the feature of a column."""
     if column.form == "text":
-        return _feature("text", {})
+        return _make_feature("text", {})
     if column.traits.has_classes:
-        numbers = _feature("tensor", {"dtype": "int64", "encoding": "none", "shape": {}})
+        numbers = _make_feature("tensor", {"dtype": "int64", "encoding": "none", "shape": {}})
         if column.classes:
-            numbers = _feature("classLabel", {"numClasses": str(len(column.classes))})
-        return numbers if column.kind == "fixed" else _feature("sequence", {"feature": numbers, "length": "-1"})
+            numbers = _make_feature("classLabel", {"numClasses": str(len(column.classes))})
+        return numbers if column.kind == "fixed" else _make_feature("sequence", {"feature": numbers, "length": "-1"})
     if column.type == "boxes":
-        box = _feature("boundingBox", {"dtype": "float32", "shape": {"dimensions": ["4"]}, "bboxFormat": "XYXY"})
-        return _feature("sequence", {"feature": box, "length": "-1"})
+        box = _make_feature("boundingBox", {"dtype": "float32", "shape": {"dimensions": ["4"]}, "bboxFormat": "XYXY"})
+        return _make_feature("sequence", {"feature": box, "length": "-1"})
     if column.form == "files":
-        return _feature("sequence", {"feature": _feature("image", _image_feature(3, None)), "length": "-1"})
+        return _make_feature("sequence", {"feature": _make_feature("image", _describe_image(3, None)), "length": "-1"})
     if column.form in ("file", "bytes"):
         if column.form == "bytes" or column.nullable:  # readers must not decode a missing file
-            return _feature("tensor", {"dtype": "string", "encoding": "none", "shape": {}})
-        return _feature("image", _image_feature(1, "png") if column.type == "mask" else _image_feature(3, None))
-    return _tensor_feature(column)
+            return _make_feature("tensor", {"dtype": "string", "encoding": "none", "shape": {}})
+        return _make_feature("image", _describe_image(1, "png") if column.type == "mask" else _describe_image(3, None))
+    return _describe_tensor(column)
 
 
-def _tensor_feature(column: Column) -> dict[str, Any]:
+def _describe_tensor(column: Column) -> dict[str, Any]:
+    """Returns the feature of a column of arrays; sizes that vary are -1."""
     sizes = (
         tuple(3 if axis == "C" and column.layout == "HWC" else -1 for axis in column.layout)
-        if _has_own_shapes(column) and column.layout
+        if has_own_shapes(column) and column.layout
         else column.shape
     )
     sizes = (-1, *sizes) if column.kind == "ragged" and column.layout is None else sizes
-    encoding = "bytes" if _is_bytes(column) else "none"
+    encoding = "bytes" if _is_byte_string(column) else "none"
     dtype = NUMPY_DTYPE[column.dtype].name
-    return _feature("tensor", {"dtype": dtype, "encoding": encoding, "shape": {"dimensions": [str(n) for n in sizes]}})
+    return _make_feature(
+        "tensor", {"dtype": dtype, "encoding": encoding, "shape": {"dimensions": [str(n) for n in sizes]}}
+    )
 
 
-def _has_own_shapes(column: Column) -> bool:
-    """Whether arrays of the column differ in shape."""
-    return column.kind == "ragged" and column.layout is not None
-
-
-def _is_bytes(column: Column) -> bool:
-    """Whether an example holds a value as one byte string."""
+def _is_byte_string(column: Column) -> bool:
+    """Tells if an example holds a value as one byte string."""
     return column.form != "numbers" or column.layout is not None or column.dtype in PACKED
 
 
-def _image_feature(channels: int, form: str | None) -> dict[str, Any]:
-    said: dict[str, Any] = {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", str(channels)]}}
-    return said if form is None else said | {"encodingFormat": form}
+def _describe_image(channels: int, form: str | None) -> dict[str, Any]:
+    """Returns the content of an image feature; ``form`` is ``jpeg``, ``png``, or None for any."""
+    found: dict[str, Any] = {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", str(channels)]}}
+    return found if form is None else found | {"encodingFormat": form}
 
 
-def _feature(what: str, said: Mapping[str, Any]) -> dict[str, Any]:
-    return {"pythonClassName": _CLASSES + _PYTHON[what], what: dict(said)}
+def _make_feature(kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes a feature of a kind, with the name of its Python class."""
+    return {"pythonClassName": _CLASSES + _PYTHON[kind], kind: dict(content)}
 
 
-def _json(plain: Any) -> bytes:
+def _format_json(plain: Any) -> bytes:
     return json.dumps(plain, indent=2, sort_keys=True).encode("ascii") + b"\n"

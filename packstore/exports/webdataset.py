@@ -9,7 +9,6 @@ A missing value has no file.
 from __future__ import annotations
 
 import io
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from xxhash import xxh3_128_hexdigest
 from packstore.core.column import Column
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
+from packstore.exports.archives import TarWriter
 from packstore.exports.base import Export, Record, ShardWriter, image_extension
 from packstore.exports.names import can_be_lines, safe_name, shorten
 
@@ -61,7 +61,7 @@ class WebDatasetExport(Export):
 
     def begin(self, number: int, split: str) -> ShardWriter:
         name = f"{shorten(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
-        return _TarWriter(self.path, name, self.columns)
+        return _SampleWriter(self.path, name, self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         if self._lists_classes:
@@ -72,37 +72,36 @@ class WebDatasetExport(Export):
 
     @property
     def _lists_classes(self) -> bool:
-        """Whether there are class names, and each can be a line of a file."""
+        """True if there are class names, and each can be a line of a file."""
         classes = self.manifest.classes
         return classes is not None and can_be_lines(classes)
 
 
-class _TarWriter(ShardWriter):
+class _SampleWriter(ShardWriter):
+    """Writes a tar with one or more files for each record."""
+
     def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
         self.file = name
         self._columns = columns
         self._names: set[str] = set()
         self._out = open_file(folder / name, "wb")
-        # GNU's format and whole seconds: a header of PAX would add 1 KB to each file.
-        self._tar = tarfile.open(  # noqa: SIM115 - until the shard ends
-            fileobj=self._out, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
-        )
+        self._tar = TarWriter(self._out)
 
     def add(self, record: Record) -> Mapping[str, str]:
-        name = self._name(record)
+        name = self._unique_name(record)
         image = record.image
-        self._write(f"{name}.{record.extension}", _npy_bytes(image) if isinstance(image, np.ndarray) else image)
+        self._tar.add(f"{name}.{record.extension}", _encode_npy(image) if isinstance(image, np.ndarray) else image)
         for column in self._columns:
             as_stored = column.form in ("text", "bytes")
             value = bytes(record.stored[column.name]) if as_stored else record[column.name]
             if column.form == "files" and value is not None:
                 for number, file in enumerate(value):
-                    self._write(f"{name}.{column.name}.{number}.{image_extension(file)}", file)
+                    self._tar.add(f"{name}.{column.name}.{number}.{image_extension(file)}", file)
                 if not value and column.nullable:
                     record.inexact.add(column.name)  # without a file, the value would be missing
             elif value is not None and record.has_value(column.name):
                 extension, data = _value_file(column, value)
-                self._write(f"{name}.{extension}", data)
+                self._tar.add(f"{name}.{extension}", data)
         return {}
 
     def close(self) -> None:
@@ -113,14 +112,7 @@ class _TarWriter(ShardWriter):
         if not self._out.closed:
             drop(self._out)
 
-    def _write(self, name: str, data: bytes) -> None:
-        member = tarfile.TarInfo(name)
-        member.size = len(data)
-        member.mode = 0o644
-        self._tar.addfile(member, io.BytesIO(data))
-        self._tar.members.clear()  # type: ignore[attr-defined] # it would keep them all
-
-    def _name(self, record: Record) -> str:
+    def _unique_name(self, record: Record) -> str:
         """Returns a unique path without extension for the files of a record: its key, without dots in the file name."""
         *folders, base = record.key.split("/")
         stem, dot, suffix = base.rpartition(".")
@@ -143,19 +135,20 @@ class _TarWriter(ShardWriter):
 def _value_file(column: Column, value: Any) -> tuple[str, bytes]:
     """Returns extension and content of the file for a value."""
     if column.type == "label":
-        return _extension(column, "cls"), str(value).encode("ascii")
+        return _value_extension(column, "cls"), str(value).encode("ascii")
     if column.form == "text":
-        return _extension(column, "json" if column.type == "json" else "txt"), value
+        return _value_extension(column, "json" if column.type == "json" else "txt"), value
     if isinstance(value, bytes):
-        return _extension(column, "bin" if column.form == "bytes" else image_extension(value)), value
-    return _extension(column, "npy"), _npy_bytes(value)
+        return _value_extension(column, "bin" if column.form == "bytes" else image_extension(value)), value
+    return _value_extension(column, "npy"), _encode_npy(value)
 
 
-def _extension(column: Column, extension: str) -> str:
+def _value_extension(column: Column, extension: str) -> str:
+    """Returns the extension of a column's file: the usual one, or with the name of the column before it."""
     return extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
 
 
-def _npy_bytes(array: Any) -> bytes:
+def _encode_npy(array: Any) -> bytes:
     out = io.BytesIO()
     np.save(out, np.asarray(array), allow_pickle=False)
     return out.getvalue()

@@ -38,7 +38,7 @@ class YoloExport(ObjectsExport):
         if objects is None or not all(size):
             return {}
         path = label_path(image)
-        lines = (line for obj in objects if (line := self._line(obj, *size)))
+        lines = (line for obj in objects if (line := self._format_line(obj, *size)))
         (self.path / path).parent.mkdir(parents=True, exist_ok=True)
         self.write_file(path, "".join(lines).encode("ascii"))
         return {"beside": path}
@@ -60,8 +60,8 @@ class YoloExport(ObjectsExport):
         self.write_file(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("utf-8"))
         return super().finish(replace(export_manifest, files=(_DESCRIPTION,)), lines)
 
-    def _line(self, obj: LabelledObject, width: int, height: int) -> str:
-        """Returns the line of an object; empty if its box lies outside the image."""
+    def _format_line(self, obj: LabelledObject, width: int, height: int) -> str:
+        """Returns the line of an object; empty if its box is outside the image."""
         left, right = (min(max(value / width, 0.0), 1.0) for value in obj.box[::2])
         top, bottom = (min(max(value / height, 0.0), 1.0) for value in obj.box[1::2])
         if right <= left or bottom <= top:

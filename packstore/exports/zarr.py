@@ -90,6 +90,8 @@ class ZarrExport(ArraysExport):
 
 
 class _ZarrWriter(ShardWriter):
+    """Writes the records of a shard into the arrays of its split, in whole chunks."""
+
     def __init__(self, export: ZarrExport, folder: Path, records: int, start: int) -> None:
         self._export = export
         self._folder = folder
@@ -109,13 +111,13 @@ class _ZarrWriter(ShardWriter):
             self._shapes.append(image.shape)
         self._images.append(image.tobytes() if isinstance(image, np.ndarray) and ragged else image)
         if (self._written + len(self._images)) % self._rows == 0:
-            self._flush()
+            self._write_images()
         for column in self._export.arrays:
             self._values[column.name].append(np.asarray(record.stored[column.name]))
         return {}
 
     def close(self) -> None:
-        self._flush()
+        self._write_images()
         if self._first is None:
             return
         stop = self._written
@@ -126,6 +128,7 @@ class _ZarrWriter(ShardWriter):
             self._write_values(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
 
     def _write_values(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
+        """Writes the values of a column, which end at record ``stop`` of the split."""
         rows = max(1, _VALUES_A_CHUNK * 8 // max(8, values[:1].nbytes))
         array = self._export.open_array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
         array[stop - len(values) : stop] = values
@@ -136,7 +139,8 @@ class _ZarrWriter(ShardWriter):
         first = self._images[0]
         return _FILES_A_CHUNK if isinstance(first, bytes) else max(1, _CHUNK_BYTES // max(1, first.nbytes))
 
-    def _flush(self) -> None:
+    def _write_images(self) -> None:
+        """Writes the collected images, if any."""
         if not self._images:
             return
         stop = self._written + len(self._images)
@@ -156,10 +160,12 @@ class _ZarrWriter(ShardWriter):
 
 
 def _group_name(split: str) -> str:
+    """Returns the name of the group of a split; ``""`` without splits."""
     return shorten(safe_name(split)) if split else ""
 
 
 def _import_zarr() -> Any:
+    """Imports ``zarr``. Raises :class:`UsageError` if it is not installed."""
     try:
         import zarr
     except ImportError:

@@ -37,7 +37,7 @@ class ZipWriter:
         self._at = 0
         end = out.tell()
         if end:
-            self._find_written(end)
+            self._read_entries(end)
             out.seek(end)
 
     def add(self, name: str, data: bytes) -> None:
@@ -83,19 +83,19 @@ class ZipWriter:
         sizes = (_MAX32, _MAX32) if large else (size, size)
         head = (_VERSION64 if large else _VERSION, _UTF8, 0, 0, _FIRST_DAY, check, *sizes, len(raw))
         self._write(_LOCAL.pack(b"PK\3\4", *head, len(local)) + raw + local)
-        self._list(raw, place, size, head)
+        self._add_entry(raw, place, size, head)
 
-    def _find_written(self, end: int) -> None:
-        """Adds directory entries for the files that lie in the output up to ``end``."""
+    def _read_entries(self, end: int) -> None:
+        """Adds directory entries for the files that the output already has up to offset ``end``."""
         self._out.seek(0)
         while self._at < end:
             _, *head, extra = _LOCAL.unpack(self._out.read(_LOCAL.size))
             raw = self._out.read(head[-1])
             size = _SIZES.unpack(self._out.read(extra))[2] if extra else head[-2]
-            self._list(raw, self._at, size, head)
+            self._add_entry(raw, self._at, size, head)
             self._at = self._out.seek(size, os.SEEK_CUR)
 
-    def _list(self, raw: bytes, place: int, size: int, head: Sequence[int]) -> None:
+    def _add_entry(self, raw: bytes, place: int, size: int, head: Sequence[int]) -> None:
         """Adds the entry of a file to the directory."""
         large = size >= _LARGE
         values = [size, size] if large else []

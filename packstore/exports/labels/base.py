@@ -178,7 +178,7 @@ class DocumentExport(LabelsExport):
         for path, parts in files.items():
             (self.path / path).parent.mkdir(parents=True, exist_ok=True)
             with open_file(self.path / path, "wb") as out:
-                for n, text in enumerate(self._texts(rows, parts)):
+                for n, text in enumerate(self._format_entries(rows, parts)):
                     out.write(text.encode("utf-8", "replace") if n else self.head().encode("utf-8", "replace"))
                 out.write(self.tail().encode("utf-8", "replace"))
         extra = self.extra_files()
@@ -186,21 +186,19 @@ class DocumentExport(LabelsExport):
             self.write_file(path, text.encode("utf-8", "replace"))
         return super().finish(replace(export_manifest, files=(*files, *extra)), lines)
 
-    def _texts(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
+    def _format_entries(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
+        """Yields ``""`` in place of the head, and then the text of each image, with separators."""
         yield ""
         first = True
         for split, start, stop in parts:
             for number in range(start, stop):
                 line = rows[number]
                 size = int(line["width"]), int(line["height"])
-                item = partial(self._item, number)
+                item = partial(self.read_value, number)
                 text = self.entry(self.read_labels(number, line["file"], size, split, item))
                 if text:
                     yield text if first else self.separator + text
                     first = False
-
-    def _item(self, number: int, name: str) -> Any:
-        return self.reader.item(name, number)
 
 
 def single_polygon(obj: LabelledObject) -> list[float] | None:

@@ -36,10 +36,11 @@ class CvatExport(DocumentExport):
         lines = [f'<image id="{image.number}" name="{name}"{subset} width="{image.width}" height="{image.height}">']
         if image.tag is not None:
             lines.append(f'<tag label="{escape_xml(image.tag)}" source="manual"></tag>')
-        lines += map(self._shape, image.objects or ())
+        lines += map(self._format_shape, image.objects or ())
         return "\n".join([*lines, "</image>"])
 
-    def _shape(self, obj: LabelledObject) -> str:
+    def _format_shape(self, obj: LabelledObject) -> str:
+        """Returns the element of an object: its polygon if it has one, else its box."""
         known = f'label="{escape_xml(self.class_of(obj))}" source="manual" occluded="0"'
         polygon = single_polygon(obj)
         if polygon is not None:

@@ -24,7 +24,7 @@ class DatumaroExport(DocumentExport):
         return f'{{{head},"items":[\n'
 
     def entry(self, image: LabelledImage) -> str:
-        made = [self._annotation(obj, n) for n, obj in enumerate(image.objects or ())]
+        made = [self._format_object(obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
             made.append({"id": 0, "type": "label", "label_id": self._numbers[image.tag]} | _REST)
         path = image.file.removeprefix("images/")
@@ -32,7 +32,8 @@ class DatumaroExport(DocumentExport):
         media = {"path": path, "size": [image.height, image.width]}
         return format_json({"id": path.rpartition(".")[0], "annotations": made, "attr": {}, "image": media})
 
-    def _annotation(self, obj: LabelledObject, number: int) -> dict[str, Any]:
+    def _format_object(self, obj: LabelledObject, number: int) -> dict[str, Any]:
+        """Returns the annotation of an object: its polygon if it has one, else its box."""
         polygon, (left, top, right, bottom) = single_polygon(obj), obj.box
         shape: dict[str, Any] = {"type": "bbox", "bbox": [left, top, right - left, bottom - top]}
         if polygon is not None:

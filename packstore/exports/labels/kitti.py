@@ -39,11 +39,13 @@ class KittiExport(SidecarExport):
     def sidecar(self, image: LabelledImage) -> tuple[str, str]:
         before, _, rest = f"/{image.file}".partition("/image_2/")
         lines = [
-            f"{self._word_of(obj)} -1 -1 -10 {' '.join(map(repr, obj.box))} {_UNKNOWN}\n" for obj in image.objects or ()
+            f"{self._class_word(obj)} -1 -1 -10 {' '.join(map(repr, obj.box))} {_UNKNOWN}\n"
+            for obj in image.objects or ()
         ]
         return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
 
-    def _word_of(self, obj: LabelledObject) -> str:
+    def _class_word(self, obj: LabelledObject) -> str:
+        """Returns the class of an object as one word; its number after ``_`` if it has no name."""
         return self._words[obj.label] if 0 <= obj.label < len(self._words) else f"_{obj.label}"
 
     @cached_property

@@ -28,7 +28,7 @@ class LabelStudioExport(DocumentExport):
 
     def entry(self, image: LabelledImage) -> str:
         annotated = image.objects is not None or image.tag is not None
-        results = [self._result(image, obj, n) for n, obj in enumerate(image.objects or ())]
+        results = [self._format_result(image, obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
             value = {"choices": [image.tag]}
             results.append({"id": "c", "type": "choices", "from_name": "class", "to_name": "image", "value": value})
@@ -37,7 +37,9 @@ class LabelStudioExport(DocumentExport):
         served = f"/data/local-files/?d={quote(image.file, errors='surrogateescape')}"
         return format_json({"id": number, "annotations": made, "data": {"image": served}})
 
-    def _result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
+    def _format_result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
+        """Returns the result for an object: its polygon if it has one, else its box, in percent of the image's
+        sides."""
         across, down = 100 / max(1, image.width), 100 / max(1, image.height)
         polygon, label = single_polygon(obj), [self.class_of(obj)]
         if polygon is None:

@@ -18,7 +18,7 @@ class LabelMeExport(SidecarExport):
         document = {
             "version": "5.4.1",
             "flags": {} if image.tag is None else {image.tag: True},
-            "shapes": [self._shape(obj) for obj in image.objects or ()],
+            "shapes": [self._format_shape(obj) for obj in image.objects or ()],
             "imagePath": image.file.rpartition("/")[2],
             "imageData": None,
             "imageHeight": image.height,
@@ -26,7 +26,8 @@ class LabelMeExport(SidecarExport):
         }
         return f"{image.file.rpartition('.')[0]}.json", format_json(document)
 
-    def _shape(self, obj: LabelledObject) -> dict[str, Any]:
+    def _format_shape(self, obj: LabelledObject) -> dict[str, Any]:
+        """Returns the shape of an object: its polygon if it has one, else its box."""
         polygon = single_polygon(obj)
         points = point_pairs(obj.box if polygon is None else polygon)
         kind = "rectangle" if polygon is None else "polygon"

@@ -23,15 +23,15 @@ class CsvExport(DocumentExport):
 
     def head(self) -> str:
         columns = ["filename", "split"] if self.manifest.splits else ["filename"]
-        return _line([*columns, *(_BOX if self.objects.boxes else ["label"])])
+        return _format_line([*columns, *(_BOX if self.objects.boxes else ["label"])])
 
     def entry(self, image: LabelledImage) -> str:
         first = [image.file, image.split] if self.manifest.splits else [image.file]
         if not self.objects.boxes:
-            return _line([*first, image.tag or ""])
+            return _format_line([*first, image.tag or ""])
         size = [str(image.width), str(image.height)]
         rows = [[*size, self.class_of(each), *map(format_number, each.box)] for each in image.objects or ()]
-        return "".join(_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
+        return "".join(_format_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
 
     def tail(self) -> str:
         return ""
@@ -55,7 +55,7 @@ class OpenImagesExport(DocumentExport):
         return self.paths(record) if record.split else super().image_path(record)
 
     def head(self) -> str:
-        return _line(_OPEN_IMAGES)
+        return _format_line(_OPEN_IMAGES)
 
     def entry(self, image: LabelledImage) -> str:
         name = image.file.partition("/")[2].rpartition(".")[0]
@@ -65,14 +65,14 @@ class OpenImagesExport(DocumentExport):
             left, top, right, bottom = obj.box
             corners = [left * across, right * across, top * down, bottom * down]
             flags = ["0"] * 5
-            lines.append(_line([name, "xclick", _identifier(obj.label), "1", *map(repr, corners), *flags]))
+            lines.append(_format_line([name, "xclick", _class_identifier(obj.label), "1", *map(repr, corners), *flags]))
         return "".join(lines)
 
     def tail(self) -> str:
         return ""
 
     def extra_files(self) -> dict[str, str]:
-        lines = (_line([_identifier(number), name]) for number, name in enumerate(self.names))
+        lines = (_format_line([_class_identifier(number), name]) for number, name in enumerate(self.names))
         return {"class-descriptions-boxable.csv": "".join(lines)}
 
 
@@ -83,12 +83,13 @@ _OPEN_IMAGES = [
 ]
 
 
-def _identifier(number: int) -> str:
+def _class_identifier(number: int) -> str:
     """Returns the machine-readable class name, like ``/m/01g317`` in Open Images."""
     return f"/packstore/{number}"
 
 
-def _line(cells: Iterable[str] | Sequence[str]) -> str:
+def _format_line(cells: Iterable[str] | Sequence[str]) -> str:
+    """Formats cells as a line of CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerow(cells)
     return out.getvalue()
