@@ -17,11 +17,14 @@ import pytest
 
 import packstore
 from packstore.checking.audit import AuditOptions
+from packstore.checking.repair import RepairOptions
 from packstore.checking.verification import VerifyOptions
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.progress import Progress, progress_callback
 from packstore.diagnose.bench import BenchOptions, bench
+from packstore.exports.plan import ExportOptions
+from packstore.exports.run import export
 from packstore.packing.append_plan import AppendOptions
 from packstore.packing.merge import MergeOptions
 from packstore.packing.options import ConvertOptions
@@ -60,6 +63,8 @@ def keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
         (packstore.select, SelectOptions, {"progress"}),
         (packstore.verify, VerifyOptions, {"progress"}),
         (packstore.audit, AuditOptions, {"progress"}),
+        (packstore.repair, RepairOptions, {"destination", "progress"}),
+        (export, ExportOptions, {"progress"}),
         (packstore.PackedLoader, LoaderOptions, {"batch_size"}),
     ],
 )
@@ -70,6 +75,13 @@ def test_keywords_are_those_of_the_options(function: Callable[..., Any], options
         assert taken[field.name].default == field.default, field.name
         if field.name not in ("indices", "augment", "mix", "views"):  # the options hold what is made of these
             assert taken[field.name].annotation == field.type, field.name
+
+
+def test_a_writer_takes_options_of_convert() -> None:
+    converts = {field.name: field for field in fields(ConvertOptions)}
+    for name, each in keywords(packstore.Writer).items():
+        if name not in ("fields", "progress"):
+            assert (each.default, each.annotation) == (converts[name].default, converts[name].type), name
 
 
 @pytest.mark.parametrize(

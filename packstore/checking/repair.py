@@ -10,7 +10,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from packstore.checking.donor import Donor, Refused, Wanted
 from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
-from packstore.core.arguments import check_bools, check_texts, whole_number
+from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
@@ -35,12 +35,28 @@ from packstore.core.urls import UrlPath, location
 from packstore.images.seek_index import index_values
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.batches import Link
-from packstore.sources import open_source
+from packstore.sources.arguments import SourceArguments
 from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.linked import link_values, links_from
 from packstore.stores.sharded import ShardedReader
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepairOptions(SourceArguments):
+    """Validated keyword arguments of :func:`packstore.repair`, which describes them."""
+
+    partial: bool = False
+    workers: int | None = None
+    decoder: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_texts(source_kind=self.source_kind)
+        check_bools(partial=self.partial)
+        whole_number("max_pixels", self.max_pixels)
+        if self.workers is not None:
+            whole_number("workers", self.workers)
 
 
 def repair(
@@ -94,44 +110,32 @@ def repair(
         SourceError, UsageError: The source cannot be read, or the records cannot be made from it.
         DestinationError: The destination may not be written.
     """
-    check_texts(source_kind=source_kind)
-    check_bools(partial=partial)
-    whole_number("max_pixels", max_pixels)
-    workers = default_workers() if workers is None else whole_number("workers", workers)
+    options = take_options(RepairOptions, locals())
     refuse_empty(source)
     refuse_empty(damaged)
     damaged, source = location(damaged), location(source)
-    if isinstance(damaged, UrlPath):
-        if destination is not None or partial:
-            raise UsageError("a store at a URL is repaired in place: omit destination and partial")
+    with progress_callback(progress) as report:
+        if isinstance(damaged, UrlPath):
+            if destination is not None or partial:
+                raise UsageError("a store at a URL is repaired in place: omit destination and partial")
 
-        def repair_shard(broken: Path, whole: Path) -> RepairReport:
-            return repair(
-                broken,
-                source,
-                whole,
-                source_kind=source_kind,
-                labels=labels,
-                image_key=image_key,
-                label_key=label_key,
-                layout=layout,
-                ignore=ignore,
-                columns=columns,
-                workers=workers,
-                decoder=decoder,
-                max_pixels=max_pixels,
-                progress=report,
-            )
+            def repair_shard(broken: Path, whole: Path) -> RepairReport:
+                return _repair_files(broken, source, whole, options, report)
 
-        with progress_callback(progress) as report:
             return repair_at_url(damaged, source, repair_shard, report)
-    if destination is None:
-        raise UsageError("give a destination for the repaired store: a local damaged store is not changed")
-    check_paths(damaged, destination, labels)
-    destination = Path(destination)
+        if destination is None:
+            raise UsageError("give a destination for the repaired store: a local damaged store is not changed")
+        check_paths(damaged, destination, labels)
+        return _repair_files(damaged, source, Path(destination), options, report)
+
+
+def _repair_files(
+    damaged: Path, source: Path, destination: Path, options: RepairOptions, progress: ProgressCallback
+) -> RepairReport:
+    """Does :func:`repair` for a store on this machine."""
     refuse_inside(destination, damaged)
     refuse_inside(destination, source)
-    with open_damaged(damaged) as reader, progress_callback(progress) as report:
+    with open_damaged(damaged) as reader:
         manifest = reader.manifest
         refuse_name(destination, manifest.format)
         builder = create_store(
@@ -141,28 +145,13 @@ def repair(
             columns=manifest.columns,
             sharded=manifest.shards is not None,
         )
-        with builder:
-            opened = open_source(
-                source,
-                kind=source_kind,
-                labels=labels,
-                image_key=image_key,
-                label_key=label_key,
-                layout=layout,
-                ignore=ignore,
-                columns=columns,
-                max_pixels=max_pixels,
-                packed_as=manifest,
-                skip_bad=bool(manifest.skipped),
-                progress=report,
-            )
-            with closing(opened):
-                check = StoreCheck(reader, workers=workers, progress=report)
-                count = sum(1 for _ in check.run())
-                if not count:
-                    return RepairReport(damaged, None, 0, len(reader), (), (), False)
-                donor = Donor(opened, manifest, decoder)
-                return _Repair(reader, check, donor, builder, report).run(destination, count, partial)
+        with builder, closing(options.open_packed(source, manifest, progress)) as opened:
+            check = StoreCheck(reader, workers=options.workers or default_workers(), progress=progress)
+            count = sum(1 for _ in check.run())
+            if not count:
+                return RepairReport(damaged, None, 0, len(reader), (), (), False)
+            donor = Donor(opened, manifest, options.decoder)
+            return _Repair(reader, check, donor, builder, progress).run(destination, count, options.partial)
 
 
 def open_damaged(path: Path) -> Reader:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from packstore.checking.against import BATCH_RECORDS, Comparison, Difference, ValueGetter
 from packstore.checking.store_check import Batch, ImageChecks, StoreCheck, try_key
-from packstore.core.arguments import check_bools, check_texts, whole_number
+from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
 from packstore.core.column import SEEK_INDEX, Column, file_columns
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
@@ -29,8 +29,7 @@ from packstore.images.reading import Reading
 from packstore.images.seek_index import make_indexes
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.keys import find_duplicates
-from packstore.sources import open_source
-from packstore.sources.base import Source
+from packstore.sources.arguments import SourceArguments
 from packstore.stores import open_store
 from packstore.stores.base import Problem, Reader
 
@@ -75,22 +74,14 @@ class VerifyReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VerifyOptions:
+class VerifyOptions(SourceArguments):
     """Validated keyword arguments of :func:`packstore.verify`, which describes them."""
 
     quick: bool = False
     decode: bool = False
     against: str | os.PathLike[str] | None = None
-    source_kind: str | None = None
-    labels: str | os.PathLike[str] | None = None
-    image_key: str | None = None
-    label_key: str | None = None
-    layout: str | None = None
-    ignore: str | Sequence[str] = ()
-    columns: str | Sequence[str] = ()
     workers: int | None = None
     decoder: str = "auto"
-    max_pixels: int = MAX_PIXELS
 
     def __post_init__(self) -> None:
         check_texts(source_kind=self.source_kind)
@@ -156,21 +147,7 @@ def verify(
         UsageError: There is nothing to compare with.
         SourceError: The source to compare with cannot be read.
     """
-    options = VerifyOptions(
-        quick=quick,
-        decode=decode,
-        against=against,
-        source_kind=source_kind,
-        labels=labels,
-        image_key=image_key,
-        label_key=label_key,
-        layout=layout,
-        ignore=ignore,
-        columns=columns,
-        workers=workers,
-        decoder=decoder,
-        max_pixels=max_pixels,
-    )
+    options = take_options(VerifyOptions, locals())
     refuse_empty(options.against)
     check_paths(options.labels)
     against = None if options.against is None else location(options.against)
@@ -207,7 +184,8 @@ class _Verification:
         """Makes all checks; returns the report."""
         with ExitStack() as stack:
             if self.against is not None:
-                source = stack.enter_context(closing(self.open_source(self.against)))
+                opened = self.options.open_packed(self.against, self.reader.manifest, self.progress)
+                source = stack.enter_context(closing(opened))
                 self.comparison = Comparison(self.reader, source, self.options.decoder)
             return self.check()
 
@@ -260,24 +238,6 @@ class _Verification:
             yield f"compared with {printable(os.fsdecode(options.against))}"
             if (summary := self.comparison.ledger_summary) is not None:
                 yield summary
-
-    def open_source(self, path: Path) -> Source:
-        """Opens the source to compare with."""
-        options = self.options
-        return open_source(
-            path,
-            kind=options.source_kind,
-            labels=options.labels,
-            image_key=options.image_key,
-            label_key=options.label_key,
-            layout=options.layout,
-            ignore=options.ignore,
-            columns=options.columns,
-            max_pixels=options.max_pixels,
-            packed_as=self.reader.manifest,
-            skip_bad=bool(self.reader.manifest.skipped),
-            progress=self.progress,
-        )
 
     def find_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
         """Reports records with the key of an earlier record; returns their number."""

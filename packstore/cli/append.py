@@ -10,20 +10,26 @@ import click
 from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
     ByteSize,
-    PixelCount,
     StorePath,
-    cache_options,
-    depth_options,
     format_column_classes,
     human_bytes,
     progress_bar,
     quantity,
     shell_quote,
-    source_options,
 )
 from packstore.cli.convert import EXIT_SKIPPED
+from packstore.cli.options import (
+    cache_options,
+    checking_options,
+    decoder_option,
+    depth_options,
+    dry_run_option,
+    quiet_option,
+    restart_option,
+    source_options,
+    workers_option,
+)
 from packstore.core.errors import SampleError, SourceError, printable
-from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.append import AppendReport
@@ -45,26 +51,14 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--key-prefix", default="", metavar="PREFIX", help="Put PREFIX before the keys of SOURCE.")
 @click.option("--no-new-classes", is_flag=True, help="Stop if SOURCE has a class that STORE lacks.")
-@click.option(
-    "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
-    help="For a bad file: stop; or skip it, list it and exit with 3.",
-)  # fmt: skip
-@click.option(
-    "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
-    help="Check each file. header: its kind, header and end; decode: every pixel.",
-)  # fmt: skip
+@checking_options
 @depth_options
 @click.option("--shard-size", type=ByteSize(), help="Approximate size of new shards.  [default: as in STORE]")
-@click.option("--restart", is_flag=True, help="Start again instead of resuming an interrupted run.")
-@click.option(
-    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Refuse images that claim more pixels, e.g. 50M.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core; 32 for a URL]")
-@click.option("--decoder", default="auto", show_default=True, metavar="NAME",
-              help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
-@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@restart_option
+@workers_option("one a core; 32 for a URL")
+@decoder_option
+@dry_run_option
+@quiet_option()
 @cache_options
 def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Add the records of SOURCE to STORE, encoded like the records of STORE.

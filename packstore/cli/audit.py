@@ -11,16 +11,14 @@ from packstore.cli.colour import bold, red
 from packstore.cli.common import (
     Kinds,
     LocalPath,
-    PixelCount,
     StorePath,
-    cache_options,
     echo_rows,
     progress_bar,
     quantity,
     suggest_packing,
 )
+from packstore.cli.options import cache_options, max_pixels_option, quiet_option, workers_option
 from packstore.core.errors import printable
-from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.checking.audit import AuditReport, Finding
@@ -48,16 +46,13 @@ _KEYS = 3
     "--imbalance", type=click.FloatRange(1), default=10.0, show_default=True, metavar="X",
     help="Report a class that has X times the records of another.",
 )  # fmt: skip
-@click.option(
-    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Report images that claim more pixels, e.g. 50M.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
+@max_pixels_option("Report images that")
+@workers_option()
 @click.option("--fail-on", type=Kinds(), default=(), metavar="KINDS", help="Exit with 1 on leakage,conflict,… or any.")
 @click.option(
     "--json", "json_file", type=LocalPath(), metavar="FILE", help="Write the report as JSON, too; - prints it."
 )
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only the findings of --fail-on.")
+@quiet_option("No progress bar; print only the findings of --fail-on.")
 @cache_options
 def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: bool, **options: Any) -> None:
     """Find mistakes in STORE that spoil training: the same image in two splits or under two labels, classes

@@ -14,7 +14,6 @@ import click
 from packstore.cli.common import (
     LocalPath,
     StorePath,
-    cache_options,
     human_bytes,
     progress_bar,
     quantity,
@@ -22,6 +21,7 @@ from packstore.cli.common import (
     suggest_packing,
     wrap_text,
 )
+from packstore.cli.options import cache_options, json_option
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 @click.option("--cold", is_flag=True, help="First drop the store's files from the page cache, to measure the disk.")
 @click.option("--no-tries", is_flag=True, help="Do not try other encodings.")
 @click.option("--plot", type=LocalPath(), metavar="FILE", help="Draw the rates: .png, .svg or .pdf.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_option
 @cache_options
 def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_json: bool, **options: Any) -> None:
     """Measure what limits training with the store at PATH on this machine, and advise what to change.

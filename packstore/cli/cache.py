@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import ByteSize, StorePath, cache_options, human_bytes, progress_bar, quantity
+from packstore.cli.common import ByteSize, StorePath, human_bytes, progress_bar, quantity
+from packstore.cli.options import cache_options, quiet_option
 from packstore.core.errors import StoreError, UsageError, printable
 
 
@@ -35,7 +36,7 @@ def cache() -> None:
 @cache.command(short_help="Fetch all shards of a store.")
 @click.argument("url", type=StorePath())
 @click.option("--workers", type=click.IntRange(1), default=4, show_default=True, metavar="N", help="Shards at a time.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print nothing.")
+@quiet_option("No progress bar; print nothing.")
 @cache_options
 def prefetch(url: Path, workers: int, quiet: bool) -> None:
     """Fetch all shards of the store at URL that the cache lacks. Run it before training, on each machine.

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from packstore.core.errors import AmbiguousSourceError, StoreError, UsageError, printable
-from packstore.core.registry import SOURCES
 from packstore.core.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _LISTED = 10
 _NAMED = 3
 _TAKING_SOURCES = ("append", "convert", "info")
-"""The commands with :func:`source_options`."""
+"""Commands with a SOURCE that suggested options can be added to."""
 
 
 class LocalPath(click.Path):
@@ -127,103 +126,6 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
         return [CompletionItem(name) for name in self._registry if name.startswith(incomplete)]
 
 
-def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that choose files, arrays and columns of SOURCE."""
-    ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
-    layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh."
-    column_help = (
-        "Tables: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… Further images: "
-        "NAME.mode=, NAME.depth=, NAME.alpha=, NAME.frames=. Repeatable."
-    )
-    for option in (
-        click.option("--ignore", multiple=True, metavar="PATTERN", help=ignore_help),
-        click.option("--layout", metavar="AXES", help=layout_help),
-        click.option(
-            "--column", "columns", multiple=True, metavar="ROLE=COL", help=column_help, callback=_add_dicom_column
-        ),
-        click.option(
-            "--dicom",
-            type=click.Choice(["keep-file"]),
-            expose_value=False,
-            is_eager=True,
-            callback=_note_dicom,
-            help="DICOM: keep each file whole beside its values. It names patients.",
-        ),
-        click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
-        click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
-    ):
-        command = option(command)
-    return command
-
-
-def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    context.meta[_DICOM] = value
-
-
-def _add_dicom_column(context: click.Context, _: click.Parameter, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the column that ``--dicom keep-file`` stands for."""
-    return (*columns, "keep=file") if context.meta.get(_DICOM) else columns
-
-
-_DICOM = "packstore.dicom"
-
-
-def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for reading SOURCE: its kind, its labels, and those of :func:`array_options`."""
-    kind_help = "Kind of SOURCE, if it is not recognised: packstore guide sources."
-    for option in (
-        array_options,
-        click.option("--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help=kind_help),
-        click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels: columns file,label[,split]."),
-    ):
-        command = option(command)
-    return command
-
-
-def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for images with more bits, alpha or frames than their mode has."""
-    for option in (
-        click.option(
-            "--frames", metavar="N",
-            help="Files with several frames or pages: first, the number of one from 0, or all: a record each. "
-            "Folders of numbered frames: clips.",
-        ),
-        click.option("--alpha", metavar="HOW", help="Transparency: keep, drop or over:COLOUR (black, white, #rrggbb)."),
-        click.option(
-            "--depth", metavar="HOW", help="More than 8 bits: keep, scale, clip or window:LO,HI (black to white)."
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for the cache of remote shards.
-
-    They set the environment variables while the command runs, so they also hold for the processes that it starts."""
-
-    def keep(context: click.Context, parameter: click.Parameter, value: Path | int | None) -> None:
-        if value is None or context.resilient_parsing:
-            return
-        name = "PACKSTORE_CACHE" if parameter.name == "cache" else "PACKSTORE_CACHE_SIZE"
-        before = os.environ.get(name)
-        context.call_on_close(lambda: os.environ.pop(name) if before is None else os.environ.update({name: before}))
-        os.environ[name] = f"{value}B" if isinstance(value, int) else str(value.absolute())
-
-    for option in (
-        click.option(
-            "--cache-size", type=ByteSize(), callback=keep, expose_value=False, is_eager=True,
-            help="Most bytes of the cache, e.g. 200GB; default $PACKSTORE_CACHE_SIZE, or half of the free space.",
-        ),
-        click.option(
-            "--cache", type=LocalPath(), metavar="DIR", callback=keep, expose_value=False, is_eager=True,
-            help="Folder for copies of remote shards; default $PACKSTORE_CACHE, or the user's cache folder.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
     """S or HxW in pixels."""
 
@@ -255,7 +157,7 @@ def shell_quote(path: Path | str) -> str:
 
 
 def format_source_options(options: Mapping[str, Any]) -> str:
-    """Formats the given options of :func:`source_options` for a command line, each after a space."""
+    """Formats given options for reading a source for a command line, each after a space."""
     given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
     called = {"source_kind": "source", "columns": "column"}
     shown = [(called.get(name, name).replace("_", "-"), value) for name, value in given if value is not None]

@@ -15,11 +15,8 @@ from packstore.cli.common import (
     ByteSize,
     ImageSize,
     LocalPath,
-    PixelCount,
     PluginChoice,
     StorePath,
-    cache_options,
-    depth_options,
     describe_ledger,
     describe_normalization,
     describe_unified,
@@ -30,14 +27,27 @@ from packstore.cli.common import (
     progress_bar,
     quantity,
     shell_quote,
+)
+from packstore.cli.options import (
+    GroupedCommand,
+    cache_options,
+    checking_options,
+    decoder_option,
+    depth_options,
+    dry_run_option,
+    format_option,
+    heading,
+    overwrite_option,
+    quiet_option,
+    restart_option,
     source_options,
+    workers_option,
 )
 from packstore.cli.source_info import describe_column, describe_targets, user_columns
 from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath
-from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.packing.plan import Plan
@@ -48,9 +58,10 @@ _LISTED = 10
 _FEW_IMAGES_A_FILE = 0.5
 
 
-@click.command(short_help="Pack a dataset into a store.")
+@click.command(cls=GroupedCommand, short_help="Pack a dataset into a store.")
 @click.argument("source", type=StorePath())
 @click.argument("dest", type=LocalPath())
+@heading("Images")
 @click.option(
     "--encoding", type=PluginChoice(ENCODINGS), help="Form of the images.  [default: original; .pth: float16]"
 )
@@ -83,49 +94,41 @@ _FEW_IMAGES_A_FILE = 0.5
     "[default: --index]",
 )  # fmt: skip
 @click.option(
-    "--link", "link", flag_value="absolute",
-    help="Copy no images: store links to them (file, offset, length), and read them from SOURCE.",
-)  # fmt: skip
-@click.option("--link-relative", "link", flag_value="relative", help="The same with paths relative to DEST's folder.")
-@click.option(
     "--progressive", type=click.Choice(["baseline"]),
     help="original: convert progressive JPEG files to baseline without loss, so that they decode faster.",
 )  # fmt: skip
+@heading("Channels, depth and frames")
 @click.option(
     "--mode", metavar="MODE",
     help="RGB, L (gray), RGBA, I;16 …, or keep for the first image's.  [default: RGB; arrays as they are]",
 )  # fmt: skip
 @depth_options
+@heading("Source")
 @click.option("--split", metavar="NAME", help="Pack only this split.")
 @source_options
-@click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of DEST.")
+@checking_options
+@heading("Store")
+@format_option("DEST")
 @click.option(
     "--shard-size",
     type=ByteSize(),
     help="Approximate size of shards, e.g. 1GiB, measured by the images' bytes in SOURCE.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace DEST, if it is a store, once the new one is complete.")
-@click.option("--restart", is_flag=True, help="Start again instead of resuming an interrupted run.")
 @click.option(
-    "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
-    help="Check each file. header: its kind, header and end; decode: every pixel.",
+    "--link", "link", flag_value="absolute",
+    help="Copy no images: store links to them (file, offset, length), and read them from SOURCE.",
 )  # fmt: skip
-@click.option(
-    "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
-    help="For a bad file: stop; or skip it, list it and exit with 3.",
-)  # fmt: skip
-@click.option(
-    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Refuse images that claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel.",
-)  # fmt: skip
+@click.option("--link-relative", "link", flag_value="relative", help="The same with paths relative to DEST's folder.")
+@overwrite_option("DEST")
+@heading("Run")
+@restart_option
 @click.option(
     "--cluster", metavar="WHERE", help="DEST is a URL: pack by processes:N of this machine, ray, or ray:ADDRESS."
 )
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core; 32 for a URL]")
-@click.option("--decoder", default="auto", show_default=True, metavar="NAME",
-              help="turbojpeg, simplejpeg, jpeg4py, opencv or pillow.")  # fmt: skip
-@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@workers_option("one a core; 32 for a URL")
+@decoder_option
+@dry_run_option
+@quiet_option()
 @cache_options
 def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Pack SOURCE into a new store at DEST.

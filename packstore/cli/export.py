@@ -15,12 +15,19 @@ from packstore.cli.common import (
     ByteSize,
     PluginChoice,
     StorePath,
-    cache_options,
     human_bytes,
     progress_bar,
     quantity,
     shell_quote,
     suggest_packing,
+)
+from packstore.cli.options import (
+    cache_options,
+    dry_run_option,
+    overwrite_option,
+    quiet_option,
+    restart_option,
+    workers_option,
 )
 from packstore.core.errors import printable
 from packstore.core.registry import EXPORTS
@@ -47,11 +54,11 @@ if TYPE_CHECKING:
 @click.option("--quality", type=click.IntRange(1, 100), metavar="Q", help="Quality of --encode jpeg.  [default: 90]")
 @click.option("--shard-size", type=ByteSize(), help="Approximate size of shards, e.g. 1GiB.  [default: the kind's]")
 @click.option("--bare", is_flag=True, help="Leave out packstore.json. Data that the format cannot hold are then lost.")
-@click.option("--overwrite", is_flag=True, help="Replace DEST, if it is an export, once the new one is complete.")
-@click.option("--restart", is_flag=True, help="Start again instead of resuming an interrupted run.")
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads for --encode.  [default: one a core]")
-@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@overwrite_option("DEST", "an export")
+@restart_option
+@workers_option(task=" for --encode")
+@dry_run_option
+@quiet_option()
 @cache_options
 def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Write STORE to DEST in another program's format. STORE is not changed.

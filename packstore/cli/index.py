@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from packstore.cli.common import StorePath, progress_bar, quantity
+from packstore.cli.options import quiet_option
 from packstore.core.errors import printable
 
 
 @click.command(short_help="Add a seek index to a store: crops decode faster.")
 @click.argument("store", type=StorePath())
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@quiet_option()
 def index(store: Path, quiet: bool) -> None:
     """Add a seek index to STORE, so that a crop decodes little more of a JPEG than it needs.
 

@@ -14,7 +14,6 @@ import click
 from packstore.cli.common import (
     LocalPath,
     StorePath,
-    cache_options,
     describe_normalization,
     describe_unified,
     echo_rows,
@@ -22,8 +21,8 @@ from packstore.cli.common import (
     human_bytes,
     progress_bar,
     quantity,
-    source_options,
 )
+from packstore.cli.options import cache_options, source_options
 from packstore.cli.source_info import describe_column, user_columns
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.registry import FORMATS

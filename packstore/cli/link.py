@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from packstore.cli.common import StorePath, progress_bar, quantity
+from packstore.cli.options import quiet_option
 from packstore.core.errors import printable
 
 
@@ -16,7 +17,7 @@ from packstore.core.errors import printable
 @click.option("--rebase", nargs=2, metavar="OLD NEW", help="Files have moved from folder OLD to NEW; both may be URLs.")
 @click.option("--relative", "links", flag_value="relative", help="Make links relative to the folder of STORE.")
 @click.option("--absolute", "links", flag_value="absolute", help="Make links absolute paths.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@quiet_option()
 def link(store: Path, rebase: tuple[str, str] | None, quiet: bool, **options: Any) -> None:
     """Update the links of STORE, which "packstore convert --link" wrote, after its files were moved.
 

@@ -12,15 +12,14 @@ import click
 
 from packstore.cli.colour import bold, yellow
 from packstore.cli.common import (
-    PluginChoice,
     StorePath,
-    cache_options,
     format_column_classes,
     human_bytes,
     progress_bar,
     quantity,
     shell_quote,
 )
+from packstore.cli.options import cache_options, dry_run_option, format_option, overwrite_option, quiet_option
 from packstore.core.errors import printable
 from packstore.core.registry import FORMATS
 
@@ -48,7 +47,7 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
 @click.command(short_help="Merge several stores into one.")
 @click.argument("stores", nargs=-1, required=True, type=StorePath())
 @click.option("-o", "--out", "destination", required=True, type=StorePath(), help="The new store.")
-@click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
+@format_option("OUT")
 @click.option(
     "--on-duplicate", type=click.Choice(["raise", "skip", "unchecked"]), default="raise", show_default=True,
     help="For a key that an earlier store has: stop, or skip the record. unchecked: do not compare keys.",
@@ -58,9 +57,9 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
     help="All classes in the order of their numbers: cat,dog, or a file with one a line.  [default: those of the first "
     "store, then new ones of the others]",
 )  # fmt: skip
-@click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@overwrite_option("OUT")
+@dry_run_option
+@quiet_option()
 @cache_options
 def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Merge STORES into a new store, OUT. They must have one encoding and the same columns; they are not changed.

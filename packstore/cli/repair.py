@@ -11,19 +11,22 @@ import click
 
 from packstore.cli.common import (
     LocalPath,
-    PixelCount,
-    PluginChoice,
     StorePath,
-    array_options,
-    cache_options,
     progress_bar,
     quantity,
     suggest_packing,
 )
+from packstore.cli.options import (
+    cache_options,
+    decoder_option,
+    json_option,
+    max_pixels_option,
+    quiet_option,
+    source_options,
+    workers_option,
+)
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
-from packstore.core.registry import SOURCES
-from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.checking.repair_report import RepairReport
@@ -40,19 +43,12 @@ _LISTED = 50
 )  # fmt: skip
 @click.option("--out", type=LocalPath(), metavar="FIXED", help="The new store; leave it out if DAMAGED is a URL.")
 @click.option("--partial", is_flag=True, help="If records are lost, write FIXED without them, and exit with 3.")
-@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels file, as for convert.")
-@click.option(
-    "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of SOURCE, as for convert."
-)
-@array_options
-@click.option(
-    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Refuse images of SOURCE that claim more pixels, e.g. 50M.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
-@click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only if records are lost.")
+@source_options
+@max_pixels_option("Refuse images of SOURCE that")
+@workers_option()
+@decoder_option
+@json_option
+@quiet_option("No progress bar; print only if records are lost.")
 @cache_options
 def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write a repaired copy of DAMAGED to FIXED, with its damaged records replaced from SOURCE.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.common import LocalPath, progress_bar, quantity, shell_quote, suggest_packing
+from packstore.cli.options import json_option, quiet_option
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 
@@ -24,8 +25,8 @@ _LISTED = 50
 @click.argument("damaged", type=LocalPath())
 @click.option("--out", type=LocalPath(), required=True, metavar="FIXED", help="The new store.")
 @click.option("--unproven", is_flag=True, help="Also take records without a checksum to prove them, and list them.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only if records are missing.")
+@json_option
+@quiet_option("No progress bar; print only if records are missing.")
 def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write every undamaged record of DAMAGED to FIXED, even if its index or manifest is broken.
 

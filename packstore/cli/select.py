@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import ByteSize, Kinds, LocalPath, PluginChoice, StorePath, cache_options, progress_bar
+from packstore.cli.common import ByteSize, Kinds, LocalPath, StorePath, progress_bar
 from packstore.cli.merge import describe_plan, describe_report
-from packstore.core.registry import FORMATS
+from packstore.cli.options import cache_options, dry_run_option, format_option, overwrite_option, quiet_option
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
@@ -53,11 +53,11 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 )  # fmt: skip
 @click.option("--drop-column", "drop_columns", multiple=True, metavar="NAME", help="Leave out a column. Repeatable.")
 @click.option("--relabel", type=LocalPath(), metavar="CSV", help="Rename or merge classes: columns old,new.")
-@click.option("--format", type=PluginChoice(FORMATS), help="Format, whatever the suffix of OUT.")
+@format_option("OUT")
 @click.option("--shard-size", type=ByteSize(), help="Approximate size of shards.  [default: as in STORE]")
-@click.option("--overwrite", is_flag=True, help="Replace OUT, if it is a store, once the new one is complete.")
-@click.option("-n", "--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar, no summary.")
+@overwrite_option("OUT")
+@dry_run_option
+@quiet_option()
 @cache_options
 def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options: Any) -> None:
     """Copy some records of STORE, byte for byte, to a new store, OUT. STORE is not changed.

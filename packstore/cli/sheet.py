@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import LocalPath, StorePath, cache_options, quantity, suggest_packing
+from packstore.cli.common import LocalPath, StorePath, quantity, suggest_packing
+from packstore.cli.options import cache_options
 from packstore.cli.terminal_images import terminal_graphics
 from packstore.core.errors import UsageError, printable
 

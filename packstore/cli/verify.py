@@ -11,22 +11,24 @@ import click
 
 from packstore.cli.colour import bold, red
 from packstore.cli.common import (
-    LocalPath,
-    PixelCount,
-    PluginChoice,
     StorePath,
-    array_options,
-    cache_options,
     human_bytes,
     progress_bar,
     quantity,
     shell_quote,
     suggest_packing,
 )
+from packstore.cli.options import (
+    cache_options,
+    decoder_option,
+    json_option,
+    max_pixels_option,
+    quiet_option,
+    source_options,
+    workers_option,
+)
 from packstore.core.errors import MissingStoreError, StoreError, printable
-from packstore.core.registry import SOURCES
 from packstore.core.urls import UrlPath
-from packstore.images.sniff import MAX_PIXELS
 
 if TYPE_CHECKING:
     from packstore.checking.verification import VerifyReport
@@ -47,19 +49,12 @@ _LISTED_OF_ANOTHER = 5
     "--against", type=StorePath(), metavar="SOURCE",
     help="Also compare images, labels, keys and splits with the source, or with another store.",
 )  # fmt: skip
-@click.option("--labels", type=LocalPath(), metavar="CSV", help="Labels file of --against, as for convert.")
-@click.option(
-    "--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help="Kind of --against, as for convert."
-)
-@array_options
-@click.option(
-    "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
-    help="Report images that claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel.",
-)  # fmt: skip
-@click.option("--workers", type=click.IntRange(1), metavar="N", help="Threads.  [default: one a core]")
-@click.option("--decoder", default="auto", show_default=True, metavar="NAME", help="Decoder, as for convert.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress bar; print only problems.")
+@source_options
+@max_pixels_option("Report images that")
+@workers_option()
+@decoder_option
+@json_option
+@quiet_option("No progress bar; print only problems.")
 @cache_options
 def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Check the store at PATH: structure, manifest, digests, and the checksum of every record.

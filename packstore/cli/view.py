@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import LocalPath, StorePath, cache_options, suggest_packing
+from packstore.cli.common import LocalPath, StorePath, suggest_packing
+from packstore.cli.options import cache_options
 
 
 @click.command(short_help="Show a store in the browser.")

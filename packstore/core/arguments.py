@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields
 from operator import index
-from typing import Any
+from typing import Any, TypeVar
 
 from packstore.core.errors import UsageError
+
+Options = TypeVar("Options")
+
+
+def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Options:
+    """Makes a dataclass of options from a function's ``locals()``: each field is the argument of its name, if any."""
+    names = [field.name for field in fields(options)]  # type: ignore[arg-type]
+    return options(**{name: arguments[name] for name in names if name in arguments})
 
 
 def whole_number(name: str, value: Any, least: int | None = 1) -> int:

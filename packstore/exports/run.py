@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from packstore.core.arguments import take_options
 from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import SampleError, printable
 from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_line
@@ -111,16 +112,7 @@ def export(
         StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
         DestinationError: The destination cannot be written or has too little space.
     """
-    options = ExportOptions(
-        to=to,
-        encode=encode,
-        quality=quality,
-        shard_size=shard_size,
-        bare=bare,
-        overwrite=overwrite,
-        restart=restart,
-        workers=workers,
-    )
+    options = take_options(ExportOptions, locals())
     started = time.monotonic()
     refuse_empty(store)
     refuse_empty(destination)

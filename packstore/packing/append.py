@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from packstore.core.arguments import take_options
 from packstore.core.errors import DestinationError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Column, Manifest, Skipped
@@ -159,29 +160,7 @@ def append(
         SourceError: The source cannot be read, or has keys that the store has.
         DestinationError: The store cannot be written, or another process writes to it.
     """
-    options = AppendOptions(
-        split=split,
-        source_kind=source_kind,
-        labels=labels,
-        image_key=image_key,
-        label_key=label_key,
-        layout=layout,
-        ignore=ignore,
-        columns=columns,
-        on_duplicate=on_duplicate,
-        key_prefix=key_prefix,
-        no_new_classes=no_new_classes,
-        on_error=on_error,
-        check=check,
-        shard_size=shard_size,
-        restart=restart,
-        workers=workers,
-        decoder=decoder,
-        max_pixels=max_pixels,
-        depth=depth,
-        alpha=alpha,
-        frames=frames,
-    )
+    options = take_options(AppendOptions, locals())
     started = time.monotonic()
     refuse_empty(store, source, labels)
     check_paths(labels)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -21,7 +20,6 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import UrlPath
 from packstore.images.reading import OF_SOURCES, Reading
-from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.added_source import AddedSource
 from packstore.packing.column_answers import split_columns
 from packstore.packing.keys import StoreKeys, repeated_keys
@@ -29,7 +27,8 @@ from packstore.packing.known_records import count_same
 from packstore.packing.options import ConvertOptions, check_column_options
 from packstore.packing.plan import Plan, encode_options, plan_source, recorded_options
 from packstore.packing.records import store_columns
-from packstore.sources import ask_about_left, open_source
+from packstore.sources import ask_about_left
+from packstore.sources.arguments import SourceArguments
 from packstore.sources.base import Source, Survey
 from packstore.sources.store import StoreSource
 from packstore.stores import is_store, open_store
@@ -45,17 +44,10 @@ _NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AppendOptions:
+class AppendOptions(SourceArguments):
     """Validated keyword arguments of :func:`packstore.append`, which describes them."""
 
     split: str | None = None
-    source_kind: str | None = None
-    labels: str | os.PathLike[str] | None = None
-    image_key: str | None = None
-    label_key: str | None = None
-    layout: str | None = None
-    ignore: str | Sequence[str] = ()
-    columns: str | Sequence[str] = ()
     on_duplicate: OnDuplicate = "raise"
     key_prefix: str = ""
     no_new_classes: bool = False
@@ -65,7 +57,6 @@ class AppendOptions:
     restart: bool = False
     workers: int | None = None
     decoder: str = "auto"
-    max_pixels: int = MAX_PIXELS
     depth: str | None = None
     alpha: str | None = None
     frames: int | str | None = None
@@ -185,17 +176,10 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
     if frames is None and not is_store(source):
         recorded = manifest.options.get("frames")
         frames = recorded if isinstance(recorded, str) else None
-    return open_source(
+    return options.open_source(
         source,
-        kind=options.source_kind,
-        labels=options.labels,
-        image_key=options.image_key,
-        label_key=options.label_key,
-        layout=options.layout,
-        ignore=options.ignore,
         columns=split_columns(options.columns)[0],
         frames=str(frames) if frames in OF_SOURCES else None,
-        max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
     )
 

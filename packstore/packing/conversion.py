@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from packstore.core.arguments import take_options
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.core.fields import Field, as_fields
 from packstore.core.files import check_paths, refuse_empty
@@ -169,41 +170,7 @@ def convert(
         DestinationError: The destination cannot be written or has too little space.
         StoreError: Writing failed.
     """
-    options = ConvertOptions(
-        source_kind=source_kind,
-        labels=labels,
-        image_key=image_key,
-        label_key=label_key,
-        layout=layout,
-        ignore=ignore,
-        columns=columns,
-        split=split,
-        format=format,
-        encoding=encoding,
-        size=size,
-        fit=fit,
-        resize=resize,
-        max_side=max_side,
-        quality=quality,
-        normalize=normalize,
-        exif_transpose=exif_transpose,
-        check=check,
-        on_error=on_error,
-        overwrite=overwrite,
-        restart=restart,
-        shard_size=shard_size,
-        workers=workers,
-        decoder=decoder,
-        max_pixels=max_pixels,
-        cluster=cluster,
-        index=index,
-        link=link,
-        progressive=progressive,
-        mode=mode,
-        depth=depth,
-        alpha=alpha,
-        frames=frames,
-    )
+    options = take_options(ConvertOptions, locals())
     started = time.monotonic()
     with progress_callback(progress) as report:
         if isinstance(source, (str, os.PathLike)):

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.arguments import check_bools
+from packstore.core.arguments import check_bools, take_options
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty, refuse_inside
@@ -117,7 +117,7 @@ def merge(
             a bad record.
         DestinationError: The destination exists, or cannot be written.
     """
-    options = MergeOptions(format=format, on_duplicate=on_duplicate, classes=classes, overwrite=overwrite)
+    options = take_options(MergeOptions, locals())
     started = time.monotonic()
     if isinstance(stores, str | os.PathLike):
         raise UsageError(f"merge takes a list of stores, got {os.fspath(stores)!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
 from packstore.images.normalization import MeanAndStd, parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
-from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.column_answers import KEEP, Answers, split_columns
+from packstore.sources.arguments import SourceArguments
 from packstore.sources.column_options import check_columns
 from packstore.sources.ignoring import check_patterns
 
@@ -25,16 +24,9 @@ _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertOptions:
+class ConvertOptions(SourceArguments):
     """Validated keyword arguments of :func:`packstore.convert`, which describes them."""
 
-    source_kind: str | None = None
-    labels: str | os.PathLike[str] | None = None
-    image_key: str | None = None
-    label_key: str | None = None
-    layout: str | None = None
-    ignore: str | Sequence[str] = ()
-    columns: str | Sequence[str] = ()
     split: str | None = None
     format: str | None = None
     encoding: str | None = None
@@ -52,7 +44,6 @@ class ConvertOptions:
     shard_size: int | str | None = None
     workers: int | None = None
     decoder: str = "auto"
-    max_pixels: int = MAX_PIXELS
     cluster: str | None = None
     index: bool | None = None
     link: bool | Literal["relative"] = False

@@ -28,7 +28,7 @@ from packstore.packing.further_images import keep_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
-from packstore.sources import ask_about_clips, ask_about_left, open_source
+from packstore.sources import ask_about_clips, ask_about_left
 from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import was_killed_after_publishing
@@ -99,17 +99,10 @@ def make_plan(
     resolve_format(destination, options.format)
     _check_places(source, destination)
     check_destination(destination, options)
-    opened = open_source(
+    opened = options.open_source(
         source,
-        kind=options.source_kind,
-        labels=options.labels,
-        image_key=options.image_key,
-        label_key=options.label_key,
-        layout=options.layout,
-        ignore=options.ignore,
         columns=options.source_columns,
         frames=str(options.frames) if options.frames in OF_SOURCES else None,
-        max_pixels=options.max_pixels,
         skip_bad=options.on_error == "skip",
         progress=progress,
     )

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.arguments import check_bools, check_texts, whole_number
+from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty, refuse_inside
 from packstore.core.findings import DEFAULT_DROP, records_to_drop
@@ -145,22 +145,7 @@ def select(
         StoreError: The store does not open, or no record is chosen; :class:`CorruptRecordError` for a damaged one.
         DestinationError: The destination exists, or cannot be written.
     """
-    options = SelectOptions(
-        where=where,
-        sample=sample,
-        per_class=per_class,
-        splits=splits,
-        stratify=stratify,
-        whole_shards=whole_shards,
-        seed=seed,
-        drop=drop,
-        drop_kinds=drop_kinds,
-        drop_columns=drop_columns,
-        relabel=relabel,
-        format=format,
-        shard_size=shard_size,
-        overwrite=overwrite,
-    )
+    options = take_options(SelectOptions, locals())
     started = time.monotonic()
     refuse_empty(store, destination)
     check_paths(options.drop)

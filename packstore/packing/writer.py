@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from packstore.core.arguments import take_options
 from packstore.core.errors import SampleError, UsageError, printable
 from packstore.core.fields import Field, as_fields
 from packstore.core.files import check_paths
@@ -119,12 +120,7 @@ class Writer:
         self.added = 0
         check_paths(path)
         self._path = Path(path)
-        self._options = ConvertOptions(
-            split=split, format=format, encoding=encoding, size=size, fit=fit, resize=resize, max_side=max_side,
-            quality=quality, normalize=normalize, exif_transpose=exif_transpose, check=check, on_error=on_error,
-            overwrite=overwrite, shard_size=shard_size, workers=workers, decoder=decoder, max_pixels=max_pixels,
-            index=index, mode=mode, depth=depth, alpha=alpha, frames=frames,
-        )  # fmt: skip
+        self._options = take_options(ConvertOptions, locals())
         self._progress = progress
         self._fields = None if fields is None else as_fields(fields)
         if "split" in (self._fields or ()):

@@ -49,6 +49,15 @@ def test_every_command_has_help_with_examples() -> None:
             assert not isinstance(parameter, click.Option) or parameter.help, (name, parameter.name)
 
 
+def test_help_of_convert_is_in_groups() -> None:
+    command = commands()["convert"]
+    text = command.get_help(click.Context(command, terminal_width=80))
+    titles = re.findall(r"^([A-Z][^:\n]*):$", text.partition("Examples:")[2], re.MULTILINE)
+    assert titles == ["Images", "Channels, depth and frames", "Source", "Store", "Run"]
+    for option in (option for each in command.params for option in each.opts if option.startswith("--")):
+        assert len(re.findall(rf"^  (?:-\w, )?{option}\b(?!-)", text, re.MULTILINE)) == 1, option
+
+
 @pytest.mark.parametrize("command", [[], ["convert"], ["verify"], ["info"], ["demo"]])
 def test_help_loads_nothing_heavy(command: list[str]) -> None:
     code = (

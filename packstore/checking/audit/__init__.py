@@ -17,7 +17,7 @@ from packstore.checking.audit.images import Inspected, Inspection, Limits, image
 from packstore.checking.audit.report import AuditReport, Collector, Finding
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
 from packstore.checking.audit.tables import RecordTable, report_boxes, report_classes
-from packstore.core.arguments import check_bools, whole_number
+from packstore.core.arguments import check_bools, take_options, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.files import refuse_empty
 from packstore.core.findings import KINDS
@@ -104,17 +104,7 @@ def audit(
             :class:`~packstore.core.errors.UnreachableError` if a shard cannot be fetched now.
         UsageError: The options contradict each other.
     """
-    options = AuditOptions(
-        pixels=pixels,
-        near=near,
-        mirrored=mirrored,
-        mask_classes=mask_classes,
-        min_side=min_side,
-        max_aspect=max_aspect,
-        imbalance=imbalance,
-        workers=workers,
-        max_pixels=max_pixels,
-    )
+    options = take_options(AuditOptions, locals())
     refuse_empty(store)
     with open_store(store) as reader, progress_callback(progress) as report:
         return _Audit(reader, options, report).run()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.arguments import whole_number
+from packstore.core.arguments import take_options, whole_number
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.registry import notebook_html
@@ -228,37 +228,8 @@ class PackedLoader:
             raise unknown_argument(PackedLoader, min(unknown))
         get_engine()  # an error here, and not in the first batch, if it is missing
         self.dataset = dataset
-        self.options = options = LoaderOptions(
-            shuffle=shuffle,
-            seed=seed,
-            stream=stream,
-            drop_last=drop_last,
-            block=block,
-            window=window,
-            sampler=sampler,
-            indices=indices,
-            augment=as_operations(augment),
-            mix=parse_mix(mix),
-            views=parse_views(views),
-            masking=masking,
-            normalize=normalize,
-            dtype=dtype,
-            channels_last=channels_last,
-            output=output,
-            transform=transform,
-            target_transform=target_transform,
-            pre_transform=pre_transform,
-            resident=resident,
-            workers=workers,
-            prefetch=prefetch,
-            rank=rank,
-            world_size=world_size,
-            on_error=on_error,
-            collate=collate,
-            mask_fill=mask_fill,
-            min_area=min_area,
-            min_visible=min_visible,
-        )
+        parsed = {"augment": as_operations(augment), "mix": parse_mix(mix), "views": parse_views(views)}
+        self.options = options = take_options(LoaderOptions, locals() | parsed)
         self.batch_size = batch_size = whole_number("batch_size", batch_size)
         self.device = dataset.device
         if options.output == "numpy" and self.device.type != "cpu":
