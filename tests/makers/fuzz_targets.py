@@ -489,7 +489,7 @@ def _n5_block(data: bytes) -> None:
 def _labels(data: bytes) -> None:
     path = _scratch() / "labels.csv"
     path.write_bytes(data)
-    LabelsFile(path).summary()
+    LabelsFile(path).summarise()
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.sources import open_source
 from packstore.sources.bridges.guard import guard
-from packstore.sources.bridges.samples import class_names
+from packstore.sources.bridges.samples import find_class_names
 from packstore.sources.bridges.torchvision import ARGUMENTS, SPLITS
 from packstore.stores import open_store
 from tests.makers import annotation_formats, layouts
@@ -175,7 +175,7 @@ def returned_values(called: str, root: Path) -> dict[str, list[tuple[bytes, str]
     found: dict[str, list[tuple[bytes, str]]] = {}
     for split, value in splits.items():
         data = made(root=str(root), **ARGUMENTS.get(name, {}), **arguments, **{parameter: value})
-        classes = class_names(data)
+        classes = find_class_names(data)
         found[split] = []
         for n in range(len(data)):
             sample = data[n]

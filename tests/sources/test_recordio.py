@@ -142,7 +142,7 @@ def test_a_damaged_record_ends_its_file(at: int, said: str, tmp_path: Path) -> N
     place = len(rec(*whole[:4]))
     data[place + at] ^= 0xFF
     (tmp_path / "x.rec").write_bytes(data)
-    with pytest.raises(SampleError, match=rf"x\.rec, byte {place}: ({said}).*what is left of this file"):
+    with pytest.raises(SampleError, match=rf"x\.rec, byte {place}: ({said}).*the rest of this file"):
         convert(tmp_path / "x.rec", tmp_path / "x.h5")
     assert convert(tmp_path / "x.rec", tmp_path / "x.h5", on_error="skip").manifest.records == 4
 

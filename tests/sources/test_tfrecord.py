@@ -171,7 +171,7 @@ def test_features_of_all_sorts(tmp_path: Path) -> None:
         ((1, 2), None, "is 1 to 2, and nothing says whether its classes begin at 0 or at 1"),
         ((1, 2), "ant\nbee\ncat\n", "the 3 names in labels.txt have no numbers"),
         ((0, 3), "ant\nbee\ncat\n", "labels.txt has 3 names; label is 0 to 3"),
-        ((1, 7), "1:ant\n2:bee\n", "label has 7, of which labels.txt has no name"),
+        ((1, 7), "1:ant\n2:bee\n", "label has 7, for which labels.txt has no name"),
         ((1, 1), "1:ant\n1:bee\n", "two names for one number"),
         ((1, 1), b"\xff", "labels.txt cannot be read"),
     ],
@@ -214,7 +214,7 @@ def test_a_length_that_is_wrong_ends_its_file(tmp_path: Path) -> None:
     one[at] ^= 1
     (folder / "a-00000-of-00002").write_bytes(one)
     (folder / "a-00001-of-00002").write_bytes(records(*map(plain, range(5, 9))))
-    said = f"a-00000-of-00002, byte {at}: the length of a record does not match its checksum; what is left"
+    said = f"a-00000-of-00002, byte {at}: the length of a record does not match its checksum; the rest"
     with pytest.raises(SampleError, match=said):
         convert(folder, tmp_path / "x.h5")
     report = convert(folder, tmp_path / "x.h5", on_error="skip")

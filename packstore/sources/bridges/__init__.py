@@ -1,8 +1,7 @@
-"""Bridges: sources that another library reads, such as ``torchvision:OxfordIIITPet:ROOT``. One file a library.
+"""Bridges: sources that another library reads, such as ``torchvision:OxfordIIITPet:ROOT``. One file for each library.
 
-A library reads what lies on this machine: bridges never download. Nothing is unpickled, unless the library has compared
-the file with a checksum of its own before, as torchvision does for CIFAR. See :mod:`.guard`.
-"""
+A library reads data on this machine: bridges never download. Nothing is unpickled, unless the library has verified
+the file by a checksum of its own before, as torchvision does for CIFAR. See :mod:`.guard`."""
 
 from __future__ import annotations
 
@@ -30,17 +29,16 @@ _INSTALL = {
     "tensorflow_datasets": "tensorflow-datasets",
     "torchvision": "torchvision, from the index that torch is from (packstore guide troubleshooting)",
 }
-"""What pip installs, if its name is not the module's."""
+"""Package for pip, if its name is not that of the module."""
 
 
-class Bridged(NamedTuple):
-    """What a library has read.
+class BridgedData(NamedTuple):
+    """Data that a library has read.
 
     Attributes:
         splits: Map-style datasets by split, as :func:`packstore.convert` takes them; ``""`` for no splits.
         fields: Declarations by name; None infers them.
-        left: Counts what is left, by reason.
-    """
+        left: Number of things that are left out, by reason."""
 
     splits: Mapping[str, Any]
     fields: Mapping[str, Field] | None = None
@@ -48,11 +46,11 @@ class Bridged(NamedTuple):
 
 
 def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
-    """Reads a source by the library that its name begins with.
+    """Reads a source with the library that its name begins with.
 
     Raises:
-        UsageError: The library is not installed, or the name is not written as :data:`BRIDGES` says.
-        SourceError: The library cannot read it, or would unpickle it.
+        UsageError: The library is not installed, or the name has another form than in :data:`BRIDGES`.
+        SourceError: The library cannot read the source, or would unpickle it.
     """
     named = find_bridge(path)
     assert named is not None
@@ -60,14 +58,14 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
     if options.layout is not None and library != "datasets":
         raise UsageError(f"{printable(str(path))}: layout is for tables with boxes, and {library} reads none")
     with redirect_stdout(io.StringIO()), guard(library), explain_errors(library, printable(str(path))):
-        found: Source | Bridged = import_module(f"{__name__}.{library}").read(rest, options)
-        return BridgeSource(Path(path), found, options) if isinstance(found, Bridged) else found
+        found: Source | BridgedData = import_module(f"{__name__}.{library}").read(rest, options)
+        return BridgeSource(Path(path), found, options) if isinstance(found, BridgedData) else found
 
 
 @contextmanager
 def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
-    """Turns what a library raises into a :class:`SourceError` of one line, and a missing module into a
-    :class:`UsageError` that says how to install it. ``hint`` follows what the library says."""
+    """Converts errors of a library to a :class:`SourceError` of one line, and a missing module to a
+    :class:`UsageError` with the command that installs it. ``hint`` follows the library's message."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -84,27 +82,27 @@ def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
         raise SourceError(f"{what}: {library} cannot read it: {found}{hint}") from error
 
 
-def split_name(rest: str, library: str) -> tuple[str, Path]:
-    """``NAME:PATH``. Raises :class:`UsageError`, also if nothing is at that path."""
+def split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
+    """Splits ``NAME:PATH``. Raises :class:`UsageError` for another form, and if nothing is at that path."""
     name, colon, path = rest.partition(":")
     if not (name and colon and path):
         raise UsageError(f"{library}:{printable(rest)}: write {BRIDGES[library]}")
-    return name, check_path(path)
+    return name, existing_path(path)
 
 
-def check_path(path: str) -> Path:
-    """The path of something on this machine. Raises :class:`UsageError` if nothing is there."""
+def existing_path(path: str) -> Path:
+    """Converts a path on this machine. Raises :class:`UsageError` if nothing is there."""
     if not Path(path).exists():
         raise UsageError(f"{printable(path)}: no such file or directory on this machine")
     return Path(path)
 
 
 class BridgeSource(DatasetSource):
-    """What a library has read. Images that come as pixels are packed as pixels."""
+    """Data that a library has read. Images that are pixels are packed as pixels."""
 
     asks_about_left = False
 
-    def __init__(self, path: Path, bridged: Bridged, options: SourceOptions) -> None:
+    def __init__(self, path: Path, bridged: BridgedData, options: SourceOptions) -> None:
         splits = {split: bridged.splits[split] for split in in_packing_order(bridged.splits)}
         super().__init__(splits, options, fields=bridged.fields, encoding="uint8", further="uint8")
         self.path = path

@@ -1,4 +1,4 @@
-"""Arguments within the name of a bridge's source: ``torchvision:VOCDetection,year=2007:ROOT``."""
+"""Parses arguments in the name of a bridge's source: ``torchvision:VOCDetection,year=2007:ROOT``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ def parse_arguments(
     Args:
         what: The class in messages, such as ``torchvision's MNIST``.
         given: The arguments.
-        known: Parameters of the class, see :func:`parameters`.
+        known: Parameters of the class, see :func:`list_parameters`.
         closed: Names of parameters that cannot be given.
 
     Raises:
         UsageError: No parameter has this name, or the value is of another type.
     """
-    return dict(_parse(what, each, {name: one for name, one in known.items() if name not in closed}) for each in given)
+    return dict(
+        _parse_argument(what, each, {name: one for name, one in known.items() if name not in closed}) for each in given
+    )
 
 
-def _parse(what: str, given: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, Any]:
+def _parse_argument(what: str, given: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, Any]:
+    """Parses ``name=value`` by the type of the parameter. Raises :class:`UsageError`."""
     name, _, text = given.partition("=")
     if name not in known:
         raise UsageError(f"{what} takes no argument {printable(name)!r} here; it takes {', '.join(known)}")
@@ -40,8 +43,8 @@ def _parse(what: str, given: str, known: Mapping[str, inspect.Parameter]) -> tup
     return name, text.split("+") if "+" in text else text
 
 
-def parameters(made: type) -> dict[str, inspect.Parameter]:
-    """Parameters of a class by name, with those that it hands on as ``**kwargs``."""
+def list_parameters(made: type) -> dict[str, inspect.Parameter]:
+    """Lists parameters of a class by name, with those of its bases that it passes on as ``**kwargs``."""
     found: dict[str, inspect.Parameter] = {}
     for each in made.__mro__:
         make: Callable[..., None] = each.__init__  # type: ignore[misc]

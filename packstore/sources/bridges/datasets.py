@@ -1,8 +1,8 @@
 """``datasets:PATH``: a dataset that the library ``datasets`` of Hugging Face loads.
 
-PATH is a folder that ``load_dataset`` takes (Parquet, CSV, JSON, images …), one that ``save_to_disk`` wrote, or one of
-the library's cache; ``PATH:CONFIG`` one of several configurations. The library makes Arrow files of it, in its cache;
-packstore reads these.
+PATH is a folder that ``load_dataset`` takes (Parquet, CSV, JSON, images …), a folder that ``save_to_disk`` wrote, or a
+folder of the library's cache; ``PATH:CONFIG`` is one of several configurations. The library converts it to Arrow files
+in its cache, and packstore reads these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.sources.base import SourceOptions
-from packstore.sources.bridges import check_path
+from packstore.sources.bridges import existing_path
 from packstore.sources.huggingface.arrow import ArrowSource
 from packstore.sources.huggingface.tables import TableSource
 
@@ -22,10 +22,10 @@ _INFO = "dataset_info.json"
 
 
 def read(rest: str, options: SourceOptions) -> DatasetsSource:
-    """Loads the dataset with all its splits. Raises :class:`UsageError`, and what the library raises."""
+    """Loads the dataset with all its splits. Raises :class:`UsageError`, and the errors of the library."""
     folder, _, config = rest.rpartition(":")
     configured = bool(folder and config) and Path(folder).is_dir() and not Path(rest).exists()
-    path = check_path(folder if configured else rest)
+    path = existing_path(folder if configured else rest)
     if not path.is_dir():
         raise UsageError(f"{printable(str(path))} is a file; datasets reads folders: give packstore the file itself")
     import datasets
@@ -45,17 +45,18 @@ def read(rest: str, options: SourceOptions) -> DatasetsSource:
 
 
 def _load(path: Path, config: str | None) -> Any:
+    """Loads a dataset with ``datasets``: from disk, from the cache, or from files."""
     import datasets
 
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return datasets.load_from_disk(str(path))
     if (cached := sorted(path.rglob(_INFO))) and any(cached[0].parent.glob("*.arrow")):
-        return _cached(cached)
+        return _load_cached(cached)
     return datasets.load_dataset(str(path), config)
 
 
-def _cached(places: list[Path]) -> dict[str, Any]:
-    """The splits in a folder of the cache."""
+def _load_cached(places: list[Path]) -> dict[str, Any]:
+    """Loads the splits in a folder of the cache. Raises :class:`UsageError` for several datasets."""
     import datasets
 
     if len(places) > 1:
@@ -72,7 +73,7 @@ def _cached(places: list[Path]) -> dict[str, Any]:
 
 
 class DatasetsSource(ArrowSource):
-    """The Arrow files in which the library keeps a dataset."""
+    """Arrow files in which the library stores a dataset."""
 
     def __init__(self, path: Path, options: SourceOptions, splits: Mapping[str, Any], name: str) -> None:
         self._copies = TemporaryDirectory(prefix="packstore-datasets-")
@@ -89,19 +90,19 @@ class DatasetsSource(ArrowSource):
             yield from ((split, Path(file["filename"])) for file in data.cache_files)
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        return iter(())  # the library says not which files it has read
+        return iter(())  # the library does not tell which files it has read
 
     def files(self) -> Iterator[Path]:
         return TableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """An image that the library has left where it lay: within the folder that was given."""
+        """Returns the path of an image that the library has left in the given folder."""
         if path is None or not Path(path).resolve().is_relative_to(self._folder):
             return super()._resolve_path(number, path)
         return Path(path)
 
     def _read_row(self, block: Any, row: int) -> dict[str, Any]:
-        """Makes paths relative to the folder again; the library has made them absolute."""
+        """Reads a row, with paths relative to the folder: the library makes them absolute."""
         found = super()._read_row(block, row)
         for column in self._columns:
             path = None if column.path is None else found[column.path]

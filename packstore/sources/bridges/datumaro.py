@@ -15,16 +15,16 @@ import numpy as np
 from packstore.core.errors import UsageError, printable
 from packstore.sources.annotation_formats.datumaro import DatumaroFormat
 from packstore.sources.base import SourceOptions
-from packstore.sources.bridges import Bridged, split_name
+from packstore.sources.bridges import BridgedData, split_name_and_path
 from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
 
 _JSON = "annotations"
 _PICKLED = ("cifar",)
 
 
-def read(rest: str, options: SourceOptions) -> Bridged:
-    """Imports the dataset. Its annotations become columns by way of Datumaro's own format."""
-    name, path = split_name(rest, "datumaro")
+def read(rest: str, options: SourceOptions) -> BridgedData:
+    """Imports the dataset. Its annotations become columns by conversion to Datumaro's own format."""
+    name, path = split_name_and_path(rest, "datumaro")
     from datumaro.components.dataset import Dataset
     from datumaro.components.media import Image
 
@@ -44,38 +44,40 @@ def read(rest: str, options: SourceOptions) -> Bridged:
             for entry in format.read_entries(f"{_JSON}/{file.name}", json.loads(file.read_bytes())):
                 item = data.get(entry.raw["item"]["id"], file.stem)
                 key = f"{entry.split}/{item.id}".lstrip("/")
-                found[entry.split or ""].append(AnnotatedItem(key, _image(item), entry.raw))
+                found[entry.split or ""].append(AnnotatedItem(key, _find_image(item), entry.raw))
     for items in found.values():
         items.sort(key=lambda item: item.key)  # some formats list folders in the order of the disk
     _drop_trainval(format)
-    return format.bridged()
+    return format.to_bridged()
 
 
 def _drop_trainval(format: _Items) -> None:
-    """Counts the images of ``trainval`` as left if they are those of ``train`` and ``val`` once more, as in VOC."""
+    """Moves the images of ``trainval`` to the ignored ones if they repeat those of ``train`` and ``val``, as in VOC."""
     halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
     whole = [item.raw["item"] for item in format.items.get("trainval", ())]
-    if whole and sorted(map(_plain, halves)) == sorted(map(_plain, whole)):
+    if whole and sorted(map(_without_attributes, halves)) == sorted(map(_without_attributes, whole)):
         format.items = {split: items for split, items in format.items.items() if split != "trainval"}
         format.ignored["images of trainval, which are those of train and val"] += len(whole)
 
 
-def _plain(item: Any) -> str:
+def _without_attributes(item: Any) -> str:
+    """Serialises an item without its attributes, to compare items."""
     return json.dumps({name: value for name, value in item.items() if name != "attr"}, sort_keys=True)
 
 
-def _image(item: Any) -> Path | Callable[[], bytes]:
-    """The file of an image; the bytes of one that lies in another file; else a PNG file of its pixels."""
+def _find_image(item: Any) -> Path | Callable[[], bytes]:
+    """Returns the path of an image; or a function that returns the bytes of an image within another file, or a PNG
+    file of its pixels."""
     path = getattr(item.media, "path", None)
     if path and Path(path).is_file():
         return Path(path)
     if item.media is None or not item.media.has_data:
-        return Path(path or item.id)  # reading it says that it is missing
-    return lambda: item.media.bytes or _as_png(item.media.data)
+        return Path(path or item.id)  # reported when it is read
+    return lambda: item.media.bytes or _encode_png(item.media.data)
 
 
-def _as_png(pixels: Any) -> bytes:
-    """Pixels ``(H, W)`` or, in OpenCV's order of channels, ``(H, W, 3)`` as a PNG file. Raises :class:`ValueError`."""
+def _encode_png(pixels: Any) -> bytes:
+    """Encodes pixels ``(H, W)`` or ``(H, W, 3)``, in OpenCV's order of channels, as PNG. Raises :class:`ValueError`."""
     import PIL.Image
 
     values = np.asarray(pixels)
@@ -88,4 +90,4 @@ def _as_png(pixels: Any) -> bytes:
 
 
 class _Items(DatumaroFormat, AnnotatedItems):
-    """Images as datumaro has imported them."""
+    """Images that datumaro has imported."""

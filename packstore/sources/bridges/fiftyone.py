@@ -11,11 +11,11 @@ from pathlib import Path
 from packstore.core.errors import UsageError, printable
 from packstore.sources.annotation_formats.fiftyone import FiftyOneFormat
 from packstore.sources.base import SourceOptions
-from packstore.sources.bridges import Bridged
+from packstore.sources.bridges import BridgedData
 from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
 
 
-def read(rest: str, options: SourceOptions) -> Bridged:
+def read(rest: str, options: SourceOptions) -> BridgedData:
     """Loads the dataset. Its tags ``train``, ``val``, ``validation`` and ``test`` are splits."""
     os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")  # else its import reports to its makers
     import fiftyone
@@ -31,7 +31,7 @@ def read(rest: str, options: SourceOptions) -> Bridged:
     for entry in format.read_samples({"samples": samples, "classes": [*classes]}):
         path = Path(entry.name)
         found[entry.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, entry.raw))
-    return format.bridged()
+    return format.to_bridged()
 
 
 class _Items(FiftyOneFormat, AnnotatedItems):

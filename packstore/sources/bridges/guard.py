@@ -1,8 +1,8 @@
-"""Guard around calls of another library: no unpickling, no network; and which files such a call opens.
+"""Prevents unpickling and connections to other machines in calls of another library, and lists the files that a call
+opens.
 
-An audit hook (PEP 578) sees them in the calling thread, and in what asyncio runs for it; a library's other threads may
-still look up the name of a host. The hook cannot be removed, so it is added with the first bridge.
-"""
+An audit hook (PEP 578) sees them in the calling thread, and in calls that asyncio makes for it; other threads of a
+library may still look up the name of a host. The hook cannot be removed, so it is added with the first bridge."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _library: ContextVar[str] = ContextVar("library", default="")
 _unpickles: ContextVar[bool] = ContextVar("unpickles", default=False)
 _opened: ContextVar[list[Path] | None] = ContextVar("opened", default=None)
 _NEAR = ("localhost", "127.0.0.1", "::1")
-"""Hosts that are this machine: FiftyOne's database runs there."""
+"""Names of this machine, on which FiftyOne's database runs."""
 _hooks: list[str] = []
 
 
 @contextmanager
 def guard(library: str, *, unpickles: bool = False) -> Iterator[None]:
-    """Makes connections to other machines, and unpickling of anything but plain values, raise :class:`SourceError` in
+    """Makes connections to other machines, and unpickling of objects, raise :class:`SourceError` within the block, in
     this thread.
 
     Args:
@@ -45,7 +45,7 @@ def guard(library: str, *, unpickles: bool = False) -> Iterator[None]:
 
 @contextmanager
 def list_opened() -> Iterator[list[Path]]:
-    """Lists the files that Python opens meanwhile in this thread; within :func:`guard`."""
+    """Lists the files that Python opens within the block in this thread; used within :func:`guard`."""
     found: list[Path] = []
     token = _opened.set(found)
     try:
@@ -55,6 +55,7 @@ def list_opened() -> Iterator[list[Path]]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    """Records opened files; raises :class:`SourceError` for guarded unpickling and connections."""
     if event == "open":
         files = _opened.get()
         if files is not None and isinstance(arguments[0], (str, Path)):

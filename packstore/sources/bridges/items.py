@@ -1,4 +1,4 @@
-"""Annotated images of another library, as map-style datasets with columns."""
+"""Converts images with annotations that a library has read to map-style datasets with columns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar, NamedTuple
 from packstore.core.fields import Field, Labels
 from packstore.sources.annotation_formats.columns import AnnotationColumns
 from packstore.sources.annotation_formats.objects import AnnotatedObject, Annotation, SizeReader
-from packstore.sources.bridges import Bridged
+from packstore.sources.bridges import BridgedData
 
 
 class AnnotatedItem(NamedTuple):
-    """Image with its annotations in another library.
+    """Image with annotations that a library has read.
 
     Attributes:
         key: Its key.
@@ -38,15 +38,15 @@ class AnnotatedItems(AnnotationColumns):
     def raw_annotations(self) -> Iterator[Any]:
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
-    def bridged(self) -> Bridged:
-        """All splits that have images, with the columns of the whole set."""
-        parts = {split: _Part(self, items) for split, items in self.items.items() if items}
-        return Bridged(parts, self.fields(), dict(+self.ignored))
+    def to_bridged(self) -> BridgedData:
+        """Returns all splits with images, with the columns of the whole dataset."""
+        parts = {split: _SplitItems(self, items) for split, items in self.items.items() if items}
+        return BridgedData(parts, self.fields(), dict(+self.ignored))
 
 
 class Objects(AnnotatedItems):
-    """Images with objects. Their annotations are: a list of name, box, segmentation and values of each object; all that
-    is said of the image; and, if the format lists them, all classes."""
+    """Images with objects. The annotations of an image are: a list with name, box, segmentation and values of each
+    object; all content of the annotation; and, if the format lists them, all classes."""
 
     title = "objects"
     further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
@@ -59,8 +59,8 @@ class Objects(AnnotatedItems):
         return Annotation([AnnotatedObject(*each) for each in raw[0]], json=raw[1])
 
 
-class _Part(Sequence[Mapping[str, Any]]):
-    """The samples of a split."""
+class _SplitItems(Sequence[Mapping[str, Any]]):
+    """Samples of a split."""
 
     def __init__(self, columns: AnnotatedItems, items: Sequence[AnnotatedItem]) -> None:
         self._columns = columns
@@ -75,5 +75,5 @@ class _Part(Sequence[Mapping[str, Any]]):
         return {"image": data} | ({} if raw is None else self._columns.column_values(raw, data))
 
     def key_at(self, index: int) -> str:
-        """The key of a sample, before it is read."""
+        """Returns the key of a sample without reading it."""
         return self._items[index].key

@@ -1,4 +1,5 @@
-"""Samples that a library returns as an image and further values without names, as map-style datasets with columns."""
+"""Converts samples that a library returns as an image and other values without names to map-style datasets with
+columns."""
 
 from __future__ import annotations
 
@@ -18,13 +19,13 @@ from packstore.sources.torchvision_files import SplitImageFiles, find_image_file
 from packstore.sources.values import array_of, is_pil
 
 NameValues = Callable[[Any, Sequence[Any]], dict[str, Any]]
-"""Takes a dataset and the values behind the image of a sample, and returns these by name."""
+"""Takes a dataset and the values after the image of a sample, and returns these by name."""
 
 
 class Samples(Sequence[dict[str, Any]]):
-    """Samples of a dataset by name.
+    """Samples of a library's dataset, with named values.
 
-    Images and masks are files if the library reads them from such; the path of the image is then the key, or ``file``.
+    Images and masks are files if the library reads them from files; the path of the image is then the key, or ``file``.
 
     Attributes:
         classes: Names of the classes of all splits.
@@ -50,7 +51,7 @@ class Samples(Sequence[dict[str, Any]]):
             split: Name of the split.
             own: Classes of this split; their numbers become those in ``classes``.
             classes: Classes of all splits.
-            name_values: Names the values behind the image.
+            name_values: Names the values after the image.
             sorted_by: Attribute of the dataset that lists its samples, if they have the order of the disk.
         """
         files = find_image_files(dataset)
@@ -69,28 +70,29 @@ class Samples(Sequence[dict[str, Any]]):
         return len(self._order)
 
     def key_at(self, index: int) -> str:
-        """The key of a sample, before it is read."""
+        """Returns the key of a sample without reading it."""
         return index_key(self._split, index) if self._files is None else self._files.key_at(self._order[index])
 
     def __getitem__(self, index: Any) -> Any:
-        found = (self._read if self._files is None else self._files.__getitem__)(self._order[index])
+        found = (self._read_sample if self._files is None else self._files.__getitem__)(self._order[index])
         label = found.pop("label", None)
         number = -1 if label is None else int(label)
         if number >= 0:  # -1 is STL10's for none
             found["label"] = self._numbers[number] if self._numbers else number
         return found
 
-    def _read(self, index: int) -> dict[str, Any]:
+    def _read_sample(self, index: int) -> dict[str, Any]:
+        """Reads a sample from the dataset, with its values by name; an image of Pillow becomes the path of its file."""
         with guard(self._library), list_opened() as opened:
             sample = self._dataset[index]
         values = list(sample) if isinstance(sample, tuple) else [sample]
         values += values.pop() if isinstance(values[-1], tuple) else ()
-        image, *others = (_file_of(value, opened) if is_pil(value) else value for value in values)
+        image, *others = (_find_source_file(value, opened) if is_pil(value) else value for value in values)
         found = {"image": image} | self._name_values(self._dataset, others)
         return found | ({"file": relative_name(image, self._root)} if isinstance(image, Path) else {})
 
 
-def samples_by_split(
+def make_samples_by_split(
     library: str,
     parts: Mapping[str, Any],
     root: Path,
@@ -99,17 +101,17 @@ def samples_by_split(
     sorted_by: str = "",
     sort_classes: bool = False,
 ) -> dict[str, Samples]:
-    """Makes the samples of a library's datasets, one a split, with the classes of all.
+    """Makes the samples of a library's datasets, one for each split, with the classes of all.
 
     Args:
         library: Name of the library.
         parts: Its datasets.
         root: Folder from which ``file`` is named.
-        name_values: Names the values behind the image; None names them by type.
+        name_values: Names the values after the image; None names them by type.
         sorted_by: Attribute of a dataset that lists its samples, if they have the order of the disk.
         sort_classes: Sorts the classes; they are sorted anyway if not all datasets have the same.
     """
-    own = {split: class_names(part) for split, part in parts.items()}
+    own = {split: find_class_names(part) for split, part in parts.items()}
     classes = [*dict.fromkeys(chain.from_iterable(own.values()))]
     if sort_classes or any(each != classes for each in own.values()):
         classes.sort()
@@ -122,8 +124,8 @@ def samples_by_split(
     }
 
 
-def _file_of(image: Any, opened: Sequence[Path]) -> Any:
-    """Returns the first opened file with the pixels of an image of Pillow; the image if there is none."""
+def _find_source_file(image: Any, opened: Sequence[Path]) -> Any:
+    """Finds the opened file with the pixels of an image of Pillow; returns the image if there is none."""
     for path in opened:
         try:
             with PIL.Image.open(path) as other:
@@ -135,12 +137,12 @@ def _file_of(image: Any, opened: Sequence[Path]) -> Any:
 
 
 def relative_name(path: Path, root: Path) -> str:
-    """The path of a file from ``root``; its name if it lies elsewhere."""
+    """Returns the path of a file relative to ``root``; only its name if it is elsewhere."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
 
-def class_names(dataset: Any) -> list[str]:
-    """Names of the classes of a dataset; those that come twice with their numbers. Empty for none."""
+def find_class_names(dataset: Any) -> list[str]:
+    """Finds the names of the classes of a dataset; repeated names get their numbers. Empty for none."""
     names = ("classes", "categories", "all_categories", "_characters")
     found = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
     if found is None:
@@ -153,7 +155,7 @@ def class_names(dataset: Any) -> list[str]:
 
 
 def name_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Names what follows an image by its type; the first number is the label. Raises :class:`ValueError`."""
+    """Names the values after an image by their types; the first number is the label. Raises :class:`ValueError`."""
     found: dict[str, Any] = {}
     for value in others:
         if is_pil(value) or isinstance(value, Path):
@@ -171,7 +173,7 @@ def name_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def name_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
-    """Gives the values of a sample these names, and converts some."""
+    """Returns a function that gives the values of a sample these names in order, and converts some."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         found = {name: value for name, value in zip(names, others, strict=False) if value is not None}
@@ -181,7 +183,7 @@ def name_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
 
 
 def name_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
-    """Names each value of a sample by what ``dataset.target_type`` says of it, and converts some."""
+    """Returns a function that names the values of a sample by ``dataset.target_type``, and converts some."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         return name_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)
@@ -189,8 +191,8 @@ def name_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) ->
     return name_values
 
 
-def npy_bytes(values: Any) -> bytes:
-    """Writes an array, of another shape in each sample, as an ``.npy`` file."""
+def encode_npy(values: Any) -> bytes:
+    """Encodes an array as an ``.npy`` file, for arrays whose shape differs from sample to sample."""
     file = io.BytesIO()
     np.save(file, array_of(values))
     return file.getvalue()

@@ -13,7 +13,7 @@ from packstore.sources.records.tfds import TfdsSource
 
 
 def read(rest: str, options: SourceOptions) -> TfdsSource:
-    """Finds the dataset, ``name/config:version``. Raises :class:`UsageError`, and what the library raises."""
+    """Finds the dataset ``name/config:version``. Raises :class:`UsageError`, and the errors of the library."""
     name, _, folder = rest.rpartition(":")
     if not name or not folder:
         raise UsageError(f"tfds:{printable(rest)}: write tfds:NAME:DATA_DIR")

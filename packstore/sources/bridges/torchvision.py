@@ -17,41 +17,45 @@ from packstore.core.errors import UsageError, printable
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels, Text
 from packstore.sources.annotation_formats.objects import box_from_corner
 from packstore.sources.base import SourceOptions
-from packstore.sources.bridges import Bridged, explain_errors, samples, split_name
-from packstore.sources.bridges.arguments import parameters, parse_arguments
+from packstore.sources.bridges import BridgedData, explain_errors, samples, split_name_and_path
+from packstore.sources.bridges.arguments import list_parameters, parse_arguments
 from packstore.sources.bridges.guard import guard
 from packstore.sources.bridges.items import AnnotatedItem, Objects
 from packstore.sources.values import array_of
 from packstore.sources.voc.objects import CLASSES, parse_annotation
 
 
-def _alike(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Datasets with splits under the names that torchvision gives them."""
+def _splits_by_name(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+    """Returns the splits of several datasets, under the names that torchvision gives them."""
     return dict.fromkeys(names.split(), (parameter, {split: split for split in splits.split()}))
 
 
 SPLITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    **_alike("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM RenderedSST2 WIDERFace"),
-    **_alike("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
-    **_alike("split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k Kitti2012Stereo"),
-    **_alike("split", "train test", "Kitti2015Stereo KittiFlow LFWPairs LFWPeople Sintel StanfordCars SVHN"),
-    **_alike("split", "train valid test", "CelebA Country211"),
-    **_alike("split", "trainval test", "OxfordIIITPet"),
-    **_alike("split", "train unlabeled test", "STL10"),
-    **_alike("image_set", "train val", "SBDataset VOCDetection VOCSegmentation"),
+    **_splits_by_name(
+        "split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM RenderedSST2 WIDERFace"
+    ),
+    **_splits_by_name("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
+    **_splits_by_name(
+        "split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k Kitti2012Stereo"
+    ),
+    **_splits_by_name("split", "train test", "Kitti2015Stereo KittiFlow LFWPairs LFWPeople Sintel StanfordCars SVHN"),
+    **_splits_by_name("split", "train valid test", "CelebA Country211"),
+    **_splits_by_name("split", "trainval test", "OxfordIIITPet"),
+    **_splits_by_name("split", "train unlabeled test", "STL10"),
+    **_splits_by_name("image_set", "train val", "SBDataset VOCDetection VOCSegmentation"),
     "INaturalist": ("version", {"train": "2021_train", "val": "2021_valid"}),
     "Middlebury2014Stereo": ("split", {"train": "train", "test": {"split": "test", "calibration": None}}),
     "Omniglot": ("background", {"background": True, "evaluation": False}),
     "Places365": ("split", {"train": "train-standard", "val": "val"}),
 }
-"""For datasets in parts: the parameter that chooses one, and its value for each split, or all arguments. Splits have no
+"""Splits by dataset: the parameter that chooses one, and its value, or all arguments, for each split. Splits have no
 image in common."""
 _IF_THERE: Mapping[str, tuple[str, str]] = {
     "Cityscapes": ("test", "leftImg8bit/test"),
     "Middlebury2014Stereo": ("additional", "Middlebury2014/additional"),
     "SVHN": ("extra", "extra_32x32.mat"),
 }
-"""One more split, if this path is there."""
+"""A further split of a dataset, and the path that must exist for it."""
 _TRAIN = ("train", {"train": True, "test": False})
 ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "CelebA": {"target_type": ["attr", "identity", "bbox", "landmarks"]},
@@ -59,11 +63,11 @@ ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "OxfordIIITPet": {"target_types": ["category", "segmentation"]},
     "SBDataset": {"mode": "segmentation"},
 }
-"""Arguments that bring all that a dataset has."""
+"""Arguments with which a dataset returns all its values."""
 _CHECKED = ("CIFAR10", "CIFAR100")
-"""Datasets of pickles whose class compares their files with MD5 digests before it opens them."""
+"""Datasets of pickles whose class verifies MD5 digests of the files before it opens them."""
 _OTHER = ("DatasetFolder", "FakeData", "HMDB51", "Kinetics", "MovingMNIST", "UCF101", "VisionDataset")
-"""Videos, and classes that read no data set of images by themselves."""
+"""Datasets of videos, and classes that are no datasets of images by themselves."""
 _OURS = ("root", "transform", "target_transform", "transforms", "download", "loader", "is_valid_file")
 _UNSORTED = {
     "Cityscapes": "images",
@@ -71,7 +75,7 @@ _UNSORTED = {
     "Omniglot": "_flat_character_images",
     "SUN397": "_image_files",
 }
-"""Lists of datasets whose samples have the order of the disk."""
+"""Attribute that lists the samples, of datasets whose samples have the order of the disk."""
 _CELEBA = {"attr": "labels", "identity": "identity", "bbox": "bbox", "landmarks": "keypoints"}
 _CITYSCAPES = {"semantic": "mask", "instance": "instance_mask", "polygon": "polygons", "color": "colors"}
 _NAMES: Mapping[str, samples.NameValues] = {
@@ -83,24 +87,24 @@ _NAMES: Mapping[str, samples.NameValues] = {
         keypoints=lambda value: array_of(value).reshape(1, 5, 2),
     ),
     "Cityscapes": samples.name_by_target(_CITYSCAPES),
-    "FlowDataset": samples.name_in_order("second", "flow", "valid_mask", flow=samples.npy_bytes),
+    "FlowDataset": samples.name_in_order("second", "flow", "valid_mask", flow=samples.encode_npy),
     "LFWPairs": samples.name_in_order("second", "label"),
     "PhotoTour": samples.name_in_order("second", "match", second=lambda value: PIL.Image.fromarray(array_of(value))),
-    "StereoMatchingDataset": samples.name_in_order("right", "disparity", "valid_mask", disparity=samples.npy_bytes),
+    "StereoMatchingDataset": samples.name_in_order("right", "disparity", "valid_mask", disparity=samples.encode_npy),
 }
-"""Names of the values behind the image, by dataset or its base class; others are named by type."""
+"""Functions that name the values after the image, by dataset or its base class; other values are named by type."""
 
 
-def read(rest: str, options: SourceOptions) -> Bridged:
+def read(rest: str, options: SourceOptions) -> BridgedData:
     """Opens the dataset: all its splits, unless the arguments choose one."""
-    called, root = split_name(rest, "torchvision")
+    called, root = split_name_and_path(rest, "torchvision")
     name, *given = called.split(",")
     from torchvision import datasets
 
     made = getattr(datasets, name, None) if name in datasets.__all__ else None
     if not isinstance(made, type) or name in _OTHER:
         raise UsageError(f"torchvision has no dataset {printable(name)!r}, or it is not one of images")
-    known = parameters(made)
+    known = list_parameters(made)
     arguments = {**ARGUMENTS.get(name, {}), **parse_arguments(f"torchvision's {name}", given, known, _OURS)}
     parameter, splits = SPLITS.get(name, _TRAIN if "train" in known else ("", {}))
     more, file = _IF_THERE.get(name, ("", ""))
@@ -122,8 +126,10 @@ def read(rest: str, options: SourceOptions) -> Bridged:
         ):
             parts[split] = made(root=str(root), **{**arguments, **chosen})
     if name in _OBJECTS:
-        return Objects(Path(rest), {split: _items(name, part, split, root) for split, part in parts.items()}).bridged()
-    found = samples.samples_by_split(
+        return Objects(
+            Path(rest), {split: _annotated_items(name, part, split, root) for split, part in parts.items()}
+        ).to_bridged()
+    found = samples.make_samples_by_split(
         "torchvision",
         parts,
         root,
@@ -131,11 +137,11 @@ def read(rest: str, options: SourceOptions) -> Bridged:
         sorted_by=_UNSORTED.get(name, ""),
         sort_classes=name == "Omniglot",  # whose folders have the order of the disk
     )
-    return Bridged(found, _celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None)
+    return BridgedData(found, _celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None)
 
 
 def _celeba_fields(data: Any) -> dict[str, Field]:
-    """Declares columns that samples alone do not tell."""
+    """Declares the columns of CelebA, which samples alone do not determine."""
     columns: dict[str, Field] = {
         "attr": Labels([name for name in data.attr_names if name], of=False),  # the line ends in a space
         "identity": Label(),
@@ -145,13 +151,14 @@ def _celeba_fields(data: Any) -> dict[str, Field]:
     return {"image": Image(), **{_CELEBA[each]: columns[each] for each in data.target_type}, "file": Text()}
 
 
-def _items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
-    """The images of a dataset with their annotations."""
+def _annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
+    """Lists the images of a dataset with their annotations."""
     found = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
     return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in found]
 
 
-def _coco(data: Any) -> Iterator[tuple[Path, Any]]:
+def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields path and annotations of each image of COCO."""
     names = {number: each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
     for number in data.ids:
@@ -160,13 +167,17 @@ def _coco(data: Any) -> Iterator[tuple[Path, Any]]:
         yield Path(data.root, data.coco.imgs[number]["file_name"]), (objects, found, classes)
 
 
-def _kitti(data: Any) -> Iterator[tuple[Path, Any]]:
-    for number, path in sorted(enumerate(data.images), key=lambda each: each[1]):  # they have the order of the disk
+def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields path and annotations of each image of KITTI."""
+    for number, path in sorted(
+        enumerate(data.images), key=lambda each: each[1]
+    ):  # sorted: the list has the order of the disk
         found = data._parse_target(number) if data.train else None
         yield Path(path), None if found is None else ([(each["type"], each["bbox"]) for each in found], found)
 
 
-def _voc(data: Any) -> Iterator[tuple[Path, Any]]:
+def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields path and annotations of each image of VOC."""
     annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
     own = {label for found in annotations for label in found["labels"]} <= set(CLASSES)
     for image, found in zip(data.images, annotations, strict=True):
@@ -175,7 +186,8 @@ def _voc(data: Any) -> Iterator[tuple[Path, Any]]:
         yield Path(image), ([*objects], found["json"], CLASSES if own else ())
 
 
-def _wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
+def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
+    """Yields path and annotations of each image of WIDER FACE."""
     for each in data.img_info:
         annotations = each.get("annotations")
         found = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}
@@ -184,9 +196,9 @@ def _wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 _OBJECTS: Mapping[str, Callable[[Any], Iterator[tuple[Path, Any]]]] = {
-    "CocoDetection": _coco,
-    "Kitti": _kitti,
-    "VOCDetection": _voc,
-    "WIDERFace": _wider_face,
+    "CocoDetection": _read_coco,
+    "Kitti": _read_kitti,
+    "VOCDetection": _read_voc,
+    "WIDERFace": _read_wider_face,
 }
-"""For datasets with objects: yields the path of each image, and its annotations as :class:`Objects` takes them."""
+"""Functions that yield path and annotations of each image, in the form for :class:`Objects`, by dataset."""

@@ -1,1 +1,1 @@
-"""Files of records, as frameworks write them: one record after the other, a sample each."""
+"""Reads record files of frameworks: records follow each other, and each is a sample."""

@@ -1,4 +1,4 @@
-"""ArrayRecord files of ``tf.train.Example``, without a description of what they hold."""
+"""Reads ArrayRecord files of ``tf.train.Example``, without a description of their features."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ArrayRecordSource(TfrecordSource):
     """ArrayRecord files in a folder, or one file."""
 
     kind = "arrayrecord"
-    what = "ArrayRecord"
+    format_name = "ArrayRecord"
     suffixes = SUFFIXES
     is_shard = staticmethod(is_riegeli)
     record_files = ArrayRecordFiles

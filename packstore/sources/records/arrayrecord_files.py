@@ -1,11 +1,10 @@
-"""Files of ArrayRecord: Riegeli's chunks, and an index of them at the end (``array_record/cpp/layout.proto``,
+"""Reads files of ArrayRecord: Riegeli's chunks, and an index of them at the end (``array_record/cpp/layout.proto``,
 ``riegeli/doc/riegeli_records_file_format.md``).
 
-A file is made of blocks of 64 KiB, each with a header of 24 bytes that may interrupt anything. A chunk is a header and
-data: sizes of records, and the records, each compressed as a whole. The last block has a chunk that says where the
-chunk is that lists all others. The hash of each chunk that is read is checked, and that of its header; what headers of
-blocks say is not used.
-"""
+A file consists of blocks of 64 KiB, each with a header of 24 bytes that may interrupt anything. A chunk is a header
+and data: sizes of records, and the records, each compressed as a whole. The last block has a chunk with the place of
+another chunk, which lists all others. The hash of each chunk that is read, and that of its header, are verified;
+headers of blocks are not used."""
 
 from __future__ import annotations
 
@@ -37,24 +36,23 @@ _MAGIC = 0x71930E704FDAE05E
 _VERSION = 1
 _MAX_CHUNK = 1 << 29
 _MAX_RECORDS = 1 << 24
-"""Of a chunk."""
+"""Maximum number of records in a chunk."""
 _LEAST_KEPT, _MOST_KEPT, _KEPT_BYTES = 2, 64, 64 << 20
 _NONE, _ZSTD = 0, ord("z")
 _COMPRESSIONS = {ord("b"): "Brotli", ord("s"): "Snappy"}
 _OTHER_CHUNKS = {ord("t"): "transposed chunks", ord("m"): "metadata", ord("p"): "padding", ord("s"): "a signature"}
 
 
-class _Chunk(NamedTuple):
-    """The head of a chunk.
+class _ChunkHeader(NamedTuple):
+    """Header of a chunk.
 
     Attributes:
-        kind: Its type.
-        hash: Of its data, without headers of blocks.
-        place: Where its data begin.
-        size: Bytes of them, without headers of blocks.
-        records: Number of its records.
-        decoded: Bytes of these.
-    """
+        kind: Type of the chunk.
+        hash: Hash of the data, without headers of blocks.
+        place: Offset of the data in the file.
+        size: Bytes of the data, without headers of blocks.
+        records: Number of records.
+        decoded: Bytes of the decompressed records."""
 
     kind: int
     hash: int
@@ -65,71 +63,71 @@ class _Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Footer:
-    """The chunks of a file.
+class _ChunkIndex:
+    """Chunks of a file.
 
     Attributes:
-        places: Where each begins.
-        firsts: The number of its first record, and the number of all.
-    """
+        places: Offset of each chunk.
+        firsts: Number of the first record of each chunk, and the number of all records."""
 
     places: NDArray[np.int64]
     firsts: NDArray[np.int64]
 
 
 class ArrayRecordFiles:
-    """The records of files, by their numbers; from any thread. The chunks that were read last are kept."""
+    """Reads records of files by their numbers; thread-safe. Caches the chunks that were read last."""
 
     fault = "{}, record {}: its chunk cannot be read"
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         self._files = OpenFiles(paths, lambda _: None)
-        self._footers: dict[int, _Footer] = {}
+        self._footers: dict[int, _ChunkIndex] = {}
         self._kept: OrderedDict[tuple[int, int], tuple[list[bytes], int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """The number of each record of a file, its size, and its data; None where they cannot be read.
-        Raises :class:`SourceError` where no record can be."""
-        footer, read, why = self._footer(number), 0, ""
+        """Yields number, size and data of each record of a file; no data if they cannot be read. Raises
+        :class:`SourceError` if no record can be read."""
+        footer, read, why = self._chunk_index(number), 0, ""
         for chunk in range(len(footer.places)):
             first, stop = int(footer.firsts[chunk]), int(footer.firsts[chunk + 1])
             try:
-                records: list[bytes] | None = self._records(number, chunk)
+                records: list[bytes] | None = self._chunk_records(number, chunk)
                 read += 1
             except ValueError as error:
-                records, why = None, str(error)  # each says so when its turn comes
+                records, why = None, str(error)  # each is reported when it is read
             for i in range(stop - first):
                 record = None if records is None else records[i]
                 yield first + i, len(record or b""), None if record is None else Message.from_bytes(record)
         if why and not read:
             raise SourceError(f"{printable(str(self._paths[number]))} cannot be read as ArrayRecord: {why}")
 
-    def checked(self, number: int, place: int, length: int) -> bytes | None:
-        """A record; None where it cannot be read."""
-        footer = self._footer(number)
+    def read_checked(self, number: int, place: int, length: int) -> bytes | None:
+        """Reads a record; None if it cannot be read."""
+        footer = self._chunk_index(number)
         chunk = bisect.bisect_right(footer.firsts, place) - 1
         try:
-            return self._records(number, chunk)[place - int(footer.firsts[chunk])]
+            return self._chunk_records(number, chunk)[place - int(footer.firsts[chunk])]
         except (ValueError, IndexError):
             return None
 
-    def stretch(self, number: int, place: int, length: int) -> None:
-        """None: headers of blocks lie in the data of a chunk at each 64 KiB, and images are longer than that."""
+    def locate_span(self, number: int, place: int, length: int) -> None:
+        """Returns None: headers of blocks interrupt the data of a chunk every 64 KiB, and most images are longer."""
 
     def close(self) -> None:
-        """Closes the files and forgets what was read."""
+        """Closes the files and empties the cache."""
         self._files.close()
         with self._lock:
             self._kept.clear()
 
-    def _records(self, number: int, chunk: int) -> list[bytes]:
+    def _chunk_records(self, number: int, chunk: int) -> list[bytes]:
+        """Returns the records of a chunk, from the cache if possible. Raises :class:`ValueError`."""
         with self._lock:
             kept = self._kept.get((number, chunk))
         if kept is not None:
             return kept[0]
-        footer = self._footer(number)
+        footer = self._chunk_index(number)
         expected = int(footer.firsts[chunk + 1] - footer.firsts[chunk])
         found = _read_records(self._files[number], int(footer.places[chunk]), _MAX_CHUNK)
         if len(found) != expected:
@@ -142,19 +140,19 @@ class ArrayRecordFiles:
                 self._kept.popitem(last=False)
         return found
 
-    def _footer(self, number: int) -> _Footer:
-        """Raises :class:`SourceError`."""
+    def _chunk_index(self, number: int) -> _ChunkIndex:
+        """Returns the index of chunks of a file; reads it at the first call. Raises :class:`SourceError`."""
         if number not in self._footers:
             path = self._paths[number]
             try:
-                self._footers[number] = _read_footer(self._files[number])
+                self._footers[number] = _read_chunk_index(self._files[number])
             except ValueError as error:
                 raise SourceError(f"{printable(str(path))} cannot be read as ArrayRecord: {error}") from None
         return self._footers[number]
 
 
 def is_riegeli(path: Path) -> bool:
-    """Whether a file begins as Riegeli's do, of which ArrayRecord's are some."""
+    """Tells if a file has the signature of Riegeli, the format of ArrayRecord and others."""
     try:
         with path.open("rb") as file:
             return file.read(len(_SIGNATURE)) == _SIGNATURE
@@ -162,14 +160,15 @@ def is_riegeli(path: Path) -> bool:
         return False
 
 
-def _read_footer(file: OpenFile) -> _Footer:
+def _read_chunk_index(file: OpenFile) -> _ChunkIndex:
+    """Reads the index of chunks at the end of a file. Raises :class:`ValueError`."""
     size = os.fstat(file.descriptor).st_size
     if size < 2 * _BLOCK or size % _BLOCK:
         raise ValueError(
             f"it has {size} bytes, expected whole blocks of 64 KiB: it is cut off, or another Riegeli file"
         )
     try:
-        script = _numbers(_read_records(file, size - _BLOCK, _BLOCK)[0])
+        script = _parse_numbers(_read_records(file, size - _BLOCK, _BLOCK)[0])
     except (ValueError, IndexError):
         raise ValueError("its last block has no index: it is cut off, or another Riegeli file") from None
     if script.get(2) != _MAGIC or not 0 < script.get(1, 0) < size:
@@ -177,22 +176,22 @@ def _read_footer(file: OpenFile) -> _Footer:
     metadata, *entries = _read_records(file, script[1], _MAX_CHUNK) or [b""]
     message = Message.from_bytes(metadata)
     spans = [(low, high) for field, wire, low, high in message.fields(0, message.size) if (field, wire) == (1, 2)]
-    said = _numbers(metadata[spans[0][0] : spans[0][1]]) if spans else {}
+    said = _parse_numbers(metadata[spans[0][0] : spans[0][1]]) if spans else {}
     if said.get(1) != _VERSION:
         raise ValueError(f"its index has version {said.get(1)}, expected {_VERSION}")
     places, counts = np.zeros(len(entries)), np.zeros(len(entries))
     for i, entry in enumerate(entries):
-        row = _numbers(entry)
+        row = _parse_numbers(entry)
         places[i], counts[i] = row.get(1, -1), row.get(3, 0)
     if len(entries) != said.get(2, 0) or counts.sum() != said.get(3, 0) or counts.sum() > size:
         raise ValueError("its index does not have as many chunks or records as it says")
     if len(entries) and (places.min() < len(_SIGNATURE) or places.max() >= script[1] or counts.min() < 1):
         raise ValueError("its index names a chunk where none can be")
-    return _Footer(places.astype(np.int64), np.cumsum([0, *counts], dtype=np.int64))
+    return _ChunkIndex(places.astype(np.int64), np.cumsum([0, *counts], dtype=np.int64))
 
 
-def _numbers(data: bytes) -> dict[int, int]:
-    """The whole numbers of a message by their fields. Raises :class:`ValueError`."""
+def _parse_numbers(data: bytes) -> dict[int, int]:
+    """Returns the whole numbers in a message by field number. Raises :class:`ValueError`."""
     message = Message.from_bytes(data)
     return {
         field: message.read_varint(low, high)[0]
@@ -202,13 +201,13 @@ def _numbers(data: bytes) -> dict[int, int]:
 
 
 def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
-    """The records of the chunk at ``place``. Raises :class:`ValueError`."""
-    chunk = _head(file, place)
+    """Reads the records of the chunk at ``place``. Raises :class:`ValueError`, also for more than ``limit`` bytes."""
+    chunk = _read_chunk_header(file, place)
     if chunk.kind != ord("r"):
         raise ValueError(f"{_OTHER_CHUNKS.get(chunk.kind, f'a chunk of type {chunk.kind}')}, where records should be")
     if max(chunk.size, chunk.decoded) > limit:
         raise ValueError(f"a chunk of {max(chunk.size, chunk.decoded)} bytes, more than {limit}")
-    data, _ = _logical(file, chunk.place, chunk.size)
+    data, _ = _read_without_block_headers(file, chunk.place, chunk.size)
     if len(data) < max(1, chunk.size):
         raise ValueError("a chunk is cut off")
     _check_hash(data, chunk.hash, "the data of a chunk")
@@ -218,8 +217,8 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
         raise ValueError("a chunk ends within the sizes of its records")
     if chunk.records > _MAX_RECORDS:
         raise ValueError(f"a chunk of {chunk.records} records, more than {_MAX_RECORDS}")
-    sizes = Message.from_bytes(_decompressed(data[0], data[at : at + size], 10 * chunk.records))
-    values = _decompressed(data[0], data[at + size :], chunk.decoded)
+    sizes = Message.from_bytes(_decompress(data[0], data[at : at + size], 10 * chunk.records))
+    values = _decompress(data[0], data[at + size :], chunk.decoded)
     records, start, at = [], 0, 0
     for _ in range(chunk.records):
         size, at = sizes.read_varint(at, sizes.size)
@@ -232,8 +231,9 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
     return records
 
 
-def _head(file: OpenFile, place: int) -> _Chunk:
-    data, after = _logical(file, place, _CHUNK.size)
+def _read_chunk_header(file: OpenFile, place: int) -> _ChunkHeader:
+    """Reads and checks the header of a chunk. Raises :class:`ValueError`."""
+    data, after = _read_without_block_headers(file, place, _CHUNK.size)
     if len(data) < _CHUNK.size:
         raise ValueError("a chunk is cut off")
     own, size, its, kind, records, decoded = _CHUNK.unpack(data)
@@ -242,17 +242,18 @@ def _head(file: OpenFile, place: int) -> _Chunk:
     count = int.from_bytes(records, "little")
     if size > end - after or count > end:
         raise ValueError(f"a chunk of {size} bytes and {count} records, where none can be")
-    return _Chunk(kind, its, after, size, count, decoded)
+    return _ChunkHeader(kind, its, after, size, count, decoded)
 
 
 def _check_hash(data: bytes, expected: int, what: str) -> None:
+    """Raises :class:`ValueError` if data has another hash; ``what`` names the data."""
     found = highway_hash(data)
     if found != expected:
         raise ValueError(f"{what} has the hash {found:016x}, expected {expected:016x}: it is damaged")
 
 
-def _logical(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
-    """``size`` bytes from ``place`` on without headers of blocks, and where what follows them begins."""
+def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
+    """Reads ``size`` bytes from ``place`` on without headers of blocks; returns also the place after them."""
     start, left, spans = place, size, []
     while left:
         if place % _BLOCK < _BLOCK_HEADER:
@@ -264,8 +265,8 @@ def _logical(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
     return b"".join([raw[at - start : at - start + part] for at, part in spans]), place
 
 
-def _decompressed(kind: int, data: bytes, limit: int) -> bytes:
-    """What is compressed as ``kind`` says, of at most ``limit`` bytes. Raises :class:`ValueError`."""
+def _decompress(kind: int, data: bytes, limit: int) -> bytes:
+    """Decompresses data by the type of its compression to at most ``limit`` bytes. Raises :class:`ValueError`."""
     if kind == _NONE:
         if len(data) > limit:
             raise ValueError(f"{len(data)} bytes, more than {limit}")

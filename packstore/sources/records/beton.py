@@ -1,8 +1,7 @@
-"""FFCV's ``.beton`` files, version 2 (``ffcv/types.py``, ``ffcv/fields/``, ``ffcv/memory_allocator.py``).
+"""Reads FFCV's ``.beton`` files, version 2 (``ffcv/types.py``, ``ffcv/fields/``, ``ffcv/memory_allocator.py``).
 
-A file is a header, a description of each field, a row a sample (numbers, and where the rest lies), pages of data, and a
-table of what was allocated in them, which alone knows how large a JPEG file is.
-"""
+A file is a header, a description of each field, a row for each sample (numbers, and offsets of other values), pages
+of data, and a table of the allocated pieces of pages, which alone has the sizes of JPEG files."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.names import make_column_names
 from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.shards import ShardSource, find_shards, first_shards, holds_images
+from packstore.sources.records.shards import ShardSource, find_shards, folder_has_images, list_first_shards
 from packstore.sources.rows import Row
 from packstore.sources.values import LABEL_NAMES, names_an_image
 from packstore.stores.link_files import Location
@@ -40,7 +39,7 @@ _FIELD = np.dtype([("type", "<u1"), ("name", "<u1", 16), ("arguments", "<u1", 10
 _IMAGE = np.dtype([("mode", "<u1"), ("width", "<u2"), ("height", "<u2"), ("ptr", "<u8")])
 _SPAN = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 _ROW: Mapping[int, Any] = {0: "<f8", 1: "<i8", 2: _IMAGE, 3: _SPAN, 4: "<u8", 5: _SPAN, 6: "<u8"}
-"""What a sample's row has of each type of field."""
+"""Content of a sample's row by the type of field."""
 _FLOAT, _INT, _RGB, _BYTES, _ARRAY, _JSON, _TENSOR = range(7)
 _ALLOCATED = np.dtype([("sample", "<u8"), ("ptr", "<u8"), ("size", "<u8")])
 _JPG, _RAW = 0, 1
@@ -52,19 +51,18 @@ _MAX_ALLOCATED = 1 << 26
 
 
 @dataclass(frozen=True)
-class _Beton:
-    """A file, whose header is sound.
+class _BetonHeader:
+    """Header of a file, whose values were checked.
 
     Attributes:
-        names: Of its fields, in order.
-        types: Their types, likewise.
-        arrays: dtype and shape of those that are arrays.
+        names: Names of the fields, in order.
+        types: Types of the fields, in the same order.
+        arrays: dtype and shape of the fields that are arrays.
         row: dtype of a sample's row, with a field of each number.
-        rows_at: Where the rows begin.
-        samples: Their number.
-        table_at: Where the table begins, and the pages end.
-        nbytes: Size of the file.
-    """
+        rows_at: Offset of the rows.
+        samples: Number of samples.
+        table_at: Offset of the table, and end of the pages.
+        nbytes: Size of the file."""
 
     names: tuple[str, ...]
     types: tuple[int, ...]
@@ -77,7 +75,7 @@ class _Beton:
 
 
 class BetonSource(ShardSource):
-    """A ``.beton`` file, or those of a folder."""
+    """A ``.beton`` file, or all in a folder."""
 
     kind = "beton"
 
@@ -87,7 +85,7 @@ class BetonSource(ShardSource):
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .beton files")
         self._files = OpenFiles([file for _, file in self.shards], lambda _: None)
-        self._betons = [_checked(self._files[number], file) for number, (_, file) in enumerate(self.shards)]
+        self._betons = [_read_beton_header(self._files[number], file) for number, (_, file) in enumerate(self.shards)]
         first = self._betons[0]
         if any((b.names, b.types, b.arrays) != (first.names, first.types, first.arrays) for b in self._betons):
             raise SourceError(f"{printable(str(path))}: its files have different fields")
@@ -95,8 +93,8 @@ class BetonSource(ShardSource):
         self.evidence = f"{len(self.shards)} .beton file{'s' * (len(self.shards) != 1)} of FFCV"
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        main = f"f{self._betons[0].names.index(self._main)}"
-        for start, block in self._blocks(number):
+        main = f"f{self._betons[0].names.index(self._main_field)}"
+        for start, block in self._row_blocks(number):
             for i, size in enumerate(self._image_sizes(number, block[main]).tolist(), start):
                 yield Row(next(keys), (number, i), size)
 
@@ -107,7 +105,7 @@ class BetonSource(ShardSource):
         found = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
             try:
-                found[self._columns[name]] = self._value(number, name, kind, row[f"f{i}"])
+                found[self._columns[name]] = self._read_value(number, name, kind, row[f"f{i}"])
             except (ValueError, RecursionError) as error:
                 raise ValueError(f"{self.shards[number][1].name}: {printable(name)}: {error}") from error
         return found
@@ -115,8 +113,8 @@ class BetonSource(ShardSource):
     def locate_row(self, ref: Any) -> Location | None:
         number, index = ref
         beton = self._betons[number]
-        image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main)}"]
-        found = self._files.stretch(number, int(image["ptr"]), 0)
+        image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main_field)}"]
+        found = self._files.locate_span(number, int(image["ptr"]), 0)
         return None if found is None else found._replace(within=None)
 
     def fields(self) -> Mapping[str, Field]:
@@ -125,9 +123,9 @@ class BetonSource(ShardSource):
         plain: dict[int, Field] = {_FLOAT: Array("float64"), _INT: Array("int64"), _BYTES: Bytes(), _JSON: Json()}
         for name, kind in zip(beton.names, beton.types, strict=True):
             if kind == _RGB:
-                modes, shape = self._images[name]
+                modes, shape = self._image_forms[name]
                 found[self._columns[name]] = Image("uint8" if modes == {_RAW} else None)
-                if name == self._main and modes == {_RAW}:
+                if name == self._main_field and modes == {_RAW}:
                     self.shape = shape
             elif kind in (_ARRAY, _TENSOR):
                 dtype, axes = beton.arrays[name]
@@ -143,7 +141,8 @@ class BetonSource(ShardSource):
         self._files.close()
 
     @cached_property
-    def _main(self) -> str:
+    def _main_field(self) -> str:
+        """Field of the main image. Raises :class:`SourceError` if there is none."""
         beton = self._betons[0]
         images = [name for name, kind in zip(beton.names, beton.types, strict=True) if kind == _RGB]
         if not images:
@@ -153,14 +152,15 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
+        """Column of each field."""
         found = make_column_names(list(self._betons[0].names))
-        if "image" in found.values() and found[self._main] != "image":
-            raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(self._main)} is")
-        return {**found, self._main: "image"}
+        if "image" in found.values() and found[self._main_field] != "image":
+            raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(self._main_field)} is")
+        return {**found, self._main_field: "image"}
 
     @cached_property
-    def _images(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
-        """How the images of each field are written, and their shape where all have one."""
+    def _image_forms(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
+        """Modes in which the images of each field are written, and their shape if all have the same."""
         beton = self._betons[0]
         found: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
@@ -168,7 +168,7 @@ class BetonSource(ShardSource):
                 continue
             modes, sizes = set[int](), set[tuple[int, int]]()
             for number in range(len(self.shards)):
-                for _, block in self._blocks(number):
+                for _, block in self._row_blocks(number):
                     image = block[f"f{i}"]
                     modes |= set(np.unique(image["mode"]).tolist())
                     if len(sizes) < 2:
@@ -179,8 +179,8 @@ class BetonSource(ShardSource):
         return found
 
     @cached_property
-    def _allocated(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """Of each file, where the pieces of data begin, in order, and their sizes."""
+    def _allocation_tables(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
+        """Offsets of all allocated pieces of each file, in order, and their sizes."""
         found = []
         for number, beton in enumerate(self._betons):
             count = (beton.nbytes - beton.table_at) // _ALLOCATED.itemsize
@@ -190,51 +190,54 @@ class BetonSource(ShardSource):
             found.append((table["ptr"][order], table["size"][order]))
         return found
 
-    def _value(self, number: int, name: str, kind: int, value: Any) -> Any:
+    def _read_value(self, number: int, name: str, kind: int, value: Any) -> Any:
+        """Reads a value of a row by the type of its field. Raises :class:`ValueError`."""
         if kind in (_FLOAT, _INT):
             return value.item()
         if kind == _RGB:
-            return self._image(number, name, value)
+            return self._read_image(number, name, value)
         if kind in (_ARRAY, _TENSOR):
             dtype, shape = self._betons[number].arrays[name]
-            data = self._data(number, int(value), math.prod(shape) * dtype.itemsize, _MAX_VALUE)
+            data = self._read_data(number, int(value), math.prod(shape) * dtype.itemsize, _MAX_VALUE)
             return np.frombuffer(data, dtype).reshape(shape)
-        data = self._data(number, int(value["ptr"]), int(value["size"]), _MAX_VALUE)
+        data = self._read_data(number, int(value["ptr"]), int(value["size"]), _MAX_VALUE)
         return json.loads(data.partition(b"\0")[0]) if kind == _JSON else data
 
-    def _image(self, number: int, name: str, value: Any) -> Any:
+    def _read_image(self, number: int, name: str, value: Any) -> Any:
+        """Reads an image: a JPEG file, or pixels, as PNG if other images are files. Raises :class:`ValueError`."""
         mode, height, width, ptr = (int(value[key]) for key in ("mode", "height", "width", "ptr"))
         if mode not in (_JPG, _RAW):
             raise ValueError(f"an image is written in mode {mode}, which FFCV does not have")
         if mode == _JPG:
-            return self._data(number, ptr, None, self._max_image)
+            return self._read_data(number, ptr, None, self._max_image)
         if not height or not width:
             raise ValueError(f"an image of {width} x {height} pixels")
         if height * width > self.options.max_pixels:
             raise ValueError(f"an image of {height * width} pixels, more than max_pixels")
-        data = self._data(number, ptr, height * width * 3, _MAX_VALUE)
+        data = self._read_data(number, ptr, height * width * 3, _MAX_VALUE)
         pixels = np.frombuffer(data, np.uint8).reshape(height, width, 3)
-        return pixels if self._images[name][0] == {_RAW} else encode_png(pixels)
+        return pixels if self._image_forms[name][0] == {_RAW} else encode_png(pixels)
 
     def _image_sizes(self, number: int, images: NDArray[Any]) -> NDArray[np.int64]:
-        """Bytes of images; a guess is enough for those that cannot be read."""
+        """Returns the bytes of images; a guess for those that cannot be read."""
         raw = images["height"].astype(np.int64) * images["width"] * 3
-        jpg = self._file_sizes(number, images["ptr"]).astype(np.int64)
+        jpg = self._allocated_sizes(number, images["ptr"]).astype(np.int64)
         return np.clip(np.where(images["mode"] == _JPG, jpg, raw), 0, self._betons[number].nbytes)
 
-    def _file_sizes(self, number: int, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """How many bytes were allocated at places; 0 where nothing was."""
-        starts, sizes = self._allocated[number]
+    def _allocated_sizes(self, number: int, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Returns the bytes that were allocated at offsets; 0 if there was nothing."""
+        starts, sizes = self._allocation_tables[number]
         if not len(starts):
             return np.zeros(len(places), np.uint64)
         at = np.maximum(np.searchsorted(starts, places, "right"), 1) - 1
         return np.where(starts[at] == places, sizes[at], np.uint64(0))
 
-    def _data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
-        """What lies at a place: as many bytes as its row says, or with None as its table does."""
+    def _read_data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
+        """Reads the data at an offset: ``size`` bytes, as its row says, or with None as many as the table says.
+        Raises :class:`ValueError`."""
         beton = self._betons[number]
         first = beton.rows_at + beton.samples * beton.row.itemsize
-        written = int(self._file_sizes(number, np.array([place], np.uint64))[0])
+        written = int(self._allocated_sizes(number, np.array([place], np.uint64))[0])
         if size == 0:
             return b""
         if not written or size not in (None, written):
@@ -249,11 +252,13 @@ class BetonSource(ShardSource):
             raise ValueError("the file is cut off")
         return data
 
-    def _blocks(self, number: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    def _row_blocks(self, number: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yields some thousand rows of a file at a time, with the number of the first."""
         for start in range(0, self._betons[number].samples, _BLOCK):
             yield start, self._read_rows(number, start, min(_BLOCK, self._betons[number].samples - start))
 
     def _read_rows(self, number: int, start: int, count: int) -> NDArray[Any]:
+        """Reads rows of a file. Raises :class:`ValueError` if it is cut off."""
         beton = self._betons[number]
         size = beton.row.itemsize
         data = self._files[number].read(count * size, beton.rows_at + start * size)
@@ -263,26 +268,27 @@ class BetonSource(ShardSource):
 
 
 def is_beton(path: Path) -> bool:
-    """Whether a file has the header of a ``.beton`` file."""
+    """Tells if a file has the header of a ``.beton`` file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        _checked(OpenFile(descriptor), path)
+        _read_beton_header(OpenFile(descriptor), path)
     except (OSError, SourceError):
         return False
     return True
 
 
-def _checked(file: OpenFile, path: Path) -> _Beton:
-    """Reads header and fields. Raises :class:`SourceError`."""
+def _read_beton_header(file: OpenFile, path: Path) -> _BetonHeader:
+    """Reads the header of a file. Raises :class:`SourceError`."""
     try:
-        return _header(file)
+        return _parse_header(file)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
         raise SourceError(
             f"{printable(str(path))} is no .beton file that can be read: {printable(str(error))}"
         ) from None
 
 
-def _header(file: OpenFile) -> _Beton:
+def _parse_header(file: OpenFile) -> _BetonHeader:
+    """Parses header and fields of a file. Raises :class:`ValueError` and other errors."""
     nbytes = os.fstat(file.descriptor).st_size
     start = file.read(_HEADER.itemsize, 0)
     if len(start) < _HEADER.itemsize:
@@ -305,7 +311,7 @@ def _header(file: OpenFile) -> _Beton:
     if own is not None:
         raise ValueError(f"the field {own!r} is of a kind of its own, which only the program knows that wrote it")
     arrays = {
-        name: _array(bytes(arguments))
+        name: _parse_array_type(bytes(arguments))
         for name, kind, arguments in zip(names, types, described["arguments"], strict=True)
         if kind in (_ARRAY, _TENSOR)
     }
@@ -316,11 +322,12 @@ def _header(file: OpenFile) -> _Beton:
         raise ValueError(f"its table has {pieces} entries for {samples} samples")
     if not rows_at + samples * row.itemsize <= table <= nbytes:
         raise ValueError(f"{samples} samples and a table at byte {table} do not fit into {nbytes} bytes")
-    return _Beton(names, types, arrays, row, rows_at, samples, table, nbytes)
+    return _BetonHeader(names, types, arrays, row, rows_at, samples, table, nbytes)
 
 
-def _array(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """dtype and shape of arrays: 32 lengths of axes, the length of the dtype's description, and that, as JSON."""
+def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    """Parses dtype and shape of arrays: 32 lengths of axes, the length of the dtype's description, and that
+    description as JSON."""
     *axes, length = np.frombuffer(arguments[: 33 * 8], "<u8").tolist()
     while axes and not axes[-1]:
         axes.pop()
@@ -333,15 +340,16 @@ def _array(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    if path.is_dir() and holds_images(path):
+    if path.is_dir() and folder_has_images(path):
         return Certainty.NO
-    files = [path] if path.is_file() else [file for file in first_shards(path, SUFFIXES) if _is_named(file)]
+    files = [path] if path.is_file() else [file for file in list_first_shards(path, SUFFIXES) if _has_suffix(file)]
     if any(map(is_beton, files)):
         return Certainty.CERTAIN
-    return Certainty.POSSIBLE if any(map(_is_named, files)) else Certainty.NO
+    return Certainty.POSSIBLE if any(map(_has_suffix, files)) else Certainty.NO
 
 
-def _is_named(file: Path) -> bool:
+def _has_suffix(file: Path) -> bool:
+    """Tells if a file has the suffix of a ``.beton`` file."""
     return file.name.lower().endswith(SUFFIXES)
 
 

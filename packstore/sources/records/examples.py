@@ -1,4 +1,5 @@
-"""Shards of TFRecord whose records are ``tf.train.Example``: an index of them, and what their features hold."""
+"""Reads shards of TFRecord whose records are ``tf.train.Example``: an index of records, and facts about their
+features."""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import detect_compression, open_decompressor
 from packstore.sources.base import SourceOptions
 from packstore.sources.records.facts import ExampleFacts
-from packstore.sources.records.files import OpenFiles, faults_of
+from packstore.sources.records.files import OpenFiles, name_damaged_file
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
 
 KEYS = ("key", "image/filename", "file_name", "filename", "image/file_name")
-"""Features that are the samples' keys where they are all different."""
+"""Features that are the samples' keys if all their values differ."""
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec", ".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz", ".tfrecord.zlib")
-"""Of TFRecord files."""
+"""Suffixes of TFRecord files."""
 MAX_RECORD = (1 << 31) - 1
 _WINDOW = 1 << 11
 _MAX_KEY = 4096
@@ -38,10 +39,11 @@ _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 def is_tfrecord(path: Path) -> bool:
-    """Whether the first record of a file may be an example; of an empty file, that it is one of records."""
+    """Tells if the first record of a file may be an example; an empty file is one if its name is that of record
+    files."""
     try:
-        kind = compression(path)
-        with path.open("rb") as file, faults_of(path):
+        kind = find_compression(path)
+        with path.open("rb") as file, name_damaged_file(path):
             start = file.read(64) if kind is None else open_decompressor(file, kind, path.name).read(64)
         if kind is None and not start:
             return path.name.lower().endswith(SUFFIXES) or "-of-" in path.name
@@ -51,8 +53,8 @@ def is_tfrecord(path: Path) -> bool:
     return start[HEADER:][:1] in (b"", b"\x0a") or start[:8] == bytes(8)
 
 
-def compression(path: Path) -> str | None:
-    """How a file of records is compressed: gzip, or zlib, which has no magic number; None where it is not."""
+def find_compression(path: Path) -> str | None:
+    """Returns the compression of a file of records: gzip, or zlib, which has no magic number; None without one."""
     with path.open("rb") as file:
         start = file.read(HEADER)
     try:
@@ -63,16 +65,15 @@ def compression(path: Path) -> str | None:
 
 
 @dataclass(slots=True)
-class _Index:
-    """The records of a shard: some 30 bytes each, and their keys.
+class _ShardIndex:
+    """Records of a shard: some 30 bytes each, and their keys.
 
     Attributes:
-        places: Where their data begin.
-        lengths: Bytes of their data.
-        sizes: Bytes of their main image.
-        keys: What they are called; None for those that cannot be read.
-        damaged: Where nothing more can be read, and why.
-    """
+        places: Offset of the data of each record.
+        lengths: Bytes of the data.
+        sizes: Bytes of the main image.
+        keys: Keys of the records; None for those that cannot be read.
+        damaged: Offset and reason if the rest of the file cannot be read."""
 
     places: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("q"))
@@ -85,31 +86,29 @@ class RecordFiles(Protocol):
     """Files of records.
 
     Attributes:
-        fault: What is wrong with a record that :meth:`checked` does not give, of the name of its file and its place.
-    """
+        fault: Message for a record that :meth:`read_checked` does not return, with places for file name and offset."""
 
     fault: str
 
     def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Place, size and data of each record of a file; no data where they are known to be damaged. Raises
-        :class:`DamageError` where nothing after it can be found, and :class:`SourceError`."""
+        """Yields place, size and data of each record of a file; no data for a damaged record. Raises
+        :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError`."""
 
-    def checked(self, number: int, place: int, length: int) -> bytes | None:
-        """The data of a record; None where they are damaged."""
+    def read_checked(self, number: int, place: int, length: int) -> bytes | None:
+        """Reads the data of a record; None if it is damaged."""
 
-    def stretch(self, number: int, place: int, length: int) -> Location | None:
-        """Where a record's data lie; None if they are no plain bytes of the file."""
+    def locate_span(self, number: int, place: int, length: int) -> Location | None:
+        """Locates the data of a record; None if they are not plain bytes of the file."""
 
     def close(self) -> None:
-        """Closes what nobody reads; reading opens it again."""
+        """Closes files that no thread reads; reading opens them again."""
 
 
 class DamageError(ValueError):
-    """What ends a file of records before its end.
+    """Damage after which the rest of a file of records cannot be read.
 
     Attributes:
-        at: Where, in bytes.
-    """
+        at: Offset of the damage in bytes."""
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(reason)
@@ -117,12 +116,12 @@ class DamageError(ValueError):
 
 
 class TfrecordFiles:
-    """The records of TFRecord files, by the bytes where their data begin."""
+    """Reads records of TFRecord files by the offsets of their data."""
 
     fault = "{}, byte {}: the record does not match its checksum"
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._files = OpenFiles(paths, compression)
+        self._files = OpenFiles(paths, find_compression)
 
     def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
         file = self._files[number]
@@ -136,14 +135,14 @@ class TfrecordFiles:
             except ValueError as error:
                 raise DamageError(at, str(error)) from None
             place = at + HEADER
-            yield place, length, Message(length, _reader(file, place, length), start[HEADER:][:length])
+            yield place, length, Message(length, _make_reader(file, place, length), start[HEADER:][:length])
             at = place + length + CHECK
 
-    def checked(self, number: int, place: int, length: int) -> bytes | None:
+    def read_checked(self, number: int, place: int, length: int) -> bytes | None:
         return verify_data(self._files[number].read(length + CHECK, place), length)
 
-    def stretch(self, number: int, place: int, length: int) -> Location | None:
-        return self._files.stretch(number, place, length)
+    def locate_span(self, number: int, place: int, length: int) -> Location | None:
+        return self._files.locate_span(number, place, length)
 
     def close(self) -> None:
         self._files.close()
@@ -152,12 +151,12 @@ class TfrecordFiles:
 class ExampleSource(ShardSource):
     """Shards of examples.
 
-    The first listing walks all records, and reads all of each but its image. A record whose checksum is wrong is a bad
-    sample; where a length is wrong, what is left of that file is one.
+    The first listing reads all records except their images. A record with a wrong checksum is a bad sample; if a length
+    is wrong, the rest of the file is one bad sample.
 
     Attributes:
-        label_names: By the feature of a label, the features that name its class.
-        record_files: How the records of its shards are read.
+        label_names: Features that name the class of a label, by the feature of the label.
+        record_files: Class that reads the records of the shards.
     """
 
     label_names: Mapping[str, tuple[str, ...]] = {}
@@ -169,8 +168,8 @@ class ExampleSource(ShardSource):
         self._files = self.record_files([file for _, file in self.shards])
 
     @abstractmethod
-    def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """The values of an example by column. Raises :class:`ValueError`."""
+    def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        """Decodes the values of an example, by column. Raises :class:`ValueError`."""
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
         index, name = self.index[number], self.shards[number][1].name
@@ -186,41 +185,41 @@ class ExampleSource(ShardSource):
     def values(self, ref: Any) -> dict[str, Any]:
         number, place, length, *reason = ref
         if reason:
-            raise ValueError(f"{reason[0]}; what is left of this file cannot be read")
-        data = self._files.checked(number, place, length)
+            raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
+        data = self._files.read_checked(number, place, length)
         if data is None:
             raise ValueError(self._files.fault.format(self.shards[number][1].name, place))
         message = Message.from_bytes(data)
-        return self.decoded(read_example(message), message)
+        return self.decode_example(read_example(message), message)
 
     def locate_row(self, ref: Any) -> Location | None:
-        return self._files.stretch(*ref[:3])
+        return self._files.locate_span(*ref[:3])
 
     def close(self) -> None:
         super().close()
         self._files.close()
 
     @cached_property
-    def found(self) -> ExampleFacts:
-        """What the records say of their features, once :attr:`index` is there."""
+    def facts(self) -> ExampleFacts:
+        """Facts about the features of all records; complete once :attr:`index` is."""
         return ExampleFacts(self.label_names)
 
     @cached_property
-    def index(self) -> list[_Index]:
-        """The records of all shards; fills :attr:`found`."""
-        found = [self._indexed(number) for number in range(len(self.shards))]
+    def index(self) -> list[_ShardIndex]:
+        """Records of all shards; collects :attr:`facts` meanwhile. Raises :class:`SourceError` for no examples."""
+        found = [self._index_file(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
-        if not self.found.parsed:
+        if not self.facts.parsed:
             reason = next((index.damaged[1] for index in found if index.damaged), "none of its records is an example")
-            raise SourceError(f"{printable(str(self.path))}: {self._pickled(found) or reason}")
+            raise SourceError(f"{printable(str(self.path))}: {self._pickle_advice(found) or reason}")
         return found
 
-    def _pickled(self, found: Sequence[_Index]) -> str | None:
-        """What to do about records that begin and end as pickles do."""
+    def _pickle_advice(self, found: Sequence[_ShardIndex]) -> str | None:
+        """Returns what to do if the first record begins and ends like a pickle; else None."""
         number = next(number for number, index in enumerate(found) if index.places or index.damaged)
         index = found[number]
-        data = self._files.checked(number, index.places[0], index.lengths[0]) if index.places else None
+        data = self._files.read_checked(number, index.places[0], index.lengths[0]) if index.places else None
         if not data or data[0] != 0x80 or data[1:2] not in (b"\2", b"\3", b"\4", b"\5") or data[-1:] != b".":
             return None
         return (
@@ -230,30 +229,31 @@ class ExampleSource(ShardSource):
 
     @cached_property
     def key_feature(self) -> str | None:
-        """The feature that is the samples' key."""
+        """Feature with the samples' keys; None if they have none."""
         assert self.index
         return self._key_feature if self.has_keys else None
 
     @cached_property
     def has_keys(self) -> bool:
-        """Every record has a key, and no two have the same."""
+        """Every record has a key, and all keys differ."""
         names = (name for index in self.index for name in index.keys)
-        digests = np.fromiter(map(_digest, names), np.uint64)
+        digests = np.fromiter(map(_digest_key, names), np.uint64)
         values, counts = np.unique(digests[digests != 0], return_counts=True)
-        if not 0 < self.found.parsed <= counts.sum():
+        if not 0 < self.facts.parsed <= counts.sum():
             return False
         twice = set(values[counts > 1].tolist())
         return not twice or not self._share_a_key(digests, twice)
 
     def _share_a_key(self, digests: NDArray[np.uint64], twice: set[int]) -> bool:
-        """Whether two records really have one key; where one of them is damaged, its key is not to be believed."""
+        """Tells if two undamaged records have one of the digests in ``twice``. Removes the keys of damaged records,
+        which may be wrong."""
         good: set[int] = set()
         places = ((number, i) for number, index in enumerate(self.index) for i in range(len(index.keys)))
         for digest, (number, i) in zip(digests.tolist(), places, strict=True):
             if digest not in twice:
                 continue
             index = self.index[number]
-            if self._files.checked(number, index.places[i], index.lengths[i]) is None:
+            if self._files.read_checked(number, index.places[i], index.lengths[i]) is None:
                 index.keys[i] = None
             elif digest in good:
                 return True
@@ -263,13 +263,15 @@ class ExampleSource(ShardSource):
 
     @cached_property
     def _key_feature(self) -> str:
-        return next((name for name in KEYS if name in self.found.features), "")
+        """First known feature of keys in the records; ``""`` for none."""
+        return next((name for name in KEYS if name in self.facts.features), "")
 
-    def _indexed(self, number: int) -> _Index:
-        index = _Index()
+    def _index_file(self, number: int) -> _ShardIndex:
+        """Indexes the records of a file, up to the first damage."""
+        index = _ShardIndex()
         try:
             for place, length, message in self._files.walk(number):
-                size, key = (length, None) if message is None else self.look(number, place, message)
+                size, key = (length, None) if message is None else self.index_record(number, place, message)
                 index.places.append(place)
                 index.lengths.append(length)
                 index.sizes.append(size)
@@ -278,27 +280,30 @@ class ExampleSource(ShardSource):
             index.damaged = damage.at, str(damage)
         return index
 
-    def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
-        """Size of the image and key of a record, read as far as that is needed. A key is None where there is none."""
+    def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
+        """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. Reads no more of the
+        record than necessary."""
         try:
             features = read_example(message)
-            self.found.add(features, message, lambda: self._files.checked(number, place, message.size) is not None)
-            return image_size(features), _key(features, message)
+            self.facts.add(features, message, lambda: self._files.read_checked(number, place, message.size) is not None)
+            return largest_value_size(features), _read_key(features, message)
         except ValueError:
-            return message.size, None  # it says so when its turn comes
+            return message.size, None  # reported when it is read
 
 
-def _reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
+def _make_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
+    """Returns a function that reads a part of a record."""
     return lambda size, at: file.read(min(size, length - at), place + at)
 
 
-def image_size(features: Mapping[str, Feature]) -> int:
-    """The largest value is the image."""
+def largest_value_size(features: Mapping[str, Feature]) -> int:
+    """Returns the bytes of the largest value of bytes, which is taken for the image."""
     spans = (f.spans[0] for f in features.values() if f.kind == "bytes" and len(f.spans) == 1)
     return max((stop - start for _, start, stop in spans), default=0)
 
 
-def _key(features: Mapping[str, Feature], message: Message) -> str | None:
+def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
+    """Reads the key of an example; None if it has none."""
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None
@@ -307,6 +312,6 @@ def _key(features: Mapping[str, Feature], message: Message) -> str | None:
     return name if name and name.isprintable() else None
 
 
-def _digest(key: str | None) -> int:
-    """Of a key; 0 for none."""
+def _digest_key(key: str | None) -> int:
+    """Hashes a key; 0 for None."""
     return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1

@@ -1,4 +1,4 @@
-"""Exports of packstore as TFRecord (:mod:`packstore.exports.tfds`), by the ``packstore.json`` that lies with them."""
+"""Reads exports of packstore as TFRecord (:mod:`packstore.exports.tfds`), by the ``packstore.json`` beside them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from packstore.core.export_manifest import StoredBytes
 from packstore.core.protobuf import PACKED, Feature, Message, read_example
 from packstore.sources.base import SourceOptions
 from packstore.sources.exported_rows import ExportedRows
-from packstore.sources.records.examples import ExampleSource, image_size
+from packstore.sources.records.examples import ExampleSource, largest_value_size
 
 
 class ExportedTfds(ExportedRows, ExampleSource):
-    """The records of the export manifest, under the keys in the feature ``key``."""
+    """Records of an export, with the keys in the feature ``key``."""
 
     kind = "tfds"
 
@@ -27,64 +27,67 @@ class ExportedTfds(ExportedRows, ExampleSource):
         self.path = path  # for the export manifest
         super().__init__(path, options, self.list_shards())
 
-    def look(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
+    def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         try:
             features = read_example(message)
-            self.found.parsed += 1
-            return image_size(features), _bytes("key", features, message).decode("utf-8", "surrogateescape")
+            self.facts.parsed += 1
+            return largest_value_size(features), _get_bytes("key", features, message).decode("utf-8", "surrogateescape")
         except ValueError:
             return message.size, None
 
     @cached_property
     def has_keys(self) -> bool:
-        """Every record has one."""
+        """Every record has a key."""
         return True
 
     @cached_property
-    def _columns(self) -> Sequence[Column]:
+    def _held_columns(self) -> Sequence[Column]:
+        """Columns whose values the export holds in its examples."""
         return [column for column in self.columns_at_rest if column.name in self.export_manifest.held]
 
-    def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+    def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         image = self.export_manifest.manifest.image
         files = image.layout is None or self.export_manifest.image == "png"
-        found = {"image": _bytes("image", features, message) if files else _array(image, features, message)}
-        for column in self._columns:
+        found = {"image": _get_bytes("image", features, message) if files else _decode_array(image, features, message)}
+        for column in self._held_columns:
             valid = features.get(column.valid_name) if column.nullable else None
             if valid is None or valid.numbers(message).any():
-                found[column.name] = _value(column, features, message)
+                found[column.name] = _decode_column(column, features, message)
         return found
 
 
-def _value(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """A value as :meth:`packstore.stores.Reader.item` gives it, or as it lies at rest."""
+def _decode_column(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
+    """Decodes a value to the form of :meth:`packstore.stores.Reader.item`, or to the stored form."""
     if column.layout is not None or column.kind == "fixed":
-        return _array(column, features, message)
+        return _decode_array(column, features, message)
     if column.form == "numbers":
-        return StoredBytes(_numbers(column, features, message).tobytes())
+        return StoredBytes(_decode_numbers(column, features, message).tobytes())
     if column.form == "files":
-        feature = _feature(column.name, features)
+        feature = _get_feature(column.name, features)
         if feature.kind not in ("bytes", ""):
             raise ValueError(f"{column.name}: found numbers, expected files")
         return feature.bytes(message) if feature.kind else []
-    return StoredBytes(_bytes(column.name, features, message))
+    return StoredBytes(_get_bytes(column.name, features, message))
 
 
-def _array(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
+def _decode_array(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
+    """Decodes an array of a column. Raises :class:`ValueError`."""
     if column.kind == "ragged":
-        shape = _feature(f"{column.name}/shape", features).numbers(message).tolist()
-        values = np.frombuffer(_bytes(f"{column.name}/value", features, message), NUMPY_DTYPE[column.dtype])
+        shape = _get_feature(f"{column.name}/shape", features).numbers(message).tolist()
+        values = np.frombuffer(_get_bytes(f"{column.name}/value", features, message), NUMPY_DTYPE[column.dtype])
         return values.reshape([int(n) for n in shape])
     if column.layout is not None or column.dtype in PACKED:
-        values = np.frombuffer(_bytes(column.name, features, message), NUMPY_DTYPE[column.dtype])
+        values = np.frombuffer(_get_bytes(column.name, features, message), NUMPY_DTYPE[column.dtype])
     else:
-        values = _numbers(column, features, message)
+        values = _decode_numbers(column, features, message)
     return values.reshape(column.shape)
 
 
-def _numbers(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    feature, dtype = _feature(column.name, features), NUMPY_DTYPE[column.dtype]
+def _decode_numbers(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
+    """Decodes the numbers of a column to its dtype. Raises :class:`ValueError` if they are beyond it."""
+    feature, dtype = _get_feature(column.name, features), NUMPY_DTYPE[column.dtype]
     if column.dtype in PACKED:
-        return np.frombuffer(_bytes(column.name, features, message), dtype)
+        return np.frombuffer(_get_bytes(column.name, features, message), dtype)
     if feature.kind == "bytes":
         raise ValueError(f"{column.name}: found bytes, expected numbers")
     numbers = feature.numbers(message)
@@ -94,14 +97,16 @@ def _numbers(column: Column, features: Mapping[str, Feature], message: Message) 
     return values
 
 
-def _feature(name: str, features: Mapping[str, Feature]) -> Feature:
+def _get_feature(name: str, features: Mapping[str, Feature]) -> Feature:
+    """Returns a feature by name. Raises :class:`ValueError` if it is missing."""
     if name not in features:
         raise ValueError(f"it has no feature {name}")
     return features[name]
 
 
-def _bytes(name: str, features: Mapping[str, Feature], message: Message) -> bytes:
-    feature = _feature(name, features)
+def _get_bytes(name: str, features: Mapping[str, Feature], message: Message) -> bytes:
+    """Returns the only value of a feature of bytes. Raises :class:`ValueError`."""
+    feature = _get_feature(name, features)
     values = feature.bytes(message) if feature.kind == "bytes" else []
     if len(values) != 1:
         raise ValueError(f"{name}: found {len(values)} values, expected one of bytes")

@@ -1,4 +1,5 @@
-"""What the examples of a source say of their features: what a column can be shows only when all of them are known."""
+"""Collects facts about the features of all examples of a source, since the column of a feature depends on all of its
+values."""
 
 from __future__ import annotations
 
@@ -14,22 +15,21 @@ _MAX_SHAPES = 1 << 12
 _MAX_NAMINGS, _NAMING_BYTES = 1 << 14, 256
 _LOOKED_AT = 256
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
-_Shape = tuple[tuple[str, str, int, str], ...]
-"""Name, kind, number of values and look of each feature of an example."""
+_ExampleShape = tuple[tuple[str, str, int, str], ...]
+"""Name, kind, number of values and guessed content of each feature of an example."""
 
 
 @dataclass(slots=True)
-class Facts:
-    """What all examples say of one feature.
+class FeatureFacts:
+    """Facts about one feature in all examples.
 
     Attributes:
-        kinds: ``bytes``, ``floats``, ``ints``.
-        looks: Of bytes: ``image``, ``text``, ``bytes``.
-        low: The least number of values.
-        high: The largest one.
-        missing: Some examples have no such feature.
-        largest: Of floats that are edges of boxes, the largest absolute value.
-    """
+        kinds: Kinds of values that occur: ``bytes``, ``floats``, ``ints``.
+        looks: Guessed content of bytes: ``image``, ``text``, ``bytes``.
+        low: Smallest number of values.
+        high: Largest number of values.
+        missing: Some examples lack the feature.
+        largest: Largest absolute value of floats that are edges of boxes."""
 
     kinds: set[str] = field(default_factory=set)
     looks: set[str] = field(default_factory=set)
@@ -41,18 +41,17 @@ class Facts:
 
 @dataclass(slots=True)
 class LabelFacts:
-    """What all examples say of the numbers of a feature of labels.
+    """Facts about the numbers of a feature of labels in all examples.
 
     Attributes:
-        names: By number, the values of each feature that names the class; None where they differ.
-        missing: Some examples have -1, which stands for no label.
-    """
+        names: Values of each feature that names the class, by number; None if they differ.
+        missing: Some examples have -1, which means no label."""
 
     names: dict[int, dict[str, bytes | None]] = field(default_factory=dict)
     missing: bool = False
 
-    def is_news(self, number: int, named: Mapping[str, bytes]) -> bool:
-        """Whether an example tells anything with this number, which has these names."""
+    def adds_facts(self, number: int, named: Mapping[str, bytes]) -> bool:
+        """Tells if a number with these names adds to the known facts."""
         if number == -1:
             return not self.missing
         known = self.names.get(number)
@@ -60,8 +59,8 @@ class LabelFacts:
             return len(self.names) < _MAX_LABELS
         return any(value is not None and named.get(name) != value for name, value in known.items())
 
-    def note(self, number: int, named: Mapping[str, bytes]) -> None:
-        """Takes what an example says."""
+    def add(self, number: int, named: Mapping[str, bytes]) -> None:
+        """Adds a number with its names."""
         if number == -1:
             self.missing = True
         elif number not in self.names:
@@ -75,46 +74,47 @@ class LabelFacts:
 
 
 class ExampleFacts:
-    """What all examples say.
+    """Facts about all examples.
 
-    Most say nothing that others did not say before, which is cheap to see: their features are of the same kinds, and
-    their label goes with the same name.
+    Most examples add nothing, which is tested fast: their features have known kinds, and their labels known names.
 
     Attributes:
-        features: By name.
-        labels: By the name of a feature of labels.
-        parsed: Number of examples.
-    """
+        features: Facts about each feature.
+        labels: Facts about each feature of labels.
+        parsed: Number of examples."""
 
     def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
-        """``label_names``: by the feature of a label, the features that name its class."""
-        self.features: dict[str, Facts] = {}
+        """``label_names``: features that name the class of a label, by the feature of the label."""
+        self.features: dict[str, FeatureFacts] = {}
         self.labels: dict[str, LabelFacts] = {}
         self.parsed = 0
         self._label_names = label_names
-        self._shapes: set[_Shape] = set()
+        self._shapes: set[_ExampleShape] = set()
         self._namings: set[tuple[bytes, ...]] = set()
 
     def add(self, features: Mapping[str, Feature], message: Message, is_sound: Callable[[], bool]) -> None:
-        """Takes what an example says. ``is_sound`` reads all of it: it is asked only where it says anything new, and
-        what a damaged one says is left out. Raises :class:`ValueError` for what is no example."""
-        shape: _Shape = tuple([(name, its.kind, *_look(its, message)) for name, its in features.items()])
-        largest = _largest(features, message)
-        labels = self._news_of_labels(features, message)
-        news = shape not in self._shapes and self._is_news(shape)
-        if (news or labels or self._are_larger(largest)) and not is_sound():
+        """Adds the facts of an example. Calls ``is_sound``, which reads all of the example, only if it adds new
+        facts; skips a damaged one. Raises :class:`ValueError` for a message that is not an example."""
+        shape: _ExampleShape = tuple(
+            [(name, its.kind, *_describe_values(its, message)) for name, its in features.items()]
+        )
+        largest = _largest_edges(features, message)
+        labels = self._find_new_labels(features, message)
+        news = shape not in self._shapes and self._adds_facts(shape)
+        if (news or labels or self._exceed_largest(largest)) and not is_sound():
             return
         self.parsed += 1
         if shape not in self._shapes:
-            self._note(shape)
+            self._add_shape(shape)
         for name, value in largest.items():
             self.features[name].largest = max(self.features[name].largest, value)
         for label, numbers in labels.items():
             facts = self.labels.setdefault(label, LabelFacts())
             for number, named in numbers:
-                facts.note(number, named)
+                facts.add(number, named)
 
-    def _is_news(self, shape: _Shape) -> bool:
+    def _adds_facts(self, shape: _ExampleShape) -> bool:
+        """Tells if an example of this shape adds to the known facts."""
         names = {name for name, *_ in shape}
         if any(not known.missing and name not in names for name, known in self.features.items()):
             return True
@@ -126,10 +126,11 @@ class ExampleFacts:
                 return True
         return False
 
-    def _note(self, shape: _Shape) -> None:
+    def _add_shape(self, shape: _ExampleShape) -> None:
+        """Adds the shape of an example to the facts about its features."""
         for name, kind, count, look in shape:
             if name not in self.features:
-                self.features[name] = Facts(missing=self.parsed > 1)
+                self.features[name] = FeatureFacts(missing=self.parsed > 1)
             known = self.features[name]
             known.kinds.add(kind)
             if look:
@@ -141,13 +142,14 @@ class ExampleFacts:
             self._shapes.clear()
         self._shapes.add(shape)
 
-    def _are_larger(self, largest: Mapping[str, float]) -> bool:
+    def _exceed_largest(self, largest: Mapping[str, float]) -> bool:
+        """Tells if an edge of boxes is larger than all before."""
         return any(value > self.features[name].largest for name, value in largest.items() if name in self.features)
 
-    def _news_of_labels(
+    def _find_new_labels(
         self, features: Mapping[str, Feature], message: Message
     ) -> dict[str, list[tuple[int, dict[str, bytes]]]]:
-        """By label, all numbers and names of an example where any of them is new."""
+        """Returns all numbers and names of an example by label, for each label with a new one."""
         news = {}
         for label, naming in self._label_names.items():
             feature = features.get(label)
@@ -162,7 +164,7 @@ class ExampleFacts:
             values = {name: its.bytes(message) for name, its in named.items() if len(its.spans) == len(numbers)}
             said = [(number, {name: each[i] for name, each in values.items()}) for i, number in enumerate(numbers)]
             known = self.labels.get(label, LabelFacts())
-            if any(known.is_news(number, names) for number, names in said):
+            if any(known.adds_facts(number, names) for number, names in said):
                 news[label] = said
             elif sum(map(len, whole)) <= _NAMING_BYTES:
                 if len(self._namings) >= _MAX_NAMINGS:
@@ -171,16 +173,17 @@ class ExampleFacts:
         return news
 
 
-def _look(feature: Feature, message: Message) -> tuple[int, str]:
-    """Number of values, and what the first one looks like where they are bytes."""
+def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
+    """Returns the number of values, and the guessed content of the first one if they are bytes."""
     count = feature.count(message)
     if feature.kind != "bytes" or not count:
         return count, ""
     _, start, stop = feature.spans[0]
-    return count, _looks(message.get(start, min(stop, start + _LOOKED_AT)), stop - start > _LOOKED_AT)
+    return count, _guess_content(message.get(start, min(stop, start + _LOOKED_AT)), stop - start > _LOOKED_AT)
 
 
-def _largest(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
+def _largest_edges(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
+    """Returns the largest absolute value of each feature that is an edge of boxes."""
     found = {}
     for name, feature in features.items():
         if feature.kind == "floats" and feature.spans and name.endswith(_EDGES):
@@ -189,8 +192,8 @@ def _largest(features: Mapping[str, Feature], message: Message) -> dict[str, flo
     return found
 
 
-def _looks(start: bytes, cut: bool) -> str:
-    """What the beginning of a value says of it."""
+def _guess_content(start: bytes, cut: bool) -> str:
+    """Guesses from its beginning if a value is an image, a text or other bytes; ``cut`` if it is longer."""
     if begins_like_image(start[:16]):
         return "image"
     try:

@@ -1,4 +1,4 @@
-"""Reads files of records by place, from any thread."""
+"""Reads files of records at any place, from any thread."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ _OPEN = 8
 
 
 class OpenFiles:
-    """Files that are read by their places, from any thread; the last ones used stay open.
+    """Reads files by number at any place; thread-safe. Keeps the last used files open.
 
-    A compressed file is decompressed once for as long as it stays open.
-    """
+    A compressed file is decompressed once while it stays open."""
 
     def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None]) -> None:
         self._paths, self._compression = paths, compression
@@ -31,15 +30,16 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def __getitem__(self, number: int) -> OpenFile:
-        """Raises :class:`SourceError` for a file that is gone, or damaged where it is compressed."""
+        """Opens a file, decompressed. Raises :class:`SourceError` for a missing file, or a damaged compressed one."""
         with self._lock:
-            found = self._open.pop(number, None) or self._opened(self._paths[number])
+            found = self._open.pop(number, None) or self._open_file(self._paths[number])
             self._open[number] = found
             if len(self._open) > _OPEN:
                 self._open.popitem(last=False)
         return found
 
-    def _opened(self, path: Path) -> OpenFile:
+    def _open_file(self, path: Path) -> OpenFile:
+        """Opens a file; decompresses it to a temporary file if it is compressed. Raises :class:`SourceError`."""
         try:
             kind = self._compression(path)
             if kind is not None:
@@ -50,8 +50,8 @@ class OpenFiles:
         except OSError as error:
             raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
-    def stretch(self, number: int, start: int, size: int) -> Location | None:
-        """Where so many bytes of a file lie; None if it was decompressed."""
+    def locate_span(self, number: int, start: int, size: int) -> Location | None:
+        """Locates ``size`` bytes of a file; None if it was decompressed."""
         path = self._paths[number]
         if number not in self._plain:
             opened, lying = os.fstat(self[number].descriptor), path.stat()
@@ -59,14 +59,14 @@ class OpenFiles:
         return Location(str(path.absolute()), start, within=size) if self._plain[number] else None
 
     def close(self) -> None:
-        """Closes those that nobody reads; reading opens them again."""
+        """Closes files that no thread reads; reading opens them again."""
         with self._lock:
             self._open.clear()
 
 
 @contextmanager
-def faults_of(path: Path) -> Iterator[None]:
-    """Turns what a damaged file raises into a :class:`SourceError` that names it."""
+def name_damaged_file(path: Path) -> Iterator[None]:
+    """Converts errors of a damaged file to a :class:`SourceError` that names the file."""
     try:
         yield
     except TAR_FAULTS as error:

@@ -1,8 +1,7 @@
-"""Numbers of classes in files of others: where they begin, and what their names are.
+"""Finds numbers and names of classes in record files: the first number, and the name of each.
 
-Nothing is guessed: either a file beside the data or the data themselves say it, or it is a question. Features that
-begin with ``image/`` are TF-slim's and the Object Detection API's, whose writers keep 0 for the background.
-"""
+Nothing is guessed: a file beside the data or the data themselves decide, or it is a question. Features that begin
+with ``image/`` are TF-slim's and the Object Detection API's, whose writers reserve 0 for the background."""
 
 from __future__ import annotations
 
@@ -23,14 +22,13 @@ _WORDNET = re.compile(rb"n\d{8}")
 
 
 @dataclass(frozen=True)
-class Names:
-    """Names of classes, as a file beside the data has them.
+class ClassNames:
+    """Names of classes in a file beside the data.
 
     Attributes:
-        file: Its name.
-        names: The names, in order.
-        numbers: The number of each; None where the file only lists them.
-    """
+        file: Name of the file.
+        names: Names of the classes, in order.
+        numbers: Number of each class; None if the file only lists names."""
 
     file: str
     names: tuple[str, ...]
@@ -39,15 +37,14 @@ class Names:
 
 @dataclass(frozen=True)
 class Numbering:
-    """How the numbers of the data become those of classes.
+    """Converts numbers in the data to numbers of classes.
 
     Attributes:
-        first: The number of the first class.
-        numbers: Those of all classes, where they are not in a row.
-        classes: Names of the classes; None where nothing says them.
-        by: The feature whose values are the names.
-        why: How that is known, for people.
-    """
+        first: Number of the first class.
+        numbers: Numbers of all classes by those in the data, if they are not consecutive.
+        classes: Names of the classes; None if unknown.
+        by: Feature whose values are the names.
+        why: Reason for this numbering, for people."""
 
     first: int = 0
     numbers: Mapping[int, int] | None = None
@@ -56,7 +53,7 @@ class Numbering:
     why: str = ""
 
     def __call__(self, number: int) -> int | None:
-        """The number of a class; None for -1, which stands for no label. Raises :class:`ValueError`."""
+        """Converts a number to that of its class; None for -1, which means no label. Raises :class:`ValueError`."""
         if number == -1:
             return None
         found = number - self.first if self.numbers is None else self.numbers.get(number, -1)
@@ -65,8 +62,9 @@ class Numbering:
         return found
 
 
-def find_names(folder: Path) -> Names | None:
-    """The names in ``labels.txt`` (lines of TF-slim, ``0:daisy``, or the names alone) or in a label map (``.pbtxt``).
+def find_class_names(folder: Path) -> ClassNames | None:
+    """Finds names of classes in ``labels.txt`` (lines of TF-slim, ``0:daisy``, or names alone) or in a label map
+    (``.pbtxt``); None if there is no such file.
 
     Raises :class:`SourceError` for a file that cannot be read, and :class:`AmbiguousSourceError` for several."""
     maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
@@ -79,17 +77,18 @@ def find_names(folder: Path) -> Names | None:
     try:
         with files[0].open("rb") as file:
             text = file.read(_MAX_BYTES).decode("utf-8")
-        pairs = _label_map(text) if maps else _lines(text)
+        pairs = _parse_label_map(text) if maps else _parse_lines(text)
     except (OSError, ValueError) as error:
         raise SourceError(f"{printable(str(files[0]))} cannot be read: {printable(str(error))}") from None
     names = tuple(name for _, name in pairs)
     numbers = [number for number, _ in pairs if number is not None]
     if len(set(numbers)) < len(numbers):
         raise SourceError(f"{printable(str(files[0]))} has two names for one number")
-    return Names(files[0].name, names, tuple(numbers) if numbers else None)
+    return ClassNames(files[0].name, names, tuple(numbers) if numbers else None)
 
 
-def _lines(text: str) -> list[tuple[int | None, str]]:
+def _parse_lines(text: str) -> list[tuple[int | None, str]]:
+    """Returns number, or None, and name of each line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     parts = [re.fullmatch(r"(\d{1,9})\s*:\s*(.+)", line) for line in lines]
     if all(parts):
@@ -97,8 +96,8 @@ def _lines(text: str) -> list[tuple[int | None, str]]:
     return [(None, line) for line in lines]
 
 
-def _label_map(text: str) -> list[tuple[int | None, str]]:
-    """``object_detection/protos/string_int_label_map.proto`` as text."""
+def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
+    """Parses ``object_detection/protos/string_int_label_map.proto`` as text. Raises :class:`ValueError`."""
     found: list[tuple[int | None, str]] = []
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     for item in _ITEM.findall(text):
@@ -112,24 +111,26 @@ def _label_map(text: str) -> list[tuple[int | None, str]]:
     return found
 
 
-def numbering(path: Path, kind: str, label: str, facts: LabelFacts, beside: Names | None, *, named: bool) -> Numbering:
-    """How the values of ``label`` are numbered.
+def find_numbering(
+    path: Path, kind: str, label: str, facts: LabelFacts, beside: ClassNames | None, *, named: bool
+) -> Numbering:
+    """Finds the numbering of the classes of ``label``.
 
     Args:
-        path: The source, for messages.
-        kind: Its kind.
-        label: The feature.
-        facts: What all examples say of it.
-        beside: The names of a file beside the data.
-        named: The user named the kind: numbers of which nothing is known are packed as they are.
+        path: Path of the source, for messages.
+        kind: Kind of the source.
+        label: Feature of the label.
+        facts: Facts about its numbers in all examples.
+        beside: Names in a file beside the data.
+        named: The user named the kind, so numbers are packed unchanged if nothing explains them.
 
     Raises:
-        AmbiguousSourceError: It is not certain where the numbers begin.
-        SourceError: The names beside are not those of the data.
+        AmbiguousSourceError: The first number may be that of a class or of the background.
+        SourceError: The names beside the data do not fit its numbers.
     """
     seen = sorted(facts.names)
     if beside is not None:
-        return _from_file(path, label, seen, beside)
+        return _number_by_file(path, label, seen, beside)
     if not seen:
         return Numbering()
     row = seen == list(range(seen[0], seen[0] + len(seen)))
@@ -141,7 +142,7 @@ def numbering(path: Path, kind: str, label: str, facts: LabelFacts, beside: Name
         if row and (seen[0] == 0 or (seen[0] == 1 and label.startswith("image/"))):
             why = f"{label} is {seen[0]} to {seen[-1]}, and {by} names each"
             return Numbering(seen[0], None, tuple(names), by, why)
-        if seen[0] > 0 and by == "image/class/synset" and seen[-1] <= 1000 and _is_imagenet(values):
+        if seen[0] > 0 and by == "image/class/synset" and seen[-1] <= 1000 and _are_imagenet_classes(values):
             return Numbering(1, why=f"{label} is numbered from 1 as TF-slim numbers ImageNet")
     if seen[0] == 0 or named:
         return Numbering(why=f"{label} is {seen[0]} to {seen[-1]}, packed as it is")
@@ -154,13 +155,15 @@ def numbering(path: Path, kind: str, label: str, facts: LabelFacts, beside: Name
     )
 
 
-def _is_imagenet(values: Sequence[bytes | None]) -> bool:
-    """Whether these are WordNet's ids in their order, as the classes of ImageNet are numbered."""
+def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
+    """Tells if values are WordNet's ids in order, as the classes of ImageNet are numbered."""
     ids = [value for value in values if value is not None and _WORDNET.fullmatch(value)]
     return len(ids) == len(values) and ids == sorted(ids)
 
 
-def _from_file(path: Path, label: str, seen: Sequence[int], beside: Names) -> Numbering:
+def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNames) -> Numbering:
+    """Numbers classes by the names in a file. Raises :class:`SourceError` if they do not fit the numbers ``seen`` in
+    the data."""
     file, count = printable(beside.file), len(beside.names)
     if beside.numbers is None:
         if seen and seen[0] <= 0 and seen[-1] >= count:
@@ -180,7 +183,7 @@ def _from_file(path: Path, label: str, seen: Sequence[int], beside: Names) -> Nu
     places = {numbers[i]: place for place, i in enumerate(order)}
     strange = next((n for n in seen if n not in places), None)
     if strange is not None:
-        raise SourceError(f"{printable(str(path))}: {printable(label)} has {strange}, of which {file} has no name")
+        raise SourceError(f"{printable(str(path))}: {printable(label)} has {strange}, for which {file} has no name")
     names = tuple(beside.names[i] for i in order)
     why = f"classes from {file}"
     if len(set(names)) < count:

@@ -1,8 +1,7 @@
-"""Chunks of LitData: ``index.json`` and ``chunk-0-0.bin`` (``litdata/streaming/writer.py``, ``serializers.py``).
+"""Reads chunks of LitData: ``index.json`` and ``chunk-0-0.bin`` (``litdata/streaming/writer.py``, ``serializers.py``).
 
-A chunk is the number of its items, where each begins and the last one ends (32 bits each), and the items: sizes of all
-values, then the values. That is the layout of MDS without its description.
-"""
+A chunk is the number of its items, the offset of each and of the end (32 bits each), and the items: sizes of all
+values, then the values. This is the layout of MDS without its description."""
 
 from __future__ import annotations
 
@@ -18,27 +17,27 @@ import numpy as np
 from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.records.litdata_chunks import ChunkFiles
-from packstore.sources.records.mds import MdsSource, indexes_at
-from packstore.sources.records.mds_layout import INDEX, Shard, decoded, file_name, read_index
+from packstore.sources.records.mds import MdsSource, find_indexes
+from packstore.sources.records.mds_layout import INDEX, Shard, check_file_name, decode_value, read_index
 
 _ENCODINGS = {
     "jpeg": "jpeg", "image": "jpeg", "bytes": "bytes", "str": "str", "text": "str", "int": "int64",
     "float": "float64", "bool": "uint8", "pil": "pil", "json": "json", "pickle": "pkl",
 }  # fmt: skip
-"""Encodings of MDS for the formats of LitData that lie in the same way."""
+"""Encodings of MDS for the formats of LitData with the same layout."""
 _DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64"),
 )
-"""dtypes of arrays by their numbers (``_NUMPY_DTYPES_MAPPING``), as far as columns have them."""
+"""dtypes of arrays by number (``_NUMPY_DTYPES_MAPPING``), up to the last that columns support."""
 _UNREAD = ("encryption", "ipc_compression")
 _ZSTD = re.compile(r"zstd(:\d+)?")
 _MAX_RATIO = 256
-"""Items that a compressed chunk may have for each of its bytes."""
+"""Maximum number of items for each byte of a compressed chunk."""
 
 
 class LitdataSource(MdsSource):
-    """The chunks that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
+    """Chunks that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "litdata"
 
@@ -61,10 +60,10 @@ class LitdataSource(MdsSource):
                     f"{printable(str(index))}: compression is {printable(str(compression))[:40]}, which packstore does "
                     "not read: write the chunks again with zstd, or without it"
                 )
-            encodings = tuple(_encoding(str(name)) for name in config["data_format"])
-            names = _names(config["data_spec"], len(encodings))
+            encodings = tuple(_parse_encoding(str(name)) for name in config["data_format"])
+            names = _parse_names(config["data_spec"], len(encodings))
             for chunk in plain["chunks"]:
-                file = index.parent / file_name(chunk["filename"])
+                file = index.parent / check_file_name(chunk["filename"])
                 if not file.is_file():
                     raise SourceError(f"{printable(str(file))} is missing; {INDEX} names it")
                 samples, nbytes = int(chunk["chunk_size"]), file.stat().st_size
@@ -83,7 +82,7 @@ class LitdataSource(MdsSource):
         if encoding.startswith("numpy:"):  # one dimension, without a header
             return np.frombuffer(data, np.dtype(encoding[6:]).newbyteorder("<"))
         if encoding != "numpy":
-            return decoded(encoding, data)
+            return decode_value(encoding, data)
         code, rank = np.frombuffer(data[:8], "<u4").tolist() if len(data) >= 8 else (len(_DTYPES), 0)
         if code >= len(_DTYPES) or rank > 8 or len(data) < 8 + 4 * rank:
             raise ValueError("found an array of no known dtype or shape")
@@ -94,8 +93,8 @@ class LitdataSource(MdsSource):
         return np.frombuffer(data, dtype, offset=8 + 4 * rank).reshape(shape)
 
 
-def _encoding(form: str) -> str:
-    """The encoding of a format. Raises :class:`ValueError`."""
+def _parse_encoding(form: str) -> str:
+    """Returns the encoding for a format of LitData. Raises :class:`ValueError` for an unknown one."""
     name, _, rest = form.partition(":")
     if name in _ENCODINGS:
         return _ENCODINGS[name]
@@ -106,8 +105,8 @@ def _encoding(form: str) -> str:
     raise ValueError(f"the format {form!r:.60}, which packstore does not read")
 
 
-def _names(spec: object, count: int) -> tuple[str, ...]:
-    """Names of the values of an item, which is a dict or a tuple of them. Raises :class:`ValueError`."""
+def _parse_names(spec: object, count: int) -> tuple[str, ...]:
+    """Parses the names of the values of an item: keys of a dict, or numbers. Raises :class:`ValueError`."""
     if not isinstance(spec, str):
         raise ValueError("it says no data_spec")
     node = json.loads(spec)[1]
@@ -122,7 +121,7 @@ def _names(spec: object, count: int) -> tuple[str, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    for _, index in indexes_at(path)[:1]:
+    for _, index in find_indexes(path)[:1]:
         try:
             plain = read_index(index)
         except SourceError:

@@ -1,6 +1,5 @@
-"""Chunks of LitData that are compressed by Zstandard: as a whole, by batches of items, or item by item
-(``litdata/streaming/framed_zstd.py``). They are read from temporary files in which they lie as uncompressed ones.
-"""
+"""Reads chunks of LitData that are compressed by Zstandard: as a whole, by batches of items, or item by item
+(``litdata/streaming/framed_zstd.py``). Writes them to temporary files in the layout of uncompressed ones."""
 
 from __future__ import annotations
 
@@ -23,27 +22,27 @@ _STEP = 1 << 20
 
 
 class ChunkFiles(OpenFiles):
-    """Chunks, see :class:`OpenFiles`."""
+    """Opens chunks of LitData, uncompressed."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__(paths, detect_compression)
 
-    def _opened(self, path: Path) -> OpenFile:
-        file, name = super()._opened(path), printable(str(path))
+    def _open_file(self, path: Path) -> OpenFile:
+        file, name = super()._open_file(path), printable(str(path))
         size = os.fstat(file.descriptor).st_size
         count = int.from_bytes(file.read(4, 0), "little")
         if file.read(len(_FRAMED), 0) == _FRAMED:
-            pieces = _of_frames(file, size, name)
-        elif file.read(4, 4 * (count + 2)) == ZSTANDARD:  # where else the size of a value is
-            pieces = _of_items(file, size, count, name)
+            pieces = _inflate_frames(file, size, name)
+        elif file.read(4, 4 * (count + 2)) == ZSTANDARD:  # otherwise the size of a value is there
+            pieces = _inflate_items(file, size, count, name)
         else:
             return file
         with write_temporary(pieces, size, name) as whole:
             return OpenFile(os.dup(whole.fileno()))
 
 
-def _of_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
-    """The content of a chunk that is compressed by batches. Raises :class:`ValueError`."""
+def _inflate_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
+    """Yields the uncompressed content of a chunk that is compressed by batches. Raises :class:`ValueError`."""
     head = file.read(_HEAD.size, 0)
     if len(head) < _HEAD.size:
         raise ValueError("it ends within its header")
@@ -60,30 +59,31 @@ def _of_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
         said, items, at, packed, nbytes = _FRAME.unpack(file.read(_FRAME.size, table + _FRAME.size * number))
         if said != first or at + packed > size:
             raise ValueError(f"frame {number} is not where it should be")
-        yield from _inflated(file.read(packed, at), nbytes, name, exactly=True)
+        yield from _inflate(file.read(packed, at), nbytes, name, exactly=True)
         first, total = first + items, total + nbytes
     if first != count or total != offsets[-1] - offsets[0]:
         raise ValueError(f"its frames hold {first} items of {total} bytes")
 
 
-def _of_items(file: OpenFile, size: int, count: int, name: str) -> Iterator[bytes]:
-    """The content of a chunk whose items are compressed one by one. Raises :class:`ValueError`."""
+def _inflate_items(file: OpenFile, size: int, count: int, name: str) -> Iterator[bytes]:
+    """Yields the uncompressed content of a chunk whose items are compressed one by one. Raises :class:`ValueError`."""
     places = np.frombuffer(file.read(4 * (count + 1), 4), "<u4").tolist()
     if len(places) != count + 1 or places != sorted(places) or places[-1] > size:
         raise ValueError("its items are not where they should be")
-    # Sizes come before items: all are inflated twice, and never lie in memory together.
+    # Sizes come before items: inflating all items twice keeps only one in memory.
     offsets = [4 * (count + 2)]
     for start, stop in pairwise(places):
-        offsets.append(offsets[-1] + sum(map(len, _inflated(file.read(stop - start, start), 1 << 32, name))))
+        offsets.append(offsets[-1] + sum(map(len, _inflate(file.read(stop - start, start), 1 << 32, name))))
         if offsets[-1] >= 1 << 32:
             raise ValueError("it has more than 4 GB")
     yield np.array([count, *offsets], "<u4").tobytes()
     for start, stop in pairwise(places):
-        yield from _inflated(file.read(stop - start, start), 1 << 32, name)
+        yield from _inflate(file.read(stop - start, start), 1 << 32, name)
 
 
-def _inflated(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
-    """What a frame holds, at most ``most`` bytes. Raises :class:`ValueError`, and the error of the library."""
+def _inflate(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
+    """Yields the uncompressed content of a frame, at most ``most`` bytes. Raises :class:`ValueError`, and the error
+    of the library."""
     found = 0
     with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
         while piece := stream.read(_STEP):

@@ -1,9 +1,8 @@
-"""MDS shards of MosaicML Streaming: ``index.json`` and ``shard.00000.mds``, also compressed
+"""Reads MDS shards of MosaicML Streaming: ``index.json`` and ``shard.00000.mds``, also compressed
 (``streaming/base/format/mds/``, version 2 of the format).
 
-A shard is the number of its samples, where each begins and the last one ends (32 bits each), a description, and the
-samples: sizes of the values whose encoding has none, then the values.
-"""
+A shard is the number of its samples, the offset of each and of the end (32 bits each), a description, and the
+samples: sizes of the values without a fixed size, then the values."""
 
 from __future__ import annotations
 
@@ -30,7 +29,16 @@ from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.names import make_column_names
 from packstore.sources.records.files import OpenFiles
-from packstore.sources.records.mds_layout import FILES, INDEX, LISTS, SCALARS, Shard, array_of, decoded, read_shards
+from packstore.sources.records.mds_layout import (
+    FILES,
+    INDEX,
+    LISTS,
+    SCALARS,
+    Shard,
+    decode_array,
+    decode_value,
+    read_shards,
+)
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.values import LABEL_NAMES, infer_field, names_an_image
@@ -41,17 +49,17 @@ _PROBED = 16
 
 
 class MdsSource(ShardSource):
-    """The shards that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
+    """Shards that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "mds"
     _key_name: str | None = None
-    """Name of the key in the shards; None if they have no keys."""
+    """Name of the value that is the key; None if there is none."""
     read_shards = staticmethod(read_shards)
-    decode = staticmethod(decoded)
+    decode = staticmethod(decode_value)
 
     @staticmethod
     def open_files(paths: Sequence[Path]) -> OpenFiles:
-        """The shards, decompressed."""
+        """Opens shards, decompressed."""
         return OpenFiles(paths, detect_compression)
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -77,31 +85,31 @@ class MdsSource(ShardSource):
         self.evidence = f"{INDEX} and {len(self._shards)} shard{'s' * (len(self._shards) != 1)}"
 
     def list_indexes(self) -> list[tuple[str, Path]]:
-        """Lists the indexes with their splits."""
-        return indexes_at(self.path)
+        """Lists split and path of each index."""
+        return find_indexes(self.path)
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(split for split, _ in self._indexes)
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        shard, (offsets, reason, _) = self._shards[number], self._offsets[number]
+        shard, (offsets, reason, _) = self._shards[number], self._shard_offsets[number]
         for i, key in enumerate(islice(keys, shard.samples)):
             start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
-            problem = reason or self._misplaced(number, start, stop)
+            problem = reason or self._placement_error(number, start, stop)
             if problem:
                 yield Row(key, (number, start, stop, f"{shard.file.name}: {problem}"), 0)
                 continue
-            size, rest, own = self._sizes(number, start, stop)
+            size, rest, own = self._measure_sample(number, start, stop)
             yield Row(key if own is None else own, (number, start, stop), size, rest)
 
     def values(self, ref: Any) -> dict[str, Any]:
         number, start, stop, *reason = ref
         if reason:
             raise ValueError(reason[0])
-        shard, raw = self._shards[number], self._raw(number, start, stop)
-        return self.decode_all(shard, dict(zip(shard.names, raw, strict=True)))
+        shard, raw = self._shards[number], self._read_values(number, start, stop)
+        return self.decode_sample(shard, dict(zip(shard.names, raw, strict=True)))
 
-    def decode_all(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+    def decode_sample(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
         """Decodes the values of a sample, by column. Raises :class:`ValueError`."""
         found = {}
         for name, encoding in zip(shard.names, shard.encodings, strict=True):
@@ -113,15 +121,15 @@ class MdsSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        return self._files.stretch(ref[0], ref[1], ref[2] - ref[1])
+        return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
         shard = self._shards[0]
         encodings = dict(zip(shard.names, shard.encodings, strict=True))
-        probes = [self._probe(split) for split in self.splits()]
+        probes = [self._read_first(split) for split in self.splits()]
         samples = [sample for probe in probes for sample in probe]
         return {
-            column: self._field(name, encodings[name], [sample[column] for sample in samples if column in sample])
+            column: self._declare(name, encodings[name], [sample[column] for sample in samples if column in sample])
             for name, column in self._columns.items()
         }
 
@@ -139,17 +147,17 @@ class MdsSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """The columns of values that one can hold, by their names."""
+        """Column of each value that a column can hold."""
         shard = self._shards[0]
         names = [name for name, encoding in zip(shard.names, shard.encodings, strict=True) if encoding not in LISTS]
         found = make_column_names(names)
-        main = self._main(names, dict(zip(shard.names, shard.encodings, strict=True)))
+        main = self._find_main(names, dict(zip(shard.names, shard.encodings, strict=True)))
         if "image" in found.values() and found[main] != "image":
             raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(main)} is")
         return {**found, main: "image"}
 
-    def _main(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
-        """The value that is the main image."""
+    def _find_main(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
+        """Finds the value that is the main image. Raises :class:`SourceError` if there is none."""
         images = [name for name in names if encodings[name] in (*FILES, "pil")]
         images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
         images += [name for name in names if encodings[name].startswith(("ndarray", "numpy")) and names_an_image(name)]
@@ -158,14 +166,16 @@ class MdsSource(ShardSource):
         return next((name for name in images if names_an_image(name)), images[0])
 
     def _begins_like_image(self, name: str) -> bool:
+        """Tells if a value of the first sample is an image file."""
         number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
-        offsets, reason, _ = self._offsets[number]
-        if reason or self._misplaced(number, int(offsets[0]), int(offsets[1])):
+        offsets, reason, _ = self._shard_offsets[number]
+        if reason or self._placement_error(number, int(offsets[0]), int(offsets[1])):
             return False
-        data = self._raw(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
+        data = self._read_values(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
         return begins_like_image(data[:16])
 
-    def _field(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
+    def _declare(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
+        """Declares the column of a value by its encoding, or by some values."""
         column = self._columns[name]
         if column == "image":
             return Image(None if encoding in (*FILES, "bytes") else "uint8")
@@ -188,20 +198,22 @@ class MdsSource(ShardSource):
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
 
-    def _probe(self, split: str) -> Iterator[dict[str, Any]]:
+    def _read_first(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yields the first samples of a split that can be read."""
         for row in islice(self.rows(split), _PROBED):
             try:
                 yield self.values(row.ref)
             except (ValueError, OSError):
-                continue  # named when its turn comes
+                continue  # reported when it is read
 
     @cached_property
-    def _offsets(self) -> list[tuple[NDArray[np.uint32], str, int]]:
-        """Where the samples of each shard begin, and where the last one ends; or why that cannot be known; and the
-        bytes of the shard."""
-        return [self._offsets_of(number) for number in range(len(self._shards))]
+    def _shard_offsets(self) -> list[tuple[NDArray[np.uint32], str, int]]:
+        """For each shard: offsets of its samples and of their end, the reason if they are wrong, and the bytes of
+        the shard."""
+        return [self._read_offsets(number) for number in range(len(self._shards))]
 
-    def _offsets_of(self, number: int) -> tuple[NDArray[np.uint32], str, int]:
+    def _read_offsets(self, number: int) -> tuple[NDArray[np.uint32], str, int]:
+        """Reads the offsets of a shard, see :attr:`_shard_offsets`."""
         shard, none = self._shards[number], np.zeros(0, np.uint32)
         file = self._files[number]
         end = os.fstat(file.descriptor).st_size
@@ -215,15 +227,16 @@ class MdsSource(ShardSource):
             return none, "it ends within its offsets", end
         return np.frombuffer(data, "<u4"), "", end
 
-    def _misplaced(self, number: int, start: int, stop: int) -> str:
+    def _placement_error(self, number: int, start: int, stop: int) -> str:
+        """Returns the error for a sample at an impossible place; empty for a good one."""
         shard = self._shards[number]
         head = 4 * (shard.samples + 2)
         least = sum(4 if size is None else size for size in shard.sizes)
-        good = head <= start <= stop <= self._offsets[number][2] and stop - start >= least
+        good = head <= start <= stop <= self._shard_offsets[number][2] and stop - start >= least
         return "" if good else f"a sample lies from {start} to {stop}, where none can be"
 
-    def _spans(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Where the values of a sample lie. Raises :class:`ValueError`."""
+    def _value_spans(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Returns begin and end of each value of a sample. Raises :class:`ValueError`."""
         shard = self._shards[number]
         unsaid = sum(size is None for size in shard.sizes)
         lengths = iter(np.frombuffer(self._files[number].read(4 * unsaid, start), "<u4").tolist())
@@ -236,13 +249,14 @@ class MdsSource(ShardSource):
             raise ValueError(f"{shard.file.name}: a sample of {stop - start} bytes has values of {at - start}")
         return spans
 
-    def _sizes(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
-        """Sizes of the main image and of the rest of a sample; its key, in an export of packstore."""
+    def _measure_sample(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
+        """Returns the bytes of a sample's main image and of its other values; and its key, in an export of
+        packstore."""
         shard, file = self._shards[number], self._files[number]
         try:
-            spans = dict(zip(shard.names, self._spans(number, start, stop), strict=True))
+            spans = dict(zip(shard.names, self._value_spans(number, start, stop), strict=True))
         except ValueError:
-            return stop - start, 0, None  # it says so when its turn comes
+            return stop - start, 0, None  # reported when it is read
         low, high = spans.get(self._image_name, (start, start))
         key = None
         if self._key_name in spans:
@@ -252,12 +266,13 @@ class MdsSource(ShardSource):
 
     @cached_property
     def _image_name(self) -> str:
-        """Name of the main image in the shards."""
+        """Name of the value that is the main image."""
         return next(name for name, column in self._columns.items() if column == "image")
 
-    def _raw(self, number: int, start: int, stop: int) -> list[bytes]:
+    def _read_values(self, number: int, start: int, stop: int) -> list[bytes]:
+        """Reads the encoded values of a sample. Raises :class:`ValueError`."""
         file, shard = self._files[number], self._shards[number]
-        spans = self._spans(number, start, stop)
+        spans = self._value_spans(number, start, stop)
         limits = [self._max_image if encoding in FILES else _MAX_VALUE for encoding in shard.encodings]
         for name, (low, high), limit in zip(shard.names, spans, limits, strict=True):
             if high - low > limit:
@@ -268,8 +283,8 @@ class MdsSource(ShardSource):
         return [data[low - start : high - start] for low, high in spans]
 
 
-def indexes_at(path: Path) -> list[tuple[str, Path]]:
-    """The indexes at a path with their splits."""
+def find_indexes(path: Path) -> list[tuple[str, Path]]:
+    """Finds the indexes at a path, with their splits."""
     if (path / INDEX).is_file():
         return [("", path / INDEX)]
     if not path.is_dir():
@@ -282,7 +297,7 @@ def indexes_at(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    for _, index in indexes_at(path)[:1]:
+    for _, index in find_indexes(path)[:1]:
         start = ""
         try:
             with index.open(encoding="utf-8") as file:
@@ -295,14 +310,14 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 class ExportedMds(ExportedRows, MdsSource):
-    """An export of packstore, see :mod:`packstore.exports.mds`."""
+    """Shards that packstore exported, see :mod:`packstore.exports.mds`."""
 
     _image_name, _key_name = "image", "key"
 
     def list_indexes(self) -> list[tuple[str, Path]]:
         return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
 
-    def decode_all(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+    def decode_sample(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
             if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):
@@ -313,7 +328,7 @@ class ExportedMds(ExportedRows, MdsSource):
             if column.name == "image" and (column.layout is None or self.export_manifest.image == "png"):
                 found["image"] = data
             elif column.layout is not None and column.kind == "ragged":
-                found[column.name] = array_of("ndarray", data, NUMPY_DTYPE[column.dtype].name)
+                found[column.name] = decode_array("ndarray", data, NUMPY_DTYPE[column.dtype].name)
             elif column.kind == "fixed":
                 numbers = NUMPY_DTYPE[column.dtype]
                 values = np.zeros(0, numbers) if 0 in column.shape else np.frombuffer(data, numbers)
@@ -321,7 +336,7 @@ class ExportedMds(ExportedRows, MdsSource):
             elif column.form == "numbers":
                 dtype = NUMPY_DTYPE[column.dtype].name
                 found[column.name] = StoredBytes(
-                    array_of("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()
+                    decode_array("ndarray", data, "uint8" if dtype == "bool" else dtype).tobytes()
                 )
             else:
                 found[column.name] = StoredBytes(data)

@@ -1,5 +1,5 @@
-"""The layout of MDS shards: what ``index.json`` says of them, and how values are encoded
-(``streaming/base/format/mds/``, version 2 of the format)."""
+"""Layout of MDS shards: the content of ``index.json``, and the encodings of values (``streaming/base/format/mds/``,
+version 2 of the format)."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ _COMPRESSED = ("zstd", "gz", "bz2")
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard.
+    """Shard of an index.
 
     Attributes:
         split: Name of its split.
-        file: Where it lies.
-        samples: How many it has, as the index says.
-        names: Names of its values.
-        encodings: Their encodings, likewise.
-        sizes: Their sizes; None for those that say it.
-        nbytes: Bytes of the shard when it is not compressed; None where nothing says it.
-    """
+        file: Path of the file.
+        samples: Number of samples by the index.
+        names: Names of the values of a sample.
+        encodings: Encodings of the values, in the same order.
+        sizes: Sizes of the values; None for values with their own size.
+        nbytes: Bytes of the uncompressed shard; None if unknown."""
 
     split: str
     file: Path
@@ -54,8 +53,8 @@ class Shard:
     nbytes: int | None
 
 
-def decoded(encoding: str, data: bytes) -> Any:
-    """A value by its encoding. Raises :class:`ValueError`."""
+def decode_value(encoding: str, data: bytes) -> Any:
+    """Decodes a value by its encoding. Raises :class:`ValueError`."""
     if encoding in (*FILES, "bytes"):
         return data
     if encoding in ("str", "str_decimal"):
@@ -71,12 +70,12 @@ def decoded(encoding: str, data: bytes) -> Any:
     if encoding == "json":
         return json.loads(data)
     if encoding == "pil":
-        return _pixels(data)
-    return array_of(encoding, data)
+        return _decode_pixels(data)
+    return decode_array(encoding, data)
 
 
-def array_of(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
-    """An array: ``ndarray:DTYPE:SHAPE``, where both may be left out and lie before the values then."""
+def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
+    """Decodes an array ``ndarray:DTYPE:SHAPE``; dtype and shape precede the values if the encoding lacks them."""
     parts = encoding.split(":")
     dtype = dtype or (parts[1] if len(parts) > 1 else "")
     at = 0
@@ -100,8 +99,8 @@ def array_of(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
     return np.frombuffer(data, kind, offset=at).reshape(shape)
 
 
-def _pixels(data: bytes) -> NDArray[np.uint8]:
-    """An image of Pillow: width, height, the length of its mode, the mode, and the pixels."""
+def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
+    """Decodes an image of Pillow: width, height, the length of its mode, the mode, and the pixels."""
     width, height, length = np.frombuffer(data[:12], "<u4").tolist() if len(data) >= 12 else (0, 0, 0)
     mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
     channels = {"L": 1, "RGB": 3}.get(mode)
@@ -113,7 +112,7 @@ def _pixels(data: bytes) -> NDArray[np.uint8]:
 
 
 def read_shards(split: str, index: Path) -> Iterator[Shard]:
-    """The shards that an index names. Raises :class:`SourceError`."""
+    """Yields the shards that an index names. Raises :class:`SourceError`."""
     try:
         for plain in read_index(index)["shards"]:
             if plain["format"] != "mds" or plain["version"] != 2:
@@ -122,17 +121,17 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
                     "reads mds of version 2"
                 )
             names, encodings = tuple(map(str, plain["column_names"])), tuple(map(str, plain["column_encodings"]))
-            sizes = tuple(_size(encoding) for encoding in encodings)
+            sizes = tuple(_fixed_size(encoding) for encoding in encodings)
             said = tuple(None if not size else int(size) for size in plain["column_sizes"])
             if not len(names) == len(encodings) == len(said) <= _MAX_COLUMNS or len(set(names)) < len(names):
                 raise ValueError("its columns do not go together")
             if sizes != said:
                 raise ValueError(f"columns {encodings} have sizes {said}")
             raw, packed = plain["raw_data"], plain.get("zip_data")
-            file = index.parent / file_name(raw["basename"])
+            file = index.parent / check_file_name(raw["basename"])
             if packed and not file.is_file():
                 kind = str(plain.get("compression") or "").partition(":")[0]
-                file = index.parent / file_name(packed["basename"])
+                file = index.parent / check_file_name(packed["basename"])
                 if kind not in _COMPRESSED:
                     raise SourceError(f"{printable(str(file))} is compressed by {printable(kind)}: decompress it first")
             if not file.is_file():
@@ -145,8 +144,8 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
         raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 
 
-def _size(encoding: str) -> int | None:
-    """The size of all values of an encoding; None where each says its own. Raises :class:`ValueError`."""
+def _fixed_size(encoding: str) -> int | None:
+    """Returns the size of all values of an encoding; None if each value has its own. Raises :class:`ValueError`."""
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = rest.partition(":")
@@ -163,15 +162,15 @@ def _size(encoding: str) -> int | None:
     return 8 if encoding == "int" else np.dtype(encoding).itemsize if encoding in SCALARS else None
 
 
-def file_name(name: object) -> str:
-    """The name of a file in the folder of the index. Raises :class:`ValueError`."""
+def check_file_name(name: object) -> str:
+    """Returns the name of a file in the folder of the index. Raises :class:`ValueError` for other names."""
     if not isinstance(name, str) or "/" in name or "\0" in name or name in ("", ".", ".."):
         raise ValueError(f"the name {name!r:.80}")
     return name
 
 
 def read_index(index: Path) -> dict[str, Any]:
-    """What an index says. Raises :class:`SourceError`."""
+    """Reads an index. Raises :class:`SourceError`."""
     try:
         with index.open("rb") as file:
             found = json.loads(file.read(_MAX_JSON))

@@ -1,8 +1,8 @@
-"""RecordIO of MXNet: ``train.rec``, with ``train.idx`` and ``train.lst`` beside it (:mod:`packstore.core.recordio`).
+"""Reads MXNet's RecordIO: ``train.rec``, with ``train.idx`` and ``train.lst`` beside it
+(:mod:`packstore.core.recordio`).
 
-InsightFace's sets begin with a record that has no image, and end with one for each identity: neither is a sample
-(``insightface/recognition/arcface_torch/dataset.py``).
-"""
+InsightFace's datasets begin with a record without an image, and end with one for each identity: none of these is a
+sample (``insightface/recognition/arcface_torch/dataset.py``)."""
 
 from __future__ import annotations
 
@@ -36,24 +36,23 @@ _SUFFIXES = (".rec",)
 _MAX_LABELS = 1 << 16
 _MAX_LIST = 1 << 32
 _FACES_LINE = re.compile(r"[01]\t([^\t]*[^\t\d.][^\t]*)\t\d+(?:\.0)?(?:\t[^\t]*)*")
-"""A line of InsightFace's lists: aligned or not, path, class; the number of its record is that of the line."""
+"""Line of InsightFace's lists: aligned or not, path, class; its record has the number of the line."""
 EXACT = 1 << 24
-"""From here on, float32 has no longer every integer."""
+"""Limit up to which float32 represents every integer."""
 
 
 @dataclass(slots=True)
-class _Index:
-    """The records of a file that are samples, some 40 bytes each.
+class _RecordIndex:
+    """Records of a file that are samples, some 40 bytes each.
 
     Attributes:
-        places: Where their first parts begin.
-        sizes: Bytes of their images; -1 for a record that ends before its image.
-        labels: Their labels; the first of several.
-        flags: How many labels each has after its header.
+        places: Offset of the first part of each record.
+        sizes: Bytes of the images; -1 for a record that ends before its image.
+        labels: Label of each record; the first of several.
+        flags: Number of labels after the header of each record.
         listed: Paths by number in the list beside the file; None without a list.
-        ids: The numbers of the records, for the list.
-        damaged: Where nothing more can be read, and why.
-    """
+        ids: Number of each record, for the list.
+        damaged: Offset and reason if the rest of the file cannot be read."""
 
     places: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -65,15 +64,14 @@ class _Index:
 
 
 @dataclass(slots=True)
-class _Facts:
-    """What all records say.
+class _RecordFacts:
+    """Facts about all records.
 
     Attributes:
         counts: Numbers of labels that records have.
-        ids: Some record has another number than its own.
+        ids: Some record has another number than its position.
         further: Some record has a second number.
-        without: Number of InsightFace's records of identities, which have no image.
-    """
+        without: Number of InsightFace's records of identities, which have no image."""
 
     counts: set[int] = field(default_factory=set)
     ids: bool = False
@@ -82,7 +80,7 @@ class _Facts:
 
 
 class RecordioSource(ShardSource):
-    """The ``.rec`` files in a folder, or one. Splits are told by their names."""
+    """The ``.rec`` files in a folder, or one. Their names decide their splits."""
 
     kind = "recordio"
 
@@ -92,7 +90,7 @@ class RecordioSource(ShardSource):
         if not self.shards:
             raise SourceError(f"{printable(str(path))} holds no .rec files")
         self._files = OpenFiles([file for _, file in self.shards], lambda file: None)
-        self._facts = _Facts()
+        self._facts = _RecordFacts()
         self._max_bytes = max_file_bytes(options.max_pixels)
         self.evidence = f"the magic number of {self.shards[0][1].name}"
 
@@ -102,9 +100,9 @@ class RecordioSource(ShardSource):
 
     def fields(self) -> Mapping[str, Field]:
         found: dict[str, Field] = {"image": Image()}
-        labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._index])
+        labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._indexes])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
-        single, counts = self._is_single, self._facts.counts
+        single, counts = self._has_single_label, self._facts.counts
         if single and whole:
             if labels.max() >= EXACT and not self.options.named:
                 raise AmbiguousSourceError(
@@ -121,29 +119,31 @@ class RecordioSource(ShardSource):
             count = max(counts)
             name = "labels" if single else "label"
             found[name] = Array("float32", (count,)) if counts == {count} else Array("float32", ragged=True)
-        if self._facts.ids and self._keys is None:
+        if self._facts.ids and self._listed_keys is None:
             found["id"] = Array("uint64")
         if self._facts.further:
             found["id2"] = Array("uint64")
         return found
 
     @cached_property
-    def _is_single(self) -> bool:
-        """A record has one label, or is a face, whose first label is its identity."""
-        assert self._index
+    def _has_single_label(self) -> bool:
+        """Each record has at most one label, or is a face, whose first label is its identity."""
+        assert self._indexes
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
     def count_left_members(self) -> Mapping[str, int]:
-        listed = sum(len(index.listed or ()) for index in self._index)
+        listed = sum(len(index.listed or ()) for index in self._indexes)
         found = {
             "records without an image (of InsightFace)": self._facts.without,
-            "lines of lists without a record": listed - sum(map(len, self._keys)) if self._keys is not None else 0,
-            "lines of lists that do not name all records": listed if self._keys is None else 0,
+            "lines of lists without a record": listed - sum(map(len, self._listed_keys))
+            if self._listed_keys is not None
+            else 0,
+            "lines of lists that do not name all records": listed if self._listed_keys is None else 0,
         }
         return {reason: count for reason, count in found.items() if count}
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        index, paths = self._index[number], None if self._keys is None else self._keys[number]
+        index, paths = self._indexes[number], None if self._listed_keys is None else self._listed_keys[number]
         for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
             key = next(keys)
             yield Row(key if paths is None else paths[i], (number, place), max(0, size))
@@ -155,10 +155,10 @@ class RecordioSource(ShardSource):
     def values(self, ref: Any) -> dict[str, Any]:
         number, place, *reason = ref
         if reason:
-            raise ValueError(f"{reason[0]}; what is left of this file cannot be read")
+            raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
         file = self._files[number]
         data = b""
-        for flag, at, size in _parts(file, place):
+        for flag, at, size in _find_parts(file, place):
             if len(data) + size > self._max_bytes + 4 * _MAX_LABELS:
                 raise ValueError(f"it has more bytes than the {self._max_bytes} of an image within max_pixels")
             data += (MAGIC if flag in (MIDDLE, LAST) else b"") + file.read(size, at)
@@ -171,25 +171,25 @@ class RecordioSource(ShardSource):
         return {"image": data[HEADER.size + 4 * flag :], **self.values_of_header(labels, identity, further)}
 
     def values_of_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
-        """Returns the values that a record's header gives, by column."""
+        """Returns the values in a record's header, by column."""
         found: dict[str, Any] = {}
         for name, declared in self.schema_fields.items():
             if name == "label" and isinstance(declared, Label):
                 found[name] = int(labels[0])
             elif name in ("label", "labels"):
-                found[name] = labels[0] if self._is_single and name == "label" else labels
+                found[name] = labels[0] if self._has_single_label and name == "label" else labels
         further_values = {"id": np.uint64(identity), "id2": np.uint64(further)}
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
         """Locates the image; None if its record has several parts."""
         number, place = ref[:2]
-        *_, (_, start, size) = _parts(self._files[number], place)
-        return self._files.stretch(number, place, start + size - place)
+        *_, (_, start, size) = _find_parts(self._files[number], place)
+        return self._files.locate_span(number, place, start + size - place)
 
     @cached_property
     def schema_fields(self) -> Mapping[str, Field]:
-        """:meth:`fields`, once."""
+        """Result of :meth:`fields`, computed once."""
         return self.fields()
 
     def files(self) -> Iterator[Path]:
@@ -202,13 +202,13 @@ class RecordioSource(ShardSource):
         self._files.close()
 
     @cached_property
-    def _keys(self) -> list[list[str]] | None:
-        """Paths of the images of each file, where the lists beside the files name all of them, each once. None without
-        lists. Raises :class:`AmbiguousSourceError` for lists that do not, unless the kind was named."""
-        if all(index.listed is None for index in self._index):
+    def _listed_keys(self) -> list[list[str]] | None:
+        """Paths of the images of each file, if the lists beside the files name each image once; None without lists.
+        Raises :class:`AmbiguousSourceError` for incomplete lists, unless the user named the kind."""
+        if all(index.listed is None for index in self._indexes):
             return None
         found, seen, reason = [], set[str](), ""
-        for index, (_, path) in zip(self._index, self.shards, strict=True):
+        for index, (_, path) in zip(self._indexes, self.shards, strict=True):
             listed, name = index.listed, printable(path.with_suffix(".lst").name)
             lacking = [identity for identity in index.ids if identity not in (listed or ())]
             keys = [] if listed is None or lacking else [listed[identity] for identity in index.ids]
@@ -233,19 +233,21 @@ class RecordioSource(ShardSource):
         )
 
     @cached_property
-    def _index(self) -> list[_Index]:
-        found = [self._indexed(number) for number in range(len(self.shards))]
+    def _indexes(self) -> list[_RecordIndex]:
+        """Indexes of all files. Raises :class:`SourceError` if there are no records."""
+        found = [self._index_file(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
         return found
 
-    def _indexed(self, number: int) -> _Index:
-        index, file, path = _Index(), self._files[number], self.shards[number][1]
+    def _index_file(self, number: int) -> _RecordIndex:
+        """Indexes the records of a file up to the first damage, and adds to the facts about all records."""
+        index, file, path = _RecordIndex(), self._files[number], self.shards[number][1]
         at, end, position = 0, os.fstat(file.descriptor).st_size, 0
-        index.listed = self._listed(path)
+        index.listed = self._read_list(path)
         while at < end:
             try:
-                parts = list(_parts(file, at))
+                parts = list(_find_parts(file, at))
             except ValueError as error:
                 index.damaged = at, str(error)
                 break
@@ -273,12 +275,13 @@ class RecordioSource(ShardSource):
         self._facts.counts.update(flag for flag in whole if flag <= _MAX_LABELS)
         return index
 
-    def drop_identities(self, index: _Index) -> int:
-        """Drops InsightFace's records without an image, and returns their number."""
+    def drop_identities(self, index: _RecordIndex) -> int:
+        """Removes InsightFace's records without an image from an index, and returns their number."""
         return _drop_identities(index)
 
-    def _listed(self, path: Path) -> dict[int, str] | None:
-        """Paths of the images by their numbers, in the list beside a file; None where there is none."""
+    def _read_list(self, path: Path) -> dict[int, str] | None:
+        """Reads paths of images by number from the list beside a file; None if there is none. Raises
+        :class:`SourceError`."""
         file = path.with_suffix(".lst")
         if not file.is_file():
             return None
@@ -302,9 +305,9 @@ class RecordioSource(ShardSource):
         return found
 
 
-def _drop_identities(index: _Index) -> int:
-    """Drops InsightFace's records without an image, the first of a file and those of identities at its end, and returns
-    their number. If there is nothing at one end, records without an image are InsightFace's only by their labels."""
+def _drop_identities(index: _RecordIndex) -> int:
+    """Removes InsightFace's records without an image from an index: the first one, and those of identities at the
+    end. Returns their number. If only one end has such records, their labels must be InsightFace's."""
     stop = len(index.sizes)
     while stop and not index.sizes[stop - 1]:
         stop -= 1
@@ -319,24 +322,26 @@ def _drop_identities(index: _Index) -> int:
     return first + len(trailing)
 
 
-def _parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:
+def _find_parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:
+    """Yields flag, offset and size of each part of a record. Raises :class:`ValueError`."""
     return find_parts(file.read, at, os.fstat(file.descriptor).st_size)
 
 
 class ExportedRecordio(ExportedRows, RecordioSource):
-    """An export of packstore. Whole labels are those of the store, and a record without an image is a damaged one."""
+    """Files that packstore exported. Whole labels are those of the store, and a record without an image is damaged."""
 
     def values_of_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
-    def drop_identities(self, index: _Index) -> int:
+    def drop_identities(self, index: _RecordIndex) -> int:
         return 0
 
-    def _listed(self, path: Path) -> None:
+    def _read_list(self, path: Path) -> None:
         return None
 
 
 def _is_recordio(file: Path) -> bool:
+    """Tells if a file has the suffix and the magic number of RecordIO."""
     return file.suffix.lower() in _SUFFIXES and first_bytes(file, 4) == MAGIC
 
 

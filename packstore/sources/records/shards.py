@@ -1,4 +1,4 @@
-"""Shards: files that hold many samples each, and belong to one split each."""
+"""Finds shards: files that each hold many samples and belong to one split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from packstore.sources.rows import Row, RowSource, in_packing_order
 _NAMED_MISSING = 1000
 _TRIED = 4
 _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
-"""A shard as TensorFlow's ``ShardedFile`` calls it: its number of how many."""
+"""Name of a shard by TensorFlow's ``ShardedFile``, with its number and the number of all."""
 
 
 class ShardSource(RowSource):
@@ -34,7 +34,7 @@ class ShardSource(RowSource):
 
     @abstractmethod
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Lists the rows of a shard. Takes one of ``keys`` for each: the key of a row that has none of its own."""
+        """Yields the rows of a shard. Takes one of ``keys`` for each row, as the key if the row has none of its own."""
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(split for split, _ in self.shards)
@@ -49,19 +49,21 @@ class ShardSource(RowSource):
 
 
 @dataclass(frozen=True)
-class Shards:
+class FoundShards:
     """The shards at a path.
 
     Attributes:
         files: Split and path of each, in the order of reading.
-        missing: Names of shards that others say there are: ``train-00002-of-00004``.
+        missing: Names of absent shards, by the names of others: ``train-00002-of-00004``.
     """
 
     files: list[tuple[str, Path]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
 
-def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False) -> Shards:
+def find_shards(
+    path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False
+) -> FoundShards:
     """Finds the shards at ``path``: the file itself, those in the folder, and those in its folders ``train``, ``val`` …
 
     The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``.
@@ -69,14 +71,14 @@ def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path]
     Args:
         path: A file or a folder.
         suffixes: Suffixes of shards.
-        is_shard: Whether a file without a known suffix is a shard; called if its name has no suffix, or is numbered.
+        is_shard: Tells if a file without a known suffix is a shard; called if its name has no suffix, or is numbered.
 
     Raises:
         SourceError: Some shards have a split and others have none.
     """
     if path.is_file():
-        return Shards([("", path)])
-    found = Shards()
+        return FoundShards([("", path)])
+    found = FoundShards()
     counted: dict[tuple[Path, str, int, str], set[int]] = {}
     try:
         top = _sorted_files(path)
@@ -86,12 +88,12 @@ def find_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path]
                 of = _OF.fullmatch(file.name) if "-of-" in file.name else None
                 named = file.name.lower().endswith(suffixes)
                 if is_passed_over(file.name) or not (named or of or not file.suffix):
-                    continue  # by its name: there may be any number of files
+                    continue  # by its name alone, since there may be any number of files
                 if not file.is_file() or not (named or is_shard(file)):
                     continue
                 if of:
                     counted.setdefault((folder, of[1], int(of[3]), of[4] or ""), set()).add(int(of[2]))
-                found.files.append((split_of(file.name) if folder is path else folder.name.lower(), file))
+                found.files.append((find_split_in_name(file.name) if folder is path else folder.name.lower(), file))
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
     for (_, stem, total, suffix), numbers in counted.items():
@@ -109,13 +111,13 @@ def _sorted_files(folder: Path) -> list[Path]:
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
     """Certain if ``path`` is a shard, or a folder without images, some of whose first files are shards."""
-    if path.is_dir() and holds_images(path):
+    if path.is_dir() and folder_has_images(path):
         return Certainty.NO
-    files = [path] if path.is_file() else first_shards(path, suffixes)
+    files = [path] if path.is_file() else list_first_shards(path, suffixes)
     return Certainty.CERTAIN if any(map(is_shard, files)) else Certainty.NO
 
 
-def first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Lists some files of a folder, or of its splits, that may be shards by their names."""
     tree = open_tree(path)
     if tree is None:
@@ -138,13 +140,13 @@ def refuse_missing(path: Path, kind: str, missing: Sequence[str]) -> None:
         )
 
 
-def split_of(name: str) -> str:
+def find_split_in_name(name: str) -> str:
     """Returns the part of a file's name that is a split; ``""`` if there is none."""
     parts = [part.lower() for part in re.split(r"[-_.]", name)]
     return next((part for part in parts if part in SPLIT_ORDER), "")
 
 
-def holds_images(path: Path) -> bool:
-    """Whether images are among the files of a folder."""
+def folder_has_images(path: Path) -> bool:
+    """Tells if images are directly in a folder."""
     tree = open_tree(path)
     return tree is not None and len(tree.names("").ending(*IMAGE_SUFFIXES)) > 0

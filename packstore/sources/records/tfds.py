@@ -1,8 +1,7 @@
-"""TensorFlow Datasets: folders of TFRecord with ``dataset_info.json`` and ``features.json``
+"""Reads TensorFlow Datasets: folders of TFRecord with ``dataset_info.json`` and ``features.json``
 (https://www.tensorflow.org/datasets/external_tfrecord).
 
-How features become examples: ``tensorflow_datasets/core/example_serializer.py``, version 4.9.
-"""
+Features become examples as in ``tensorflow_datasets/core/example_serializer.py``, version 4.9."""
 
 from __future__ import annotations
 
@@ -30,8 +29,8 @@ from packstore.sources.exported_rows import open_with
 from packstore.sources.records.arrayrecord_files import ArrayRecordFiles
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.exported import ExportedTfds
-from packstore.sources.records.shards import first_shards
-from packstore.sources.records.tfds_features import FEATURES, Leaf, describe, is_mask, is_pixels
+from packstore.sources.records.shards import list_first_shards
+from packstore.sources.records.tfds_features import FEATURES, Leaf, is_mask_leaf, is_pixel_tensor, read_feature_columns
 
 INFO = "dataset_info.json"
 _MAX_JSON = 1 << 26
@@ -41,13 +40,13 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 class TfdsSource(ExampleSource):
-    """A version of a dataset of TensorFlow Datasets, in TFRecord or ArrayRecord files."""
+    """One version of a dataset of TensorFlow Datasets, in TFRecord or ArrayRecord files."""
 
     kind = "tfds"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
-        folder = _folder(path)
-        info, features = _read(folder / INFO), _read(folder / FEATURES)
+        folder = _find_version(path)
+        info, features = _read_json(folder / INFO), _read_json(folder / FEATURES)
         if "featuresDict" not in features:
             raise SourceError(
                 f"{printable(str(folder / FEATURES))} is of an old version of TensorFlow Datasets: write it again with "
@@ -60,14 +59,14 @@ class TfdsSource(ExampleSource):
             )
         if form == "array_record":
             self.record_files = ArrayRecordFiles
-        shards = list(_shards(folder, info))
+        shards = list(_list_shards(folder, info))
         if not shards:
             raise SourceError(f"{printable(str(folder / INFO))} names no shards")
         super().__init__(path, options, [(split, file) for split, file, _ in shards])
         self._counts = [count for _, _, count in shards]
         self._folder = folder
         try:
-            self._described = describe(features, folder)
+            self._described = read_feature_columns(features, folder)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise SourceError(f"{printable(str(folder / FEATURES))} cannot be used: {printable(str(error))}") from None
         labels = (leaf.feature for leaf in self._described.leaves.values() if leaf.what == "classLabel")
@@ -85,52 +84,53 @@ class TfdsSource(ExampleSource):
 
     def fields(self) -> Mapping[str, Field]:
         assert self.index
-        return {name: self._field(name, leaf) for name, leaf in self._leaves.items()}
+        return {name: self._declare(name, leaf) for name, leaf in self._column_leaves.items()}
 
-    def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+    def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for name, leaf in self._leaves.items():
+        for name, leaf in self._column_leaves.items():
             try:
-                found[name] = self._value(leaf, features, message)
+                found[name] = self._decode_leaf(leaf, features, message)
             except (ValueError, zlib.error, OverflowError) as error:
                 raise ValueError(f"{printable(leaf.feature)}: {error}") from error
-        for name, leaf in self._leaves.items():
+        for name, leaf in self._column_leaves.items():
             if leaf.what == "boundingBox" and found[name] is not None:
-                found[name] = _pixels(leaf, found[name], found["image"])
+                found[name] = _boxes_to_pixels(leaf, found[name], found["image"])
         return found
 
-    def _indexed(self, number: int) -> Any:
-        index = super()._indexed(number)
+    def _index_file(self, number: int) -> Any:
+        index = super()._index_file(number)
         found, expected = len(index.places), self._counts[number]
         if index.damaged is None and found != expected:
             index.damaged = 0, f"it has {found} records, and {INFO} says {expected}"
         return index
 
     @cached_property
-    def _leaves(self) -> dict[str, Leaf]:
-        """The columns, without the one that is the key."""
+    def _column_leaves(self) -> dict[str, Leaf]:
+        """Columns and their features, without the feature of the key."""
         key = self.key_feature
         leaves = self._described.leaves
         return {name: leaf for name, leaf in leaves.items() if leaf.feature != key or leaf.what != "text"}
 
-    def _field(self, name: str, leaf: Leaf) -> Field:
-        facts = self.found.features.get(leaf.feature)
+    def _declare(self, name: str, leaf: Leaf) -> Field:
+        """Declares the column of a feature by ``features.json``, and by facts about all examples."""
+        facts = self.facts.features.get(leaf.feature)
         some = (
             facts is None
             or facts.missing
-            or (leaf.feature in self.found.labels and self.found.labels[leaf.feature].missing)
+            or (leaf.feature in self.facts.labels and self.facts.labels[leaf.feature].missing)
         )
         if name == "image":
-            if is_pixels(leaf) and -1 not in leaf.shape:
+            if is_pixel_tensor(leaf) and -1 not in leaf.shape:
                 self.shape = (*leaf.shape[:2], 3)
-            return Image("uint8" if is_pixels(leaf) else None)
+            return Image("uint8" if is_pixel_tensor(leaf) else None)
         if len(leaf.lengths) > 1:
             return Json()
         match leaf.what:
             case "image" if leaf.lengths:
                 return Images(optional=some)
             case "image":
-                return Mask(optional=some) if is_mask(leaf) else Image(optional=some)
+                return Mask(optional=some) if is_mask_leaf(leaf) else Image(optional=some)
             case "classLabel":
                 of = self._described.parallel.get(name, False)
                 return Labels(leaf.classes, of=of) if leaf.lengths else Label(leaf.classes, optional=some)
@@ -149,12 +149,13 @@ class TfdsSource(ExampleSource):
             Array(leaf.dtype, shape[1:], ragged=True) if shape[:1] == (-1,) else Array(leaf.dtype, shape, optional=some)
         )
 
-    def _value(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
+    def _decode_leaf(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
+        """Decodes the value of a column; None if it is missing. Raises :class:`ValueError`."""
         name = leaf.feature
         if len(leaf.lengths) > 1:
             flat = features.get(f"{name}/ragged_flat_values", Feature())
             rows = [features.get(f"{name}/ragged_row_lengths_{i}", Feature()) for i in range(len(leaf.lengths) - 1)]
-            return _nested(_items(leaf, flat, message), [row.numbers(message).tolist() for row in rows])
+            return _nest_rows(_decode_items(leaf, flat, message), [row.numbers(message).tolist() for row in rows])
         feature, dynamic = features.get(name), leaf.shape.count(-1) > 1 and leaf.what == "tensor"
         if dynamic:
             feature = features.get(f"{name}/value")
@@ -174,9 +175,11 @@ class TfdsSource(ExampleSource):
                 ):
                     raise ValueError(f"found the shape {said}, expected {list(shape)}")
                 shape = tuple(said)
-            array = _tensor(leaf, feature, message, (*leaf.lengths, *shape), max_file_bytes(self.options.max_pixels))
-            return array.tolist() if -1 in (*leaf.lengths, *leaf.shape)[1:] and not is_pixels(leaf) else array
-        items = _items(leaf, feature, message)
+            array = _decode_tensor(
+                leaf, feature, message, (*leaf.lengths, *shape), max_file_bytes(self.options.max_pixels)
+            )
+            return array.tolist() if -1 in (*leaf.lengths, *leaf.shape)[1:] and not is_pixel_tensor(leaf) else array
+        items = _decode_items(leaf, feature, message)
         if leaf.what == "boundingBox":
             return np.array(items, np.float64).reshape(-1, 4)
         if leaf.what == "tensor" and leaf.shape:  # of strings
@@ -188,8 +191,8 @@ class TfdsSource(ExampleSource):
         return None if leaf.what == "classLabel" and items[0] == -1 else items[0]
 
 
-def _items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
-    """The values of a feature as plain ones."""
+def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
+    """Decodes the values of a feature to a list of plain values. Raises :class:`ValueError`."""
     if leaf.what == "text" or leaf.dtype == "string":
         if feature.kind not in ("bytes", ""):
             raise ValueError("found numbers, expected texts")
@@ -201,16 +204,16 @@ def _items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
                 raise
             return list(values)
     if leaf.what == "boundingBox":
-        return list(_tensor(leaf, feature, message, (-1, 4), 1 << 30).tolist())
+        return list(_decode_tensor(leaf, feature, message, (-1, 4), 1 << 30).tolist())
     dtype = "int64" if leaf.what == "classLabel" else leaf.dtype
-    numbers = _tensor(replace(leaf, said={"dtype": dtype}), feature, message, (-1, *leaf.shape), 1 << 30)
+    numbers = _decode_tensor(replace(leaf, said={"dtype": dtype}), feature, message, (-1, *leaf.shape), 1 << 30)
     if leaf.what == "classLabel" and leaf.classes is not None and numbers.size and numbers.max() >= len(leaf.classes):
         raise ValueError(f"{numbers.max()} is none of {len(leaf.classes)} classes")
     return list(numbers.tolist())
 
 
-def _tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
-    """The numbers of a feature."""
+def _decode_tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
+    """Decodes the numbers of a feature to an array of this shape. Raises :class:`ValueError`."""
     dtype = np.dtype(leaf.dtype or "float32").newbyteorder("<")
     if leaf.packed:
         values = feature.bytes(message) if feature.kind == "bytes" else []
@@ -237,8 +240,8 @@ def _tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ..
     return array.reshape(shape)
 
 
-def _nested(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
-    """Lists of lists, by the lengths of the inner ones; ``row_lengths`` from outside."""
+def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
+    """Nests values in lists of lists by the lengths of the rows, given from outside. Raises :class:`ValueError`."""
     for lengths in reversed(row_lengths):
         if sum(lengths) != len(items) or any(length < 0 for length in lengths):
             raise ValueError(f"{len(items)} values do not make rows of {sum(lengths)}")
@@ -247,8 +250,8 @@ def _nested(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
     return items
 
 
-def _pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
-    """Left, top, right, bottom in pixels."""
+def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
+    """Converts boxes to left, top, right, bottom in pixels."""
     form = str(leaf.said.get("bboxFormat") or "REL_YXYX")
     if form.endswith("YXYX"):
         boxes = boxes[:, [1, 0, 3, 2]]
@@ -267,8 +270,8 @@ def _pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.fl
     return boxes.astype(np.float32)
 
 
-def _shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, int]]:
-    """Split, file and number of records of each shard. Raises :class:`SourceError`."""
+def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, int]]:
+    """Yields split, path and number of records of each shard. Raises :class:`SourceError`."""
     try:
         for split in info.get("splits", ()):
             name, lengths = str(split["name"]), [int(n) for n in split.get("shardLengths", ())]
@@ -292,7 +295,8 @@ def _shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, 
         raise SourceError(f"{printable(str(folder / INFO))} cannot be used: {printable(str(error))}") from None
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> dict[str, Any]:
+    """Reads a JSON object from a file. Raises :class:`SourceError`."""
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
@@ -305,8 +309,8 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-def _folders(path: Path) -> list[Path]:
-    """The versions at or below a folder: it itself, ``1.0.0``, or ``config/1.0.0``."""
+def _find_versions(path: Path) -> list[Path]:
+    """Finds versions of datasets: the folder itself, ``1.0.0`` or ``config/1.0.0`` in it."""
     if (path / INFO).is_file():
         return [path]
     tree = open_tree(path)
@@ -318,10 +322,11 @@ def _folders(path: Path) -> list[Path]:
     return [p for p in found if (p / INFO).is_file()]
 
 
-def _folder(path: Path) -> Path:
-    """The only version at a path. Raises :class:`SourceError` for none, :class:`AmbiguousSourceError` for several."""
+def _find_version(path: Path) -> Path:
+    """Finds the only version at a path. Raises :class:`SourceError` for none, :class:`AmbiguousSourceError` for
+    several."""
     try:
-        found = _folders(path) if path.is_dir() else []
+        found = _find_versions(path) if path.is_dir() else []
     except OSError as error:
         raise SourceError(f"{printable(str(path))} cannot be listed: {error.strerror or error}") from None
     if len(found) > 1:
@@ -337,20 +342,20 @@ def _folder(path: Path) -> Path:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     try:
-        found = _folders(path) if path.is_dir() else []
+        found = _find_versions(path) if path.is_dir() else []
     except OSError:
         return Certainty.NO
     if not found:
         return Certainty.NO
     if not any((each / FEATURES).is_file() for each in found):
-        if any(is_tfrecord(file) for each in found for file in first_shards(each, SUFFIXES)):
+        if any(is_tfrecord(file) for each in found for file in list_first_shards(each, SUFFIXES)):
             raise AmbiguousSourceError(
                 f"{printable(str(path))} has {INFO} of TensorFlow Datasets, but no {FEATURES}, which says what its "
                 "features are: a version before 4.0 wrote it. Write it again with version 4.7 or later, or pack its "
                 "TFRecord files as they are with --source tfrecord"
             )
         return Certainty.NO  # others have such a file, too
-    _folder(path)  # several are a question
+    _find_version(path)  # several are a question
     return Certainty.CERTAIN
 
 

@@ -1,8 +1,7 @@
-"""What ``features.json`` of TensorFlow Datasets says of the features of an example, as columns.
+"""Converts ``features.json`` of TensorFlow Datasets to columns.
 
-The messages of ``tensorflow_datasets/core/proto/feature.proto``, version 4.9, as JSON. The Python classes that it
-names are neither imported nor needed.
-"""
+It has the messages of ``tensorflow_datasets/core/proto/feature.proto``, version 4.9, as JSON. The Python classes
+that it names are neither imported nor needed."""
 
 from __future__ import annotations
 
@@ -30,15 +29,14 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class Leaf:
-    """A feature that is a column.
+    """Feature that is a column.
 
     Attributes:
-        feature: Its name in an example.
-        what: How ``features.json`` calls it: ``image``, ``tensor``, ``classLabel`` …
-        said: What that says of it.
-        lengths: Of the sequences around it, from outside; -1 for any length.
-        classes: Names of its classes.
-    """
+        feature: Name in an example.
+        what: Type in ``features.json``: ``image``, ``tensor``, ``classLabel`` …
+        said: Description in ``features.json``.
+        lengths: Lengths of the sequences that contain it, from outside; -1 for any length.
+        classes: Names of its classes."""
 
     feature: str
     what: str
@@ -48,7 +46,7 @@ class Leaf:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one value; -1 for any size."""
+        """Shape of one value; -1 for any size."""
         return tuple(int(n) for n in self.said.get("shape", {}).get("dimensions", ()))
 
     @property
@@ -57,49 +55,49 @@ class Leaf:
 
     @property
     def packed(self) -> str:
-        """How a tensor is packed into bytes: ``bytes``, ``zlib``; empty where it is a list of numbers."""
+        """Packing of a tensor into bytes: ``bytes`` or ``zlib``; empty for a list of numbers."""
         encoding = str(self.said.get("encoding", "none")).lower()
         return "" if encoding in ("", "none") else encoding
 
 
 @dataclass
-class Described:
-    """What ``features.json`` says.
+class FeatureColumns:
+    """Columns by ``features.json``.
 
     Attributes:
-        leaves: By column.
-        ignored: Features that no column can hold, by reason.
-        parallel: Boxes of each column of labels that goes with them.
-    """
+        leaves: Feature of each column.
+        ignored: Number of features that no column can hold, by reason.
+        parallel: Column of boxes for each column of labels that belongs to one."""
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)
     parallel: dict[str, str] = field(default_factory=dict)
 
 
-def is_mask(leaf: Leaf) -> bool:
-    """A PNG of one channel whose name says that its values are classes."""
+def is_mask_leaf(leaf: Leaf) -> bool:
+    """Tells if a feature is a PNG of one channel with a name of masks."""
     named = "mask" in leaf.feature or "segmentation" in leaf.feature or "label" in leaf.said
     return leaf.what == "image" and leaf.shape[-1:] == (1,) and leaf.said.get("encodingFormat") == "png" and named
 
 
-def is_pixels(leaf: Leaf) -> bool:
-    """A tensor that may be the pixels of an image."""
+def is_pixel_tensor(leaf: Leaf) -> bool:
+    """Tells if a feature is a tensor that may be the pixels of an image."""
     return leaf.what == "tensor" and leaf.dtype == "uint8" and len(leaf.shape) == 3 and leaf.shape[2] in (1, 3)
 
 
-def describe(features: Mapping[str, Any], folder: Path) -> Described:
-    """The columns of what ``features.json`` says; the main image is ``image``. Classes are in files in ``folder``.
+def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureColumns:
+    """Converts ``features.json`` to columns; the main image is ``image``. Reads names of classes from files in
+    ``folder``.
 
-    Raises :class:`ValueError`, and others where it is none."""
-    found = Described()
-    for path, leaf in _walk(features, (), (), 0):
+    Raises :class:`ValueError`, and other errors for invalid content."""
+    found = FeatureColumns()
+    for path, leaf in _walk_features(features, (), (), 0):
         feature, where = leaf.feature, "-".join(part.replace("/", ".") for part in path)
         if leaf.what == "classLabel":
             leaf = replace(
-                leaf, classes=_classes(folder / f"{where}.labels.txt", int(leaf.said.get("numClasses") or 0))
+                leaf, classes=_read_class_names(folder / f"{where}.labels.txt", int(leaf.said.get("numClasses") or 0))
             )
-        reason = _unkept(leaf)
+        reason = _unsupported_reason(leaf)
         if reason:
             found.ignored[f"features that are {reason}"] += 1
             continue
@@ -109,8 +107,8 @@ def describe(features: Mapping[str, Any], folder: Path) -> Described:
         found.leaves[name] = leaf
     _rename_boxes(found)
     single = {name: leaf for name, leaf in found.leaves.items() if leaf.what == "image" and not leaf.lengths}
-    images = [name for name, leaf in single.items() if not is_mask(leaf)]
-    images += [name for name, leaf in found.leaves.items() if name == "image" and is_pixels(leaf)]
+    images = [name for name, leaf in single.items() if not is_mask_leaf(leaf)]
+    images += [name for name, leaf in found.leaves.items() if name == "image" and is_pixel_tensor(leaf)]
     if not images:
         raise ValueError(f"it has no images, but {', '.join(found.leaves) or 'nothing'}")
     if "image" not in images:
@@ -120,8 +118,8 @@ def describe(features: Mapping[str, Any], folder: Path) -> Described:
     return found
 
 
-def _rename_boxes(found: Described) -> None:
-    """The only boxes in a sequence are ``boxes``, and the only class label beside them ``labels``."""
+def _rename_boxes(found: FeatureColumns) -> None:
+    """Renames the only boxes in a sequence to ``boxes``, and the only class label beside them to ``labels``."""
     boxes = [name for name, leaf in found.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
     for box in boxes:
         beside = found.leaves[box].feature.rpartition("/")[0]
@@ -138,18 +136,18 @@ def _rename_boxes(found: Described) -> None:
             found.parallel.update(dict.fromkeys(labels, box))
 
 
-def _walk(
+def _walk_features(
     node: Mapping[str, Any], path: tuple[str, ...], lengths: tuple[int, ...], depth: int
 ) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """The leaves of ``features.json`` with their paths."""
+    """Yields path and feature of each leaf of ``features.json``."""
     if depth > _MAX_DEPTH:
         raise ValueError("its features are nested too deeply")
     if "featuresDict" in node:
         for name, child in node["featuresDict"].get("features", {}).items():
-            yield from _walk(child, (*path, str(name)), lengths, depth + 1)
+            yield from _walk_features(child, (*path, str(name)), lengths, depth + 1)
     elif "sequence" in node:
         length = int(node["sequence"].get("length", -1))
-        yield from _walk(node["sequence"]["feature"], path, (*lengths, length), depth + 1)
+        yield from _walk_features(node["sequence"]["feature"], path, (*lengths, length), depth + 1)
     else:
         what = next((name for name in _KNOWN if name in node), "")
         what = what or next(
@@ -159,8 +157,8 @@ def _walk(
         yield path, Leaf("/".join(path), what, said if isinstance(said, dict) else {}, lengths)
 
 
-def _unkept(leaf: Leaf) -> str:
-    """Why no column can hold a feature; empty where one can."""
+def _unsupported_reason(leaf: Leaf) -> str:
+    """Returns why no column can hold a feature; empty if one can."""
     if leaf.what not in _KNOWN:
         return leaf.what
     if leaf.what == "image" and len(leaf.lengths) > 1:
@@ -177,8 +175,8 @@ def _unkept(leaf: Leaf) -> str:
     return ""
 
 
-def _classes(file: Path, count: int) -> tuple[str, ...] | None:
-    """The names of a feature's classes; None where there are none, or two are the same."""
+def _read_class_names(file: Path, count: int) -> tuple[str, ...] | None:
+    """Reads the names of a feature's classes; None if there are none, or if two are the same."""
     if not file.is_file():
         return None
     try:

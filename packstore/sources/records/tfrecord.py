@@ -1,10 +1,9 @@
-"""TFRecord files of ``tf.train.Example``, without a description of what they hold.
+"""Reads TFRecord files of ``tf.train.Example``, without a description of their features.
 
-The layouts of TF-slim (``research/inception/inception/data/build_imagenet_data.py``,
+Layouts of TF-slim (``research/inception/inception/data/build_imagenet_data.py``,
 ``research/slim/datasets/dataset_utils.py``), of the TF Object Detection API (``using_your_own_dataset.md``), and any
-other with an image file in a feature. Names of classes come from ``labels.txt`` or a label map beside them, or from
-features that name the class of each.
-"""
+other with an image file in a feature. Names of classes come from ``labels.txt`` or a label map beside the files, or
+from features that name the class of each example."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.names import make_column_name
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
-from packstore.sources.records.facts import Facts
-from packstore.sources.records.labels import Names, Numbering, find_names, numbering
+from packstore.sources.records.facts import FeatureFacts
+from packstore.sources.records.labels import ClassNames, Numbering, find_class_names, find_numbering
 from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
@@ -38,19 +37,19 @@ _LABELS = {
     "image/object/class/label": ("image/object/class/text",),
     "image/object/bbox/label": (),
 }
-"""Features that are numbers of classes, and those that name them."""
+"""Features that are class numbers, and features that name the classes."""
 _OF_BOXES = ("image/object/class/label", "image/object/bbox/label")
 _SAID = ("height", "width", "depth", "channels", "format", "colorspace", "encoding")
 _EDGES = ("xmin", "ymin", "xmax", "ymax")
 _PIXELS = 2.0
-"""Edges of boxes beyond this are pixels and no fractions of the image."""
+"""Edges of boxes beyond this are pixels, not fractions of the image."""
 
 Decode = Callable[[Feature, Message], Any]
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A column: how it is declared, and how it is made of its feature, or with ``edges`` of four."""
+class _ExampleColumn:
+    """Column: its declaration, its feature, and the function that decodes the feature."""
 
     field: Field
     feature: str
@@ -61,13 +60,12 @@ class TfrecordSource(ExampleSource):
     """TFRecord files in a folder, or one file.
 
     Attributes:
-        what: What its files are, for people.
-        suffixes: Of these.
-        is_shard: Whether a file is one whose name says nothing.
-    """
+        format_name: Name of the format, for people.
+        suffixes: Suffixes of its files.
+        is_shard: Tells if a file without a known suffix is a shard."""
 
     kind = "tfrecord"
-    what = "TFRecord"
+    format_name = "TFRecord"
     suffixes: tuple[str, ...] = SUFFIXES
     is_shard: Callable[[Path], bool] = staticmethod(is_tfrecord)
     label_names = _LABELS
@@ -75,26 +73,26 @@ class TfrecordSource(ExampleSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         found = find_shards(path, self.suffixes, self.is_shard)
         if not found.files:
-            raise SourceError(f"{printable(str(path))} holds no {self.what} files")
+            raise SourceError(f"{printable(str(path))} holds no {self.format_name} files")
         if not options.named:
             refuse_missing(path, self.kind, found.missing)
         super().__init__(path, options, found.files)
-        self.evidence = f"{len(found.files)} {self.what} file{'s' * (len(found.files) != 1)} of tf.train.Example"
+        self.evidence = f"{len(found.files)} {self.format_name} file{'s' * (len(found.files) != 1)} of tf.train.Example"
 
     def fields(self) -> Mapping[str, Field]:
-        return {name: part.field for name, part in self._parts.items()} | (
-            {"boxes": Boxes()} if self._boxes is not None else {}
+        return {name: part.field for name, part in self._example_columns.items()} | (
+            {"boxes": Boxes()} if self._box_features is not None else {}
         )
 
     def count_left_members(self) -> Mapping[str, int]:
         found = Counter[str]()
-        found["features that the images say themselves (size, format)"] = len(self._said)
-        found["features of several files each"] = len(self._unkept)
+        found["features that the images say themselves (size, format)"] = len(self._repeated_features)
+        found["features of several files each"] = len(self._file_list_features)
         return +found
 
-    def decoded(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        parts = self._parts
-        unknown = features.keys() - self.found.features.keys()
+    def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        parts = self._example_columns
+        unknown = features.keys() - self.facts.features.keys()
         if unknown:
             raise ValueError(f"it has a feature {printable(min(unknown))}, which no other record has")
         found = {}
@@ -107,25 +105,28 @@ class TfrecordSource(ExampleSource):
                     raise ValueError(f"{printable(part.feature)}: {error}") from error
             elif isinstance(part.field, (Labels, Array)) and getattr(part.field, "ragged", True):
                 found[name] = np.zeros(0, np.int64 if isinstance(part.field, Labels) else part.field.dtype)
-        if self._raw is not None and "image" in found:
+        if self._raw_shape_features is not None and "image" in found:
             try:
-                found["image"] = _png(found["image"], *self._shape(features, message))
+                found["image"] = _pixels_to_png(found["image"], *self._read_shape(features, message))
             except ValueError as error:
-                raise ValueError(f"{printable(self._main)}: {error}") from error
-        if self._boxes is not None:
-            found["boxes"] = self._pixels(features, message, found.get("image"))
+                raise ValueError(f"{printable(self._main_feature)}: {error}") from error
+        if self._box_features is not None:
+            found["boxes"] = self._read_boxes(features, message, found.get("image"))
         return found
 
-    def _shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
-        """Height, width and channels of an image of raw pixels; None for channels that the record does not say."""
-        height, width, channels = (None if name is None else features.get(name) for name in self._raw or ())
+    def _read_shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
+        """Reads height, width and channels of an image of raw pixels; None for channels that are not recorded."""
+        height, width, channels = (
+            None if name is None else features.get(name) for name in self._raw_shape_features or ()
+        )
         if height is None or width is None:
             raise ValueError("its height or width is missing")
-        sides = [int(_number(each, message) or 0) for each in (height, width)]
-        return sides[0], sides[1], None if channels is None else int(_number(channels, message) or 0)
+        sides = [int(_decode_number(each, message) or 0) for each in (height, width)]
+        return sides[0], sides[1], None if channels is None else int(_decode_number(channels, message) or 0)
 
-    def _pixels(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
-        prefix, fractions = self._boxes or ("", False)
+    def _read_boxes(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
+        """Reads boxes in pixels, float32 ``(n, 4)``. Raises :class:`ValueError`."""
+        prefix, fractions = self._box_features or ("", False)
         edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
         if not edges or not any(map(len, edges)):
             return np.zeros((0, 4), np.float32)
@@ -141,31 +142,31 @@ class TfrecordSource(ExampleSource):
         return boxes.astype(np.float32)
 
     @cached_property
-    def _main(self) -> str:
-        """The feature of the main image."""
+    def _main_feature(self) -> str:
+        """Feature of the main image. Raises :class:`SourceError` if there is none."""
         assert self.index
-        images = [name for name, facts in self.found.features.items() if facts.looks == {"image"} and facts.high == 1]
-        known = [name for name in _MAIN if name in self.found.features and "image" in self.found.features[name].looks]
-        if not known and not images and self._raw is not None:
+        images = [name for name, facts in self.facts.features.items() if facts.looks == {"image"} and facts.high == 1]
+        known = [name for name in _MAIN if name in self.facts.features and "image" in self.facts.features[name].looks]
+        if not known and not images and self._raw_shape_features is not None:
             return self._raw_feature
         if not known and not images:
-            raw = next((name for name in _MAIN if name in self.found.features), None)
-            what = f"{raw} is no image file (raw pixels?)" if raw else ", ".join(sorted(self.found.features)[:8])
+            raw = next((name for name in _MAIN if name in self.facts.features), None)
+            what = f"{raw} is no image file (raw pixels?)" if raw else ", ".join(sorted(self.facts.features)[:8])
             raise SourceError(f"{printable(str(self.path))}: its records hold no image files: {printable(what)}")
         return (known or images)[0]
 
     @cached_property
     def _raw_feature(self) -> str:
-        """The feature called like an image that has one value of bytes in each record; ``""`` for none."""
-        facts = self.found.features
+        """Feature with a name of images and one value of bytes in each record; ``""`` for none."""
+        facts = self.facts.features
         return next((name for name in _MAIN if name in facts and facts[name].kinds == {"bytes"}
                      and facts[name].low == facts[name].high == 1), "")  # fmt: skip
 
     @cached_property
-    def _raw(self) -> tuple[str, str, str | None] | None:
-        """The features of height, width and channels of images that are raw pixels; None if images are files."""
+    def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
+        """Features of height, width and channels of images that are raw pixels; None if images are files."""
         assert self.index
-        facts = self.found.features
+        facts = self.facts.features
         if not self._raw_feature or any("image" in each.looks for each in facts.values()):
             return None
         beside = self._raw_feature.rpartition("/")[0]
@@ -178,12 +179,12 @@ class TfrecordSource(ExampleSource):
         return (height, width, known) if whole and {height, width} <= facts.keys() else None
 
     @cached_property
-    def _boxes(self) -> tuple[str, bool] | None:
-        """The beginning of the names of the features of boxes, and whether they are fractions of the image."""
+    def _box_features(self) -> tuple[str, bool] | None:
+        """Prefix of the features of boxes, and if these are fractions of the image; None for no boxes."""
         assert self.index
-        for name in sorted(self.found.features):
+        for name in sorted(self.facts.features):
             prefix = name.removesuffix("/xmin")
-            facts = [self.found.features.get(f"{prefix}/{edge}") for edge in _EDGES]
+            facts = [self.facts.features.get(f"{prefix}/{edge}") for edge in _EDGES]
             if prefix != name and all(each is not None and each.kinds <= {"floats", "ints", ""} for each in facts):
                 given = [each for each in facts if each is not None]
                 floats = all("ints" not in each.kinds for each in given)
@@ -191,22 +192,23 @@ class TfrecordSource(ExampleSource):
         return None
 
     @cached_property
-    def _said(self) -> frozenset[str]:
-        """Features that repeat what the image says."""
-        beside = self._main.rpartition("/")[0]
-        return frozenset({f"{beside}/{name}" if beside else name for name in _SAID} & self.found.features.keys())
+    def _repeated_features(self) -> frozenset[str]:
+        """Features that repeat what an image file contains: size, format."""
+        beside = self._main_feature.rpartition("/")[0]
+        return frozenset({f"{beside}/{name}" if beside else name for name in _SAID} & self.facts.features.keys())
 
     @cached_property
-    def _unkept(self) -> frozenset[str]:
-        """Features of which a record has several files: no column can hold them."""
-        lists = (name for name, facts in self.found.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
-        return frozenset(name for name in lists if self.found.features[name].looks != {"text"})
+    def _file_list_features(self) -> frozenset[str]:
+        """Features with several files in a record, which no column can hold."""
+        lists = (name for name, facts in self.facts.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
+        return frozenset(name for name in lists if self.facts.features[name].looks != {"text"})
 
     @cached_property
     def _numberings(self) -> dict[str, Numbering]:
+        """Numbering of each feature of labels; adds the reasons to the evidence."""
         assert self.index
-        beside: Names | None = find_names(self.path if self.path.is_dir() else self.path.parent)
-        facts, labels = self.found.features, self.found.labels
+        beside: ClassNames | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
+        facts, labels = self.facts.features, self.facts.labels
         given = {each: labels[each] for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}}
         found: dict[str, Numbering] = {}
         for label in given:
@@ -214,26 +216,28 @@ class TfrecordSource(ExampleSource):
                 found[label] = found["image/class/label"]
                 continue
             named = self.options.named
-            found[label] = numbering(self.path, self.kind, label, given[label], beside, named=named)
+            found[label] = find_numbering(self.path, self.kind, label, given[label], beside, named=named)
         reasons = dict.fromkeys(each.why for each in found.values() if each.why)
         self.evidence = "; ".join([self.evidence, *reasons])
         return found
 
     @cached_property
-    def _parts(self) -> dict[str, _Part]:
-        main, boxes = self._main, self._boxes
+    def _example_columns(self) -> dict[str, _ExampleColumn]:
+        """All columns except boxes, by name."""
+        main, boxes = self._main_feature, self._box_features
         edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
         named = {each.by for each in self._numberings.values()}
-        gone = edges | named | self._said | self._unkept | {main, self.key_feature}
-        left = [name for name, facts in sorted(self.found.features.items()) if name not in gone and facts.kinds != {""}]
+        gone = edges | named | self._repeated_features | self._file_list_features | {main, self.key_feature}
+        left = [name for name, facts in sorted(self.facts.features.items()) if name not in gone and facts.kinds != {""}]
         of = next((name for name in _OF_BOXES if name in self._numberings), None) if boxes else None
-        found = {"image": _Part(Image(), main, _one)}
-        for name, feature in _columns(left, of).items():
-            found[name] = self._part(feature, of)
+        found = {"image": _ExampleColumn(Image(), main, _decode_bytes)}
+        for name, feature in _name_columns(left, of).items():
+            found[name] = self._make_column(feature, of)
         return found
 
-    def _part(self, name: str, of: str | None) -> _Part:
-        facts = self.found.features[name]
+    def _make_column(self, name: str, of: str | None) -> _ExampleColumn:
+        """Makes the column of a feature by the facts about it. Raises :class:`SourceError` for mixed kinds."""
+        facts = self.facts.features[name]
         missing = facts.missing or facts.low == 0
         kinds = facts.kinds - {""}
         if len(kinds) > 1:
@@ -243,23 +247,24 @@ class TfrecordSource(ExampleSource):
         if name in self._numberings:
             numbers = self._numberings[name]
             if name == of:
-                return _Part(Labels(numbers.classes, of="boxes"), name, _labels(numbers))
+                return _ExampleColumn(Labels(numbers.classes, of="boxes"), name, _labels_decoder(numbers))
             if facts.high <= 1:
-                missing = missing or self.found.labels[name].missing
-                return _Part(Label(numbers.classes, optional=missing), name, _label(numbers))
-            return _Part(Labels(numbers.classes, of=False), name, _labels(numbers))
+                missing = missing or self.facts.labels[name].missing
+                return _ExampleColumn(Label(numbers.classes, optional=missing), name, _label_decoder(numbers))
+            return _ExampleColumn(Labels(numbers.classes, of=False), name, _labels_decoder(numbers))
         if kind == "bytes":
-            return _bytes_part(name, facts, missing)
+            return _bytes_column(name, facts, missing)
         dtype = "float32" if kind == "floats" else "int64"
         if facts.high <= 1:
-            return _Part(Array(dtype, optional=missing), name, _number)
+            return _ExampleColumn(Array(dtype, optional=missing), name, _decode_number)
         if facts.low == facts.high:
-            return _Part(Array(dtype, (facts.high,), optional=missing), name, _numbers)
-        return _Part(Array(dtype, ragged=True), name, _numbers)
+            return _ExampleColumn(Array(dtype, (facts.high,), optional=missing), name, _decode_numbers)
+        return _ExampleColumn(Array(dtype, ragged=True), name, _decode_numbers)
 
 
-def _png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
-    """Raw pixels, row by row, as a PNG file. Raises :class:`ValueError` if they are not as many as the sides say."""
+def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
+    """Encodes raw pixels, row by row, as a PNG file. Raises :class:`ValueError` if their number does not fit the
+    sides."""
     one = height * width
     if channels is None:
         channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
@@ -269,8 +274,8 @@ def _png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
     return encode_png(pixels)
 
 
-def _columns(features: Sequence[str], of: str | None) -> dict[str, str]:
-    """The features by the names of their columns: the parts of a path with ``_``, without the ``image/`` before."""
+def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
+    """Names columns of features: the parts of a path joined by ``_``, without the prefix ``image/``."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())
@@ -285,56 +290,63 @@ def _columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     return found
 
 
-def _bytes_part(name: str, facts: Facts, missing: bool) -> _Part:
+def _bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColumn:
+    """Makes the column of a feature of bytes: images, texts, bytes or a list of texts."""
     if facts.high > 1:
-        return _Part(Json(optional=missing), name, _texts)
+        return _ExampleColumn(Json(optional=missing), name, _decode_texts)
     if facts.looks == {"image"}:
-        return _Part(Image(optional=missing), name, _one)
+        return _ExampleColumn(Image(optional=missing), name, _decode_bytes)
     if facts.looks <= {"text"}:
-        return _Part(Text(optional=missing), name, _text)
-    return _Part(Bytes(optional=missing), name, _one)
+        return _ExampleColumn(Text(optional=missing), name, _decode_text)
+    return _ExampleColumn(Bytes(optional=missing), name, _decode_bytes)
 
 
-def _one(feature: Feature, message: Message) -> Any:
+def _decode_bytes(feature: Feature, message: Message) -> Any:
+    """Decodes the only value of bytes; None for no value. Raises :class:`ValueError`."""
     values = feature.bytes(message) if feature.kind == "bytes" else []
     if len(values) > 1 or feature.kind != "bytes":
         raise ValueError(f"found {len(values)} values, expected one of bytes")
     return values[0] if values else None
 
 
-def _text(feature: Feature, message: Message) -> str | None:
-    value = _one(feature, message)
+def _decode_text(feature: Feature, message: Message) -> str | None:
+    value = _decode_bytes(feature, message)
     return None if value is None else value.decode("utf-8")
 
 
-def _number(feature: Feature, message: Message) -> Any:
-    values = _numbers(feature, message)
+def _decode_number(feature: Feature, message: Message) -> Any:
+    """Decodes the only number; None for no value. Raises :class:`ValueError`."""
+    values = _decode_numbers(feature, message)
     if len(values) > 1:
         raise ValueError(f"found {len(values)} numbers, expected one")
     return values[0] if len(values) else None
 
 
-def _numbers(feature: Feature, message: Message) -> NDArray[Any]:
+def _decode_numbers(feature: Feature, message: Message) -> NDArray[Any]:
     if feature.kind == "bytes":
         raise ValueError("found bytes, expected numbers")
     return feature.numbers(message)
 
 
-def _texts(feature: Feature, message: Message) -> list[str]:
+def _decode_texts(feature: Feature, message: Message) -> list[str]:
     return [value.decode("utf-8") for value in feature.bytes(message)]
 
 
-def _label(numbers: Numbering) -> Decode:
+def _label_decoder(numbers: Numbering) -> Decode:
+    """Returns a function that decodes a label to the number of its class."""
+
     def decode(feature: Feature, message: Message) -> int | None:
-        number = _number(feature, message)
+        number = _decode_number(feature, message)
         return None if number is None else numbers(int(number))
 
     return decode
 
 
-def _labels(numbers: Numbering) -> Decode:
+def _labels_decoder(numbers: Numbering) -> Decode:
+    """Returns a function that decodes labels to numbers of classes."""
+
     def decode(feature: Feature, message: Message) -> NDArray[np.int64]:
-        found = [numbers(number) for number in _numbers(feature, message).tolist()]
+        found = [numbers(number) for number in _decode_numbers(feature, message).tolist()]
         if None in found:
             raise ValueError("found -1 among numbers of classes")
         return np.array(found, np.int64)
