@@ -183,7 +183,7 @@ def _label_columns(schema: Any, features: Mapping[str, Any], facts: TableFacts) 
 
 
 def _choose_names(main: str, columns: list[str], labels: list[str]) -> dict[str, str]:
-    """Returns the field name of each column: ``image`` for the main one, ``label`` for a single class."""
+    """Returns the field name of each column: ``image`` for the main image, ``label`` for the only column of classes."""
     usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in columns else {})
     return usual | make_column_names((name for name in columns if name not in usual), usual.values())
 

@@ -235,8 +235,7 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _patterns(self) -> Patterns | None:
-        """Patterns of the files of each split: the card's, else those of words in names. Raises
-        :class:`SourceError`."""
+        """Patterns of the files of each split: the card's, else words in names, see :func:`choose_word_patterns`."""
         if self._card.data_files is not None:
             return self._card.data_files
         return choose_word_patterns(self._main_files, self.tree.name(), self.path)

@@ -156,7 +156,8 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
 
 
 def has_file_names(tree: Tree, file: str) -> bool:
-    """Tells if a metadata file has a column that names files, and a row; reads its beginning."""
+    """Tells if a metadata file has a column that names files, and a row; reads only its beginning. For Parquet, tells
+    if ``file_name`` occurs there."""
     if file.endswith(".parquet"):
         return _FILE.encode() in tree.start(file, 64 << 20)
     start = tree.start(file, 1 << 16)

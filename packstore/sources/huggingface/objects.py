@@ -184,7 +184,7 @@ def _classify_item(value: Any) -> str:
 
 
 def _get_member(value: Any, name: str) -> Any:
-    """Returns a member of all objects of a row, which are a struct of lists or a list of structs."""
+    """Returns the values of a member in all objects of a row: from a struct of lists, or from a list of structs."""
     if isinstance(value, list):
         return [None if each is None else each.get(name) for each in value]
     return None if value is None else value.get(name)

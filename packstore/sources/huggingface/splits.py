@@ -100,7 +100,7 @@ def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
 
 
 def check_shards_complete(path: Path, names: Sequence[str]) -> None:
-    """Raises :class:`SourceError` if shards are missing by the names of others: ``train-00001-of-00002.parquet``."""
+    """Raises :class:`SourceError` for fewer shards than their names state: ``train-00001-of-00002.parquet``."""
     there: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
         folder, _, base = name.rpartition("/")

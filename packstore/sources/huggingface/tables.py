@@ -214,7 +214,7 @@ class TableSource(ScannedTables):
         return values
 
     def _read_content(self, column: TableColumn, block: _Block, value: Any) -> Any:
-        """Returns the bytes or the path of a file, a list of these, or another value unchanged. Raises
+        """Reads the file or the list of files in a cell, see :meth:`_read_file`; returns other values unchanged. Raises
         :class:`ValueError`."""
         if isinstance(column.field, Images) and value is not None:
             found = [self._read_file(column, block, each) for each in value]
