@@ -48,7 +48,7 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
         try:
             # Inside the directory and not beside it: an empty directory may be somebody's working directory.
             with tempfile.TemporaryDirectory(prefix=".packstore-demo-", dir=path) as staging:
-                _fill(Path(staging), images_per_class)
+                _write_images(Path(staging), images_per_class)
                 for split in SPLITS:
                     (Path(staging) / split).rename(path / split)
         except BaseException:
@@ -64,7 +64,8 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
         raise DestinationError(f"cannot write the demo to {path}: {error.strerror or error}") from error
 
 
-def _fill(root: Path, images_per_class: int) -> None:
+def _write_images(root: Path, images_per_class: int) -> None:
+    """Writes all images, a misnamed one, and two files that are no images."""
     turn = 0
     for split_number, split in enumerate(SPLITS):
         count = images_per_class if split_number == 0 else max(1, images_per_class // 3)
@@ -75,11 +76,11 @@ def _fill(root: Path, images_per_class: int) -> None:
                 rng = np.random.default_rng((_SEED, split_number, class_number, number))
                 suffix, save = _FORMATS[turn % len(_FORMATS)]
                 turn += 1
-                save(_picture(shapes, rng), folder / f"{name}-{number:03d}{suffix}")
+                save(_draw_picture(shapes, rng), folder / f"{name}-{number:03d}{suffix}")
     name, shapes = next(iter(_CLASSES.items()))
     folder = root / SPLITS[0] / name
     # ImageNet has such a file: a PNG with the suffix .JPEG.
-    _picture(shapes, np.random.default_rng(_SEED)).save(folder / f"{name}-misnamed.JPEG", format="PNG")
+    _draw_picture(shapes, np.random.default_rng(_SEED)).save(folder / f"{name}-misnamed.JPEG", format="PNG")
     (folder / ".hidden").write_bytes(b"not an image\n")
     (folder / "Thumbs.db").write_bytes(b"not an image either\n")
 
@@ -89,24 +90,27 @@ def _fill(root: Path, images_per_class: int) -> None:
 
 @dataclass(frozen=True)
 class _Canvas:
+    """Drawing surface with its random generator."""
+
     draw: ImageDraw.ImageDraw
     width: int
     height: int
     rng: Generator
 
-    def colour(self) -> Colour:
+    def random_colour(self) -> Colour:
         r, g, b = (int(v) for v in self.rng.integers(0, 256, 3))
         return r, g, b
 
-    def point(self) -> tuple[float, float]:
+    def random_point(self) -> tuple[float, float]:
         return float(self.rng.uniform(0, self.width)), float(self.rng.uniform(0, self.height))
 
-    def size(self, smallest: float, largest: float) -> float:
-        """Draws a random length between two shares of the shorter side."""
+    def random_length(self, smallest: float, largest: float) -> float:
+        """Returns a random length between two shares of the shorter side."""
         return float(self.rng.uniform(smallest, largest)) * min(self.width, self.height)
 
 
-def _picture(shapes: Callable[[_Canvas], None], rng: Generator) -> Image.Image:
+def _draw_picture(shapes: Callable[[_Canvas], None], rng: Generator) -> Image.Image:
+    """Draws a random gradient, shapes on it, and grain."""
     width, height = (int(side) for side in rng.choice(_SIDES, 2))
     corners = rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
     large = (width * _OVERSAMPLING, height * _OVERSAMPLING)
@@ -117,46 +121,46 @@ def _picture(shapes: Callable[[_Canvas], None], rng: Generator) -> Image.Image:
     return Image.fromarray(np.clip(np.rint(grainy), 0, 255).astype(np.uint8))
 
 
-def _discs(canvas: _Canvas) -> None:
+def _draw_discs(canvas: _Canvas) -> None:
     for _ in range(int(canvas.rng.integers(4, 10))):
-        (x, y), r = canvas.point(), canvas.size(0.06, 0.25)
-        canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=canvas.colour())
+        (x, y), r = canvas.random_point(), canvas.random_length(0.06, 0.25)
+        canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=canvas.random_colour())
 
 
-def _rings(canvas: _Canvas) -> None:
-    (x, y), step = canvas.point(), canvas.size(0.06, 0.12)
-    colours = canvas.colour(), canvas.colour()
+def _draw_rings(canvas: _Canvas) -> None:
+    (x, y), step = canvas.random_point(), canvas.random_length(0.06, 0.12)
+    colours = canvas.random_colour(), canvas.random_colour()
     for turn in range(int((canvas.width + canvas.height) / step), 0, -1):
         r = turn * step
         canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=colours[turn % 2])
 
 
-def _stripes(canvas: _Canvas) -> None:
-    step, slope = canvas.size(0.08, 0.2), float(canvas.rng.uniform(-1, 1)) * canvas.height
-    colour = canvas.colour()
+def _draw_stripes(canvas: _Canvas) -> None:
+    step, slope = canvas.random_length(0.08, 0.2), float(canvas.rng.uniform(-1, 1)) * canvas.height
+    colour = canvas.random_colour()
     for left in np.arange(-canvas.height, canvas.width + canvas.height, 2 * step):
         x, h = float(left), canvas.height
         canvas.draw.polygon(((x, 0), (x + step, 0), (x + step + slope, h), (x + slope, h)), fill=colour)
 
 
-def _triangles(canvas: _Canvas) -> None:
+def _draw_triangles(canvas: _Canvas) -> None:
     for _ in range(int(canvas.rng.integers(5, 12))):
-        (x, y), r, turn = canvas.point(), canvas.size(0.1, 0.35), float(canvas.rng.uniform(0, 120))
-        canvas.draw.regular_polygon((x, y, r), 3, rotation=turn, fill=canvas.colour())
+        (x, y), r, turn = canvas.random_point(), canvas.random_length(0.1, 0.35), float(canvas.rng.uniform(0, 120))
+        canvas.draw.regular_polygon((x, y, r), 3, rotation=turn, fill=canvas.random_colour())
 
 
 _CLASSES: dict[str, Callable[[_Canvas], None]] = {
-    "discs": _discs,
-    "rings": _rings,
-    "stripes": _stripes,
-    "triangles": _triangles,
+    "discs": _draw_discs,
+    "rings": _draw_rings,
+    "stripes": _draw_stripes,
+    "triangles": _draw_triangles,
 }
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def _jpeg(
+def _jpeg_saver(
     mode: str = "RGB", *, subsampling: int = 2, progressive: bool = False, orientation: int | None = None
 ) -> Callable[[Image.Image, Path], None]:
     """Returns a function that saves a JPEG. ``subsampling`` in Pillow's numbers: 0 is 4:4:4, 2 is 4:2:0."""
@@ -172,38 +176,38 @@ def _jpeg(
     return save
 
 
-def _plain(image: Image.Image, path: Path) -> None:
+def _save_plain(image: Image.Image, path: Path) -> None:
     image.save(path)
 
 
-def _rgba(image: Image.Image, path: Path) -> None:
+def _save_opaque_rgba(image: Image.Image, path: Path) -> None:
     image.putalpha(255)
     image.save(path)
 
 
-def _palette(image: Image.Image, path: Path) -> None:
+def _save_palette(image: Image.Image, path: Path) -> None:
     image.quantize(64).save(path)
 
 
-def _gray(image: Image.Image, path: Path) -> None:
+def _save_gray(image: Image.Image, path: Path) -> None:
     image.convert("L").save(path)
 
 
 # Not more than the default number of images of a class, so that every class has every format.
 _FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
-    (".jpg", _jpeg()),
-    (".jpg", _jpeg(subsampling=0)),
-    (".png", _plain),
-    (".jpeg", _jpeg(progressive=True)),
-    (".jpg", _jpeg("L")),
-    (".png", _rgba),
-    (".jpg", _jpeg("CMYK")),
-    (".png", _palette),
-    (".webp", _plain),
-    (".png", _gray),
-    (".bmp", _plain),
-    (".gif", _plain),
-    (".tif", _plain),
-    (".JPEG", _jpeg()),
-    (".jpg", _jpeg(orientation=6)),
+    (".jpg", _jpeg_saver()),
+    (".jpg", _jpeg_saver(subsampling=0)),
+    (".png", _save_plain),
+    (".jpeg", _jpeg_saver(progressive=True)),
+    (".jpg", _jpeg_saver("L")),
+    (".png", _save_opaque_rgba),
+    (".jpg", _jpeg_saver("CMYK")),
+    (".png", _save_palette),
+    (".webp", _save_plain),
+    (".png", _save_gray),
+    (".bmp", _save_plain),
+    (".gif", _save_plain),
+    (".tif", _save_plain),
+    (".JPEG", _jpeg_saver()),
+    (".jpg", _jpeg_saver(orientation=6)),
 )

@@ -58,6 +58,7 @@ def operation_names(text: str) -> list[str]:
 
 
 def _make_operation(node: ast.expr) -> Operation:
+    """Makes an operation from its call. Raises :class:`UsageError` for anything else."""
     text = ast.unparse(node)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in OPERATIONS:
         raise _unfit_error(text)
@@ -84,6 +85,7 @@ def _parse_argument(node: ast.expr) -> Any:
 
 
 def _is_small(value: Any) -> bool:
+    """Tells if an argument is small: numbers up to :data:`MOST_PIXELS`, up to eight of them."""
     if isinstance(value, (tuple, list)):
         return len(value) <= 8 and all(map(_is_small, value))
     if isinstance(value, (int, float)):
@@ -92,6 +94,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _unfit_error(text: str) -> UsageError:
+    """Makes the error for text that is not allowed."""
     return UsageError(
         f"augmentations should be calls of packstore.augment's operations with numbers up to {MOST_PIXELS}, "
         f"such as RandomResizedCrop(224), RandomHorizontalFlip(); got {text[:200]!r}"

@@ -83,6 +83,7 @@ def _escape(text: str) -> str:
 
 
 def _figure_class() -> Any:
+    """Returns matplotlib's class of figures. Raises :class:`UsageError` if it is not installed."""
     try:
         # Not pyplot: a figure of its own needs no display and leaves the user's settings alone.
         return importlib.import_module("matplotlib.figure").Figure

@@ -28,7 +28,7 @@ Pixels = NDArray[np.uint8]
 Size = tuple[int, int]
 
 DRAWN = ("mask", "boxes", "keypoints")
-"""Types of columns that :func:`overlay` draws."""
+"""Types of columns that :func:`draw_values` draws."""
 
 _MASK_OPACITY = 0.45
 _NO_CLASS = 255
@@ -39,10 +39,10 @@ _MOST_COMPARED = 100
 _CPU = torch.device("cpu")
 
 
-def make_pictures(
+def make_image_reader(
     manifest: Manifest, name: str = "image", exif_transpose: bool | None = None, max_pixels: int = MAX_PIXELS
 ) -> ImageReader:
-    """Creates the decoder of a column's images to RGB pictures, like ``dataset.pictures`` for a dataset.
+    """Creates the reader of a column's images as RGB pictures, like ``dataset.pictures`` for a dataset.
 
     Raises :class:`UsageError` for ``exif_transpose`` as :class:`packstore.PackedDataset` does."""
     turned = choose_orientation(manifest, exif_transpose)
@@ -52,7 +52,7 @@ def make_pictures(
     return ImageReader(column, decoder, turned, manifest.normalization, None, _CPU)
 
 
-def thumbnail(
+def make_thumbnail(
     pictures: ImageReader, reader: Reader, record: int, side: int, window: Window | None = None
 ) -> Pixels | None:
     """Returns a record's image with sides of at most ``side`` pixels, never enlarged: uint8 ``(h, w, 3)``, RGB.
@@ -81,7 +81,7 @@ def thumbnail(
 
 
 def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
-    """Reads the values of a record that :func:`overlay` draws: masks ``(H, W)``, boxes with their class numbers,
+    """Reads the values of a record that :func:`draw_values` draws: masks ``(H, W)``, boxes with their class numbers,
     keypoints. Leaves out missing values.
 
     Args:
@@ -107,11 +107,11 @@ def draw_record(
     which: Collection[str] | None = None,
     names: bool = True,
 ) -> Pixels:
-    """Draws a record's masks, boxes and keypoints over its thumbnail, see :func:`overlay`.
+    """Draws a record's masks, boxes and keypoints over its thumbnail, see :func:`draw_values`.
 
     Raises the errors of :func:`read_drawn_values`."""
     values = read_drawn_values(reader, record, which)
-    return overlay(image, values, reader.manifest.columns, which, image_size(reader, record, exif_transpose), names)
+    return draw_values(image, values, reader.manifest.columns, which, image_size(reader, record, exif_transpose), names)
 
 
 def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
@@ -131,13 +131,13 @@ def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
 
 
 def drawable_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
-    """Returns the columns that :func:`overlay` can draw; only those in ``which``, if given. Masks of floating point are
-    left out: their values are no classes."""
+    """Returns the columns that :func:`draw_values` can draw; only those in ``which``, if given. Leaves out masks of
+    floating point, whose values are no classes."""
     drawn = [c for c in manifest.columns if c.type in DRAWN and not (c.type == "mask" and c.dtype == "float32")]
     return [c for c in drawn if which is None or c.name in which]
 
 
-def overlay(
+def draw_values(
     image: Pixels,
     values: Mapping[str, Any],
     columns: Sequence[Column],
@@ -196,6 +196,7 @@ def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
 
 
 def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
+    """Returns the names of class numbers; the number itself without a name."""
     count = 0 if classes is None else len(classes)
     given = np.asarray(numbers).tolist()
     return [printable(classes[n]) if classes is not None and 0 <= n < count else str(n) for n in given]
@@ -256,6 +257,7 @@ def _place_label(
 
 
 def _overlap(one: _Label, other: _Label) -> bool:
+    """Tells if two labels share a pixel."""
     across = one.left <= other.right and other.left <= one.right
     return across and one.top <= other.bottom and other.top <= one.bottom
 

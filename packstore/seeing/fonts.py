@@ -34,4 +34,5 @@ class _LatinFont:
 
 
 def _latin(text: str) -> str:
+    """Replaces ``…`` by three dots, and other characters beyond Latin-1 by question marks."""
     return text.replace("…", "...").encode("latin-1", "replace").decode("latin-1")

@@ -39,5 +39,5 @@ def spread_local(reader: Reader, start: int, stop: int, most: int) -> NDArray[np
 
 
 def is_damage(error: PackstoreError) -> bool:
-    """Whether an error means damage; False if data just cannot be fetched now."""
+    """Tells if an error means damage; False if data just cannot be fetched now."""
     return not isinstance(error, (UnreachableError, CacheError))

@@ -18,7 +18,7 @@ from PIL import Image
 
 from packstore.core.errors import PackstoreError, printable
 from packstore.core.manifest import Manifest
-from packstore.seeing.drawing import make_pictures, thumbnail
+from packstore.seeing.drawing import make_image_reader, make_thumbnail
 from packstore.seeing.nearby import parts_within, spread_local
 from packstore.stores.base import Reader
 from packstore.training.dataset import PackedDataset
@@ -49,6 +49,7 @@ def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
 
 
 def _render_dataset(dataset: PackedDataset) -> str:
+    """Renders a dataset: its facts, thumbnails and classes."""
     manifest = dataset.manifest
     named = f", split {_escape(dataset.split)}" if dataset.split is not None else ""
     path, encoding = _escape(str(dataset.path)), _describe_encoding(manifest)
@@ -65,6 +66,7 @@ def _render_dataset(dataset: PackedDataset) -> str:
 
 
 def _render_store(reader: Reader) -> str:
+    """Renders a store: its facts, thumbnails, splits and classes."""
     manifest = reader.manifest
     head = f"<b>{_escape(type(reader).__name__)}</b> {_escape(str(reader.path))}: {len(reader):,} records"
     records = range(len(reader))
@@ -73,10 +75,12 @@ def _render_store(reader: Reader) -> str:
 
 
 def _render_page(facts: Sequence[str], *parts: str) -> str:
+    """Joins lines of facts and further parts to one block of HTML."""
     return "<div>" + "".join(f"<div>{fact}</div>" for fact in facts) + "".join(parts) + "</div>"
 
 
 def _describe_encoding(manifest: Manifest) -> str:
+    """Describes encoding, format and number of shards."""
     shards = f" in {len(manifest.shards):,} shards" if manifest.shards else ""
     return _escape(f"{manifest.encoding} in {manifest.format}") + shards
 
@@ -85,14 +89,14 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
     """Renders thumbnails of evenly spread records, and their number. Fetches no shards."""
     if not len(records):
         return ""
-    pictures = make_pictures(reader.manifest, exif_transpose=exif_transpose)
+    pictures = make_image_reader(reader.manifest, exif_transpose=exif_transpose)
     cells = []
     end = perf_counter() + _SECONDS
     for record in spread_local(reader, records.start, records.stop, _THUMBNAILS).tolist():
         if perf_counter() > end:
             break
         try:
-            image = thumbnail(pictures, reader, record, _SIDE)
+            image = make_thumbnail(pictures, reader, record, _SIDE)
             key = reader.key(record)
         except (PackstoreError, IndexError) as error:
             cells.append(f'<div style="{_FAULT}">{_escape(f"record {record}: {error}", 200)}</div>')
@@ -118,6 +122,7 @@ def _render_absent(reader: Reader, records: range) -> str:
 
 
 def _read_label(reader: Reader, record: int) -> str:
+    """Reads the class name of a record, escaped; ``?`` if it is damaged."""
     manifest = reader.manifest
     if not manifest.has_column("label"):
         return ""
@@ -130,12 +135,14 @@ def _read_label(reader: Reader, record: int) -> str:
 
 
 def _data_url(image: NDArray[np.uint8]) -> str:
+    """Encodes an image as a ``data:`` URL of JPEG."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=85)
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def _render_splits(manifest: Manifest) -> str:
+    """Renders a table of the splits."""
     rows = [(split.name, f"{len(split):,}") for split in manifest.splits[:_SPLITS]]
     return _render_table(("split", "records"), rows, len(manifest.splits) - len(rows))
 
@@ -162,6 +169,7 @@ def _render_classes(reader: Reader, records: range) -> str:
 
 
 def _render_table(heads: tuple[str, str], rows: Sequence[tuple[str, str]], more: int) -> str:
+    """Renders a table of two columns, and the number of rows that are left out."""
     if not rows:
         return ""
     lines = "".join(f"<tr><td>{_escape(name)}</td><td>{_escape(value)}</td></tr>" for name, value in rows)
@@ -172,5 +180,6 @@ def _render_table(heads: tuple[str, str], rows: Sequence[tuple[str, str]], more:
 
 
 def _escape(value: object, longest: int = _LONGEST) -> str:
+    """Escapes text for HTML; cuts it to ``longest`` characters."""
     text = printable(str(value))
     return escape(text if len(text) <= longest else f"{text[: longest - 1]}…")

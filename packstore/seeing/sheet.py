@@ -14,7 +14,14 @@ from PIL import Image, ImageDraw
 from packstore.core.arguments import whole_number
 from packstore.core.errors import PackstoreError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest, Split
-from packstore.seeing.drawing import draw_record, drawable_columns, fit_text, make_pictures, overlay, thumbnail
+from packstore.seeing.drawing import (
+    draw_record,
+    draw_values,
+    drawable_columns,
+    fit_text,
+    make_image_reader,
+    make_thumbnail,
+)
 from packstore.seeing.fonts import default_font
 from packstore.seeing.nearby import parts_within
 from packstore.seeing.view.loaded import LoadRequest, SampleLoader
@@ -214,7 +221,7 @@ class Cells:
         self.reader = reader
         self.options = options
         self._loaded = None if options.augment is None else SampleLoader(reader)
-        self._pictures = make_pictures(manifest)
+        self._pictures = make_image_reader(manifest)
 
     def __getitem__(self, record: int) -> Cell:
         """Creates the cell of a record; a damaged record's cell has the error. Raises :class:`UsageError` for wrong
@@ -233,7 +240,7 @@ class Cells:
 
     def _draw_stored(self, record: int) -> NDArray[np.uint8] | None:
         """Returns the thumbnail of the stored image, with the chosen columns drawn over it."""
-        image = thumbnail(self._pictures, self.reader, record, self.options.side, self.options.window)
+        image = make_thumbnail(self._pictures, self.reader, record, self.options.side, self.options.window)
         if image is None or not self._drawn:
             return image
         return draw_record(image, self.reader, record, self._pictures.exif_transpose, self._drawn)
@@ -241,8 +248,8 @@ class Cells:
     def _draw_loaded(self, loaded: SampleLoader, record: int) -> NDArray[np.uint8]:
         """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it."""
         options = self.options
-        found = loaded.get(LoadRequest(record, options.augment or "", options.seed, options.epoch))
-        return overlay(found.image, found.values, self.reader.manifest.columns, self._drawn)
+        found = loaded.load(LoadRequest(record, options.augment or "", options.seed, options.epoch))
+        return draw_values(found.image, found.values, self.reader.manifest.columns, self._drawn)
 
 
 def draw_page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
@@ -276,6 +283,7 @@ def draw_page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
 def _draw_cell(
     sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: Cell, place: tuple[int, int, int, int], factor: int
 ) -> None:
+    """Draws the image of a cell, or a crossed box with its fault."""
     left, top, width, height = place
     if cell.image is not None:
         large = cell.image.repeat(factor, 0).repeat(factor, 1)
@@ -296,9 +304,11 @@ def _draw_cell(
 
 
 def _fit_line(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…") -> str:
+    """Cuts text to a width in the font of a sheet."""
     return fit_text(draw, text[:300], width, default_font(_TEXT), more)
 
 
 def _class_name(manifest: Manifest, number: int) -> str:
+    """Returns the name of a class; ``class N`` without a name."""
     classes = manifest.classes
     return printable(classes[number]) if classes is not None and 0 <= number < len(classes) else f"class {number}"

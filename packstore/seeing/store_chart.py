@@ -48,6 +48,7 @@ def _ignore_progress(done: int) -> None:
 
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
+    """Draws the records of each class by split: bars, or a curve for many classes."""
     splits = [(s.name, s.start, s.stop) for s in manifest.splits] or [("all", 0, len(labels))]
     length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
     counted = []
@@ -68,6 +69,7 @@ def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> N
 
 
 def _draw_sizes(axis: Any, headers: Headers) -> None:
+    """Draws width and height of images as points."""
     known = (headers.width > 0) & (headers.height > 0)
     axis.scatter(headers.width[known], headers.height[known], s=9, alpha=0.35, color=COLORS[0], linewidths=0)
     sides = np.concatenate([headers.width[known], headers.height[known]])
@@ -81,6 +83,7 @@ def _draw_sizes(axis: Any, headers: Headers) -> None:
 
 
 def _draw_bytes(axis: Any, headers: Headers) -> None:
+    """Draws a histogram of the bytes of images."""
     sizes = headers.nbytes[headers.nbytes > 0] / 1000
     if sizes.size:
         low, high = float(sizes.min()), float(sizes.max())

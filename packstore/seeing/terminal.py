@@ -48,6 +48,7 @@ def encode_sixel(image: Image.Image) -> bytes:
 
 
 def _encode_runs(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> str:
+    """Encodes characters, repeated ones as ``!n``."""
     edges = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
     runs = zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)
     return "".join(

@@ -380,7 +380,7 @@ def test_the_clock_ends_when_there_is_no_more_work() -> None:
         calls.append(number)
         return 1 if number < 5 else 0
 
-    assert Clock(60.0, 3, told.append).rate("stage", work, threads=2) > 0
+    assert Clock(60.0, 3, told.append).measure_rate("stage", work, threads=2) > 0
     assert sorted(calls) == list(range(7))
     assert told == [Progress("stage", 0, 3, 0)]
 

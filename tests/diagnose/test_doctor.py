@@ -242,7 +242,7 @@ def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_measuring_the_disk_leaves_nothing(tmp_path: Path) -> None:
-    written, read = machine.disk_speed(tmp_path, 8 << 20)
+    written, read = machine.measure_disk_speed(tmp_path, 8 << 20)
     assert written > 0
     assert read > 0
     assert list(tmp_path.iterdir()) == []

@@ -265,6 +265,6 @@ def test_sheets_and_pages_show_them(tmp_path: Path) -> None:
         about = describe_record(reader, images, 3)
         pages = next(each for each in about["columns"] if each["name"] == "pages")
         assert pages["value"] == [len(file) for file in PAGES[3]]
-        assert images.full_image(3, reader.manifest.column("pages"), 2).data == PAGES[3][2]
+        assert images.get_full_image(3, reader.manifest.column("pages"), 2).data == PAGES[3][2]
         with pytest.raises(DecodeError, match="has no image 3 in 'pages'"):
-            images.full_image(3, reader.manifest.column("pages"), 3)
+            images.get_full_image(3, reader.manifest.column("pages"), 3)

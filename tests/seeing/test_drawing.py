@@ -14,7 +14,14 @@ from packstore.core.manifest import Column
 from packstore.images.decoders import get_decoder
 from packstore.packing.conversion import convert
 from packstore.seeing.colors import class_color, text_color_on
-from packstore.seeing.drawing import drawable_columns, fit_text, make_pictures, overlay, read_drawn_values, thumbnail
+from packstore.seeing.drawing import (
+    draw_values,
+    drawable_columns,
+    fit_text,
+    make_image_reader,
+    make_thumbnail,
+    read_drawn_values,
+)
 from packstore.seeing.fonts import default_font
 from packstore.stores import open_store
 from packstore.training.dataset import PackedDataset
@@ -35,8 +42,8 @@ def test_a_thumbnail_is_the_image_made_small(tmp_path: Path) -> None:
     write_image(tmp_path / "in" / "a" / "small.png", 20, 30, 2)
     convert(tmp_path / "in", tmp_path / "x.lmdb")
     with open_store(tmp_path / "x.lmdb") as reader:
-        pictures = make_pictures(reader.manifest)
-        large, small = thumbnail(pictures, reader, 0, 96), thumbnail(pictures, reader, 1, 96)
+        pictures = make_image_reader(reader.manifest)
+        large, small = make_thumbnail(pictures, reader, 0, 96), make_thumbnail(pictures, reader, 1, 96)
         assert large is not None
         assert small is not None
         assert (large.shape, small.shape) == ((64, 96, 3), (20, 30, 3))
@@ -51,7 +58,7 @@ def test_arrays_have_thumbnails_too(tmp_path: Path, options: dict[str, str]) -> 
     write_image(tmp_path / "in" / "a" / "1.png", 48, 64, 1)
     convert(tmp_path / "in", tmp_path / "x.h5", size=(48, 64), **options)  # type: ignore[arg-type]
     dataset = PackedDataset(tmp_path / "x.h5")
-    found = thumbnail(dataset.pictures, dataset.reader, 0, 32)
+    found = make_thumbnail(dataset.pictures, dataset.reader, 0, 32)
     assert found is not None
     assert found.shape == (24, 32, 3)
     expected = np.asarray(dataset.show(0).resize((32, 24)), np.int64)
@@ -68,8 +75,8 @@ def test_a_thumbnail_stands_upright(tmp_path: Path) -> None:
     picture.save(tmp_path / "in" / "a" / "1.jpg", exif=exif)
     convert(tmp_path / "in", tmp_path / "x.lmdb")
     with open_store(tmp_path / "x.lmdb") as reader:
-        lying = thumbnail(make_pictures(reader.manifest), reader, 0, 40)
-        upright = thumbnail(make_pictures(reader.manifest, exif_transpose=True), reader, 0, 40)
+        lying = make_thumbnail(make_image_reader(reader.manifest), reader, 0, 40)
+        upright = make_thumbnail(make_image_reader(reader.manifest, exif_transpose=True), reader, 0, 40)
     assert lying is not None
     assert upright is not None
     assert (lying.shape, upright.shape) == ((40, 30, 3), (30, 40, 3))
@@ -83,22 +90,22 @@ def test_an_image_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     (tmp_path / "in" / "a" / "bad.png").write_bytes(data)
     convert(tmp_path / "in", tmp_path / "x.lmdb", check="header")
     with open_store(tmp_path / "x.lmdb") as reader, pytest.raises(DecodeError, match=r"record 0 \(a/bad.png\)"):
-        thumbnail(make_pictures(reader.manifest), reader, 0, 32)
+        make_thumbnail(make_image_reader(reader.manifest), reader, 0, 32)
 
 
 def test_boxes_masks_and_points_are_drawn_where_they_are() -> None:
     boxes = np.array([[10, 20, 40, 50]], np.float32)
-    found = overlay(GREY, {"boxes": boxes, "labels": np.array([1])}, (BOXES, LABELS))
+    found = draw_values(GREY, {"boxes": boxes, "labels": np.array([1])}, (BOXES, LABELS))
     assert tuple(found[50, 25]) == class_color(1)
     assert tuple(found[35, 10]) == class_color(1)
     assert (found[30:45, 15:35] == 128).all()
     mask = np.zeros((60, 80), np.uint8)
     mask[:30] = 3
-    found = overlay(GREY, {"mask": mask}, (MASK,))
+    found = draw_values(GREY, {"mask": mask}, (MASK,))
     assert (found[30:] == 128).all()
     assert (np.abs(found[:30] - (128 * 0.55 + np.array(class_color(3)) * 0.45)) <= 1).all()
     points = np.array([[70, 5, 2], [20, 30, 0]], np.float32)
-    found = overlay(GREY, {"points": points}, (POINTS,))
+    found = draw_values(GREY, {"points": points}, (POINTS,))
     assert (found[5, 70] != 128).any()
     assert (found[20:40, 10:30] == 128).all(), "a point that is not labelled is not there"
     assert (GREY == 128).all()
@@ -126,7 +133,7 @@ def test_the_name_of_a_box_is_whole_wherever_the_box_is(left: int, top: int, num
         boxes = np.array([[left, top, left + 60, top + 60]], np.float32)
         labels = Column("labels", "ragged", "int64", type="labels", classes=("a name", "another"), parallel="boxes")
         image = np.full((480, 600, 3), 128, np.uint8)
-        found = overlay(image, {"boxes": boxes, "labels": np.array([number])}, (BOXES, labels))
+        found = draw_values(image, {"boxes": boxes, "labels": np.array([number])}, (BOXES, labels))
         return int((found == text_color_on(class_color(number))).all(2).sum())
 
     assert letters(left, top) == letters(210, 240) > 20
@@ -149,7 +156,7 @@ def test_a_pillow_with_one_font_draws_latin_letters(monkeypatch: pytest.MonkeyPa
     try:
         labels = Column("labels", "ragged", "int64", type="labels", classes=("猫 … ü",), parallel="boxes")
         values = {"boxes": np.array([[20, 40, 80, 100]], np.float32), "labels": np.array([0])}
-        found = overlay(np.full((480, 600, 3), 128, np.uint8), values, (BOXES, labels))
+        found = draw_values(np.full((480, 600, 3), 128, np.uint8), values, (BOXES, labels))
         assert (found == text_color_on(class_color(0))).all(2).sum() > 20
         draw, font = ImageDraw.Draw(Image.new("RGB", (50, 20))), default_font(10)
         text = fit_text(draw, "a traffic light", 50, font)
@@ -163,11 +170,11 @@ def test_names_of_boxes_keep_clear_of_each_other() -> None:
     image = np.full((200, 200, 3), 128, np.uint8)
     values = {"boxes": np.array([[50, 80, 150, 140], [52, 82, 148, 138]], np.float32), "labels": np.array([0, 1])}
     labels = Column("labels", "ragged", "int64", type="labels", classes=("first", "second"), parallel="boxes")
-    both = overlay(image, values, (BOXES, labels)).astype(int)
+    both = draw_values(image, values, (BOXES, labels)).astype(int)
     for row, number in ((0, 0), (1, 1)):
         alone = {name: value[row : row + 1] for name, value in values.items()}
         grounds = [
-            (each == class_color(number)).all(2).sum() for each in (both, overlay(image, alone, (BOXES, labels)))
+            (each == class_color(number)).all(2).sum() for each in (both, draw_values(image, alone, (BOXES, labels)))
         ]
         assert grounds[0] >= grounds[1] * 0.9, number
 
@@ -176,19 +183,19 @@ def test_what_is_drawn_can_be_chosen_and_counts_in_the_size_of_the_whole() -> No
     boxes = np.array([[20, 40, 80, 100]], np.float32)
     mask = np.full((120, 160), 2, np.uint16)
     values = {"boxes": boxes, "mask": mask}
-    found = overlay(GREY, values, (BOXES, MASK), ["boxes"], (120, 160))
+    found = draw_values(GREY, values, (BOXES, MASK), ["boxes"], (120, 160))
     assert tuple(found[50, 25]) == class_color(0)
     assert tuple(found[2, 2]) == (128,) * 3
-    assert tuple(overlay(GREY, values, (BOXES, MASK), None, (120, 160))[2, 2]) != (128,) * 3
+    assert tuple(draw_values(GREY, values, (BOXES, MASK), None, (120, 160))[2, 2]) != (128,) * 3
 
 
 def test_values_that_are_wrong_end_nothing() -> None:
     boxes = np.array([[np.nan, 0, 1, 1], [50, 50, 10, 10], [1e30, 0, -1e30, 5], [70, 50, 500, 500]], np.float32)
     points = np.array([[np.inf, 1, 2], [-1e9, 5, 2]], np.float32)
     values = {"boxes": boxes, "labels": np.array([7, -1]), "points": points, "mask": np.zeros((0, 5), np.uint8)}
-    found = overlay(GREY, values, (BOXES, LABELS, POINTS, MASK))
+    found = draw_values(GREY, values, (BOXES, LABELS, POINTS, MASK))
     assert found.shape == GREY.shape
-    assert overlay(GREY, {"points": np.zeros((0, 3))}, (POINTS,)).shape == GREY.shape
+    assert draw_values(GREY, {"points": np.zeros((0, 3))}, (POINTS,)).shape == GREY.shape
 
 
 def test_values_of_a_record(tmp_path: Path) -> None:
@@ -200,4 +207,4 @@ def test_values_of_a_record(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values["deep"], made.values[1]["deep"])
         np.testing.assert_array_equal(values["boxes"], made.values[1]["boxes"])
         assert set(read_drawn_values(reader, 1, ["deep"])) == {"deep"}
-        assert overlay(made.images[1], values, reader.manifest.columns).shape == made.images[1].shape
+        assert draw_values(made.images[1], values, reader.manifest.columns).shape == made.images[1].shape

@@ -16,7 +16,7 @@ from packstore import PackedDataset
 from packstore.cli import cli
 from packstore.core.modes import mode_of, parse_mode
 from packstore.images.display import find_window, to_display
-from packstore.seeing.drawing import make_pictures, thumbnail
+from packstore.seeing.drawing import make_image_reader, make_thumbnail
 from packstore.seeing.view.images import Images
 from packstore.seeing.view.record import describe_record
 
@@ -61,15 +61,15 @@ def test_not_a_number_is_black() -> None:
 def test_sheet_view_and_show(tmp_path: Path) -> None:
     packstore.convert(xrays(tmp_path / "x"), tmp_path / "s.lmdb", depth="keep")
     with packstore.open(tmp_path / "s.lmdb") as reader:
-        small = thumbnail(make_pictures(reader.manifest), reader, 0, 25)
+        small = make_thumbnail(make_image_reader(reader.manifest), reader, 0, 25)
         assert small is not None
         assert small.shape == (20, 25, 3)
         assert small.max() > 240
         images = Images(reader)
         described = describe_record(reader, images, 0)
         assert described["image"]["window"] == pytest.approx((41, 4054), abs=3)
-        assert images.pixels(0, reader.manifest.image).shape == (40, 50, 3)
-        assert images.thumbnail(0, 32).data.startswith(b"\x89PNG")
+        assert images.decode_for_display(0, reader.manifest.image).shape == (40, 50, 3)
+        assert images.get_thumbnail(0, 32).data.startswith(b"\x89PNG")
         json.dumps(described)
     shown = PackedDataset(tmp_path / "s.lmdb").show(0)
     assert (shown.mode, shown.size) == ("RGB", (50, 40))

@@ -19,7 +19,7 @@ import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli.terminal_images import parse_graphics, terminal_graphics
 from packstore.core.errors import UsageError
-from packstore.seeing.drawing import overlay
+from packstore.seeing.drawing import draw_values
 from packstore.seeing.sheet import Cells, SheetOptions, choose_rows, draw_page, write_sheet
 from packstore.seeing.terminal import encode_kitty, encode_sixel
 from tests.makers.command import COMMAND, run
@@ -109,11 +109,11 @@ def test_boxes_are_drawn_and_masks_if_asked_for(tmp_path: Path) -> None:
         np.testing.assert_array_equal(plain, made.images[1])
         drawn = Cells(reader, SheetOptions(columns=["boxes", "points"]))[1].image
         values = {name: made.values[1][name] for name in names if name != "mask"}
-        expected = overlay(made.images[1], values, reader.manifest.columns, ["boxes", "points"])
+        expected = draw_values(made.images[1], values, reader.manifest.columns, ["boxes", "points"])
         np.testing.assert_array_equal(drawn, expected)
         boxes = Cells(reader, SheetOptions())[1].image
         assert boxes is not None
-        np.testing.assert_array_equal(boxes, overlay(made.images[1], values, reader.manifest.columns, ["boxes"]))
+        np.testing.assert_array_equal(boxes, draw_values(made.images[1], values, reader.manifest.columns, ["boxes"]))
         assert (boxes != plain).any()
         augmented = Cells(reader, SheetOptions(columns=["mask", "boxes"], augment="CenterCrop(20)"))[1].image
         assert augmented is not None

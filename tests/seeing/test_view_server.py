@@ -634,9 +634,9 @@ def test_thumbnails_are_kept_in_bounded_memory(stores: Stores, monkeypatch: pyte
     with open_store(stores("files.lmdb")) as reader:
         made = images.Images(reader)
         for record in range(len(reader)):
-            made.thumbnail(record, 96)
+            made.get_thumbnail(record, 96)
             assert 0 < made.cached_bytes <= 20_000
-        assert made.thumbnail(len(reader) - 1, 96) is made.thumbnail(len(reader) - 1, 96)
+        assert made.get_thumbnail(len(reader) - 1, 96) is made.get_thumbnail(len(reader) - 1, 96)
 
 
 @pytest.mark.parametrize("name", ["view-grid", "view-record", "view-overview"])

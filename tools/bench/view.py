@@ -76,7 +76,7 @@ def thumbnails(store: Path) -> tuple[float, float]:
             images = Images(reader)
             records = [(repeat * THUMBNAILS + i) % len(reader) for i in range(THUMBNAILS)]
             began, cpu = time.perf_counter(), time.process_time()
-            list(pool.map(lambda record, images=images: images.thumbnail(record, SIDE), records))
+            list(pool.map(lambda record, images=images: images.get_thumbnail(record, SIDE), records))
             waits.append(time.perf_counter() - began)
             used.append(time.process_time() - cpu)
     return median(waits), median(used)

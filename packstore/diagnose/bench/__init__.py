@@ -176,10 +176,11 @@ def bench(
         closing(PackedDataset(path, options.split, device=options.device)) as dataset,
         progress_callback(progress, count_stages=True) as report,
     ):
-        return _bench(dataset, options, report)
+        return _run_bench(dataset, options, report)
 
 
-def _bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
+def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
+    """Measures all stages, tries packing options, and makes the report."""
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()
@@ -268,10 +269,10 @@ def make_augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[s
 
 
 def loader_decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:
-    """Computes the images a second that the loader decodes with one thread, which may decode only a crop's region.
+    """Computes the images a second that one thread of the loader decodes; it may decode only the region of a crop.
 
-    Subtracts the time of augmenting from the loader's time of decoding and augmenting. ``whole`` is the rate of
-    decoding whole images."""
+    The loader measures decoding and augmenting together; the time of augmenting is subtracted. ``whole`` is the rate
+    of decoding whole images, which is the least result."""
     spent = alone.decode_seconds - (1 / augment if augment else 0.0)
     # The difference of two measurements is noisy: it is at least a twentieth, and at most the time of whole images.
     return 1 / min(1 / whole, max(spent, alone.decode_seconds / 20)) if alone.decode_seconds else whole
@@ -291,6 +292,7 @@ def drop_page_cache(path: Path) -> None:
 
 
 def _fixed_size(manifest: Manifest) -> tuple[int, int] | None:
+    """Returns height and width of all images; None if they differ."""
     image = manifest.image
     if image.kind != "fixed":
         return None
@@ -299,11 +301,13 @@ def _fixed_size(manifest: Manifest) -> tuple[int, int] | None:
 
 
 def _crop_side(manifest: Manifest, options: BenchOptions) -> int:
+    """Returns the side of crops in pixels."""
     own = _fixed_size(manifest)
     return options.size or (DEFAULT_SIZE if own is None else min(own))
 
 
 def _image_sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[int, int]]:
+    """Returns height and width of each image."""
     chw = manifest.image.layout == "CHW"
     return [tuple(image.shape[1:] if chw else image.shape[:2]) for image in pixels]
 
@@ -317,6 +321,7 @@ def _make_stages(
     record_bytes: float,
     operations: Sequence[tuple[str, float]],
 ) -> tuple[Stage, ...]:
+    """Makes the rows of the table of rates."""
     # If the page cache holds the store, the second pass is more exact: the first one may be very short.
     rate = rates.read_first if rates.from_disk else rates.read_again
     where = "from the disk" if rates.from_disk else "from the page cache"

@@ -67,12 +67,12 @@ class Rates:
 
     @property
     def from_disk(self) -> bool:
-        """Whether the first reading waited for the disk."""
+        """True if the first reading waited for the disk."""
         return self.disk_share >= FROM_DISK and self.read_first < self.read_again
 
     @property
     def disk_limits(self) -> bool:
-        """Whether every epoch will wait for the disk."""
+        """True if every epoch will wait for the disk."""
         return self.from_disk and not self.held
 
 
@@ -146,7 +146,7 @@ def ceilings(rates: Rates) -> dict[str, float]:
 
 def efficiency(rates: Rates) -> float:
     """Computes the loader's rate as a share of the rate that its stages allow, 0.05 … 1; never 0, so it can divide."""
-    allowed = min(_cores_rate(rates), *(rate for name, rate in ceilings(rates).items() if name != "model"))
+    allowed = min(_processor_rate(rates), *(rate for name, rate in ceilings(rates).items() if name != "model"))
     return min(1.0, max(0.05, rates.loader / allowed))
 
 
@@ -173,9 +173,9 @@ def judge(rates: Rates) -> Verdict:
     busiest = max(shares, key=lambda name: shares[name])
     fixed = {name: rate for name, rate in limits.items() if name != "model"}
     lowest = min(fixed, key=lambda name: fixed[name])
-    if fixed[lowest] < _cores_rate(rates):
+    if fixed[lowest] < _processor_rate(rates):
         what = "the disk allows" if lowest == "read" else "copying allows" if rates.on_gpu else "memory allows"
-        why = f"{what} {fixed[lowest]:,.0f} images/s, the processor {_cores_rate(rates):,.0f}"
+        why = f"{what} {fixed[lowest]:,.0f} images/s, the processor {_processor_rate(rates):,.0f}"
         stage = lowest
     else:
         why = f"{shares[busiest]:.0%} of the {total * 1e3:.2g} ms of one core that an image takes"
@@ -218,11 +218,13 @@ def advise(
     return found
 
 
-def _cores_rate(rates: Rates) -> float:
+def _processor_rate(rates: Rates) -> float:
+    """Computes the images a second that the loader's threads could process."""
     return min(rates.threads, rates.cores) / sum(core_seconds(rates).values())
 
 
 def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
+    """Advises more threads or cores if processor time is the limit."""
     if verdict.stage not in CPU_STAGES or ceilings(rates).get(verdict.stage) is not None:
         return []
     per_thread = rates.loader / rates.threads
@@ -237,6 +239,7 @@ def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> list[Advice]:
+    """Advises packing options with which a sample loaded clearly faster, the fastest first."""
     if len(trials) < 2 or verdict.stage not in (*CPU_STAGES, "loader"):
         return []
     now, others = trials[0], trials[1:]
@@ -259,6 +262,7 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
 
 
 def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
+    """Advises more memory or block shuffling if every epoch waits for the disk."""
     if verdict.stage != "read" or not rates.disk_limits:
         return []
     why = f"{rates.read_first:,.0f} images/s at first, {rates.read_again:,.0f} when they were read again"
@@ -269,4 +273,5 @@ def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _format_ratio(ratio: float) -> str:
+    """Describes a size as a multiple of the present one."""
     return f"{ratio:.2g} times the bytes" if ratio < 0.95 or ratio > 1.05 else "about the same bytes"

@@ -55,7 +55,7 @@ class Clock:
         self._progress(Progress(stage, self._begun, self._stages, 0))
         self._begun += 1
 
-    def rate(self, stage: str, work: Callable[[int], int], threads: int = 1, share: float = 1.0) -> float:
+    def measure_rate(self, stage: str, work: Callable[[int], int], threads: int = 1, share: float = 1.0) -> float:
         """Measures images a second of ``work``, called with 0, 1, 2 … by ``threads`` threads until the time is over.
 
         In these threads torch uses one thread, as in the loader's: otherwise small work takes many times as long.
@@ -104,7 +104,7 @@ def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadR
         seen.append(number)
         return _copy_records(reader, chunks[number])
 
-    first = clock.rate("read", fresh, threads)
+    first = clock.measure_rate("read", fresh, threads)
     known = sorted(seen)
     from_disk = (resource.getrusage(resource.RUSAGE_SELF).ru_inblock - blocks) * 512
     wanted = sum(len(reader.view(record)) for number in known for record in chunks[number])
@@ -112,11 +112,15 @@ def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadR
     def again(number: int) -> int:
         return _copy_records(reader, chunks[known[number % len(known)]])
 
-    many, one = clock.rate("read again", again, threads, 0.5), clock.rate("read, 1 thread", again, share=0.5)
+    many, one = (
+        clock.measure_rate("read again", again, threads, 0.5),
+        clock.measure_rate("read, 1 thread", again, share=0.5),
+    )
     return ReadRates(first, many, one, from_disk / max(1, wanted))
 
 
 def _copy_records(reader: Reader, records: Sequence[int]) -> int:
+    """Reads records by copying their bytes; returns their number."""
     for record in records:
         source = np.frombuffer(reader.view(record), np.uint8)
         # numpy releases the GIL while it copies, so that threads wait for the disk in parallel, as decoders do.
@@ -154,11 +158,11 @@ def take_sample(dataset: PackedDataset) -> Sample:
         data.append(bytes(reader.view(record)))
         held += len(data[-1])
         if sum(image.nbytes for image in pixels) < _PIXEL_BYTES:
-            pixels.append(decode(dataset, record, data[-1]) if encoded else np.array(reader.array(record)))
+            pixels.append(decode_whole(dataset, record, data[-1]) if encoded else np.array(reader.array(record)))
     return Sample(records, data, pixels)
 
 
-def decode(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np.uint8]:
+def decode_whole(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np.uint8]:
     """Decodes a whole image. Raises :class:`DecodeError`, which names the record."""
     try:
         return dataset.decoder.decode(data)
@@ -172,10 +176,10 @@ def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threa
 
     def work(number: int) -> int:
         index = number % len(sample.data)
-        decode(dataset, sample.records[index], sample.data[index])
+        decode_whole(dataset, sample.records[index], sample.data[index])
         return 1
 
-    return clock.rate("decode, 1 thread", work), clock.rate("decode", work, threads, 0.5)
+    return clock.measure_rate("decode, 1 thread", work), clock.measure_rate("decode", work, threads, 0.5)
 
 
 def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
@@ -191,7 +195,7 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> fl
     if here or programs:
         crops = _plan_crops(loader, sample)
         program = _draw_program(programs, sample, crops)
-        return clock.rate("augment, 1 thread", _engine_work(sample, crops, program)[0])
+        return clock.measure_rate("augment, 1 thread", _make_engine_work(sample, crops, program)[0])
     batch = torch.from_numpy(np.stack(sample.pixels))
     if loader.dataset.manifest.image.dtype == "bfloat16":
         batch = batch.view(torch.bfloat16)
@@ -201,7 +205,7 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> fl
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return clock.rate("augment, 1 thread", lambda _: len(apply_operations(operations, batch, draws)))
+        return clock.measure_rate("augment, 1 thread", lambda _: len(apply_operations(operations, batch, draws)))
     finally:
         torch.set_num_threads(threads)
 
@@ -223,29 +227,29 @@ def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> f
             course.run(row, image)
         return len(images)
 
-    return clock.rate("augment, 1 thread", work)
+    return clock.measure_rate("augment, 1 thread", work)
 
 
 def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
     """Measures cutting all crops of a record's views; None if there are no views to cut."""
-    cuts = [one for _, one, _ in _view_cuts(loader, sample)]
+    cuts = [one for _, one, _ in _make_view_cutters(loader, sample)]
 
     def work(number: int) -> int:
         for one in cuts:
             one(number)
         return 1
 
-    return clock.rate("augment, 1 thread", work) if cuts else None
+    return clock.measure_rate("augment, 1 thread", work) if cuts else None
 
 
-def _cut_all(one: Callable[[int], int], count: int, number: int) -> int:
+def _cut_crops(one: Callable[[int], int], count: int, number: int) -> int:
     """Cuts the ``count`` crops of a record, which follow each other; returns 1, for the record."""
     for crop in range(count):
         one(number * count + crop)
     return 1
 
 
-def _view_cuts(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
+def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
     """Returns for each view its name, a function that cuts all its crops of a sampled record, and their number. Cuts
     each crop once, to touch the memory."""
     assert loader.pipeline.views is not None
@@ -257,9 +261,9 @@ def _view_cuts(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable
         draws = Draws(view.seed(0), 0, view.ids(ids))
         crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
         several = Sample(np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)])
-        one, _ = _engine_work(several, crops, plan.programs.draw(draws, plan.size))
+        one, _ = _make_engine_work(several, crops, plan.programs.draw(draws, plan.size))
 
-        found.append((view.name, partial(_cut_all, one, count), count))
+        found.append((view.name, partial(_cut_crops, one, count), count))
         for number in range(len(ids)):  # the first write to new memory takes longer
             found[-1][1](number)
     return found
@@ -270,13 +274,13 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> li
     programs = loader.pipeline.programs
     if loader.pipeline.views is not None:
         return [
-            (f"view {name} × {count}", clock.rate(f"view {name}, 1 thread", cut, share=0.5))
-            for name, cut, count in _view_cuts(loader, sample)
+            (f"view {name} × {count}", clock.measure_rate(f"view {name}, 1 thread", cut, share=0.5))
+            for name, cut, count in _make_view_cutters(loader, sample)
         ]
     if not programs:
         return []
     crops = _plan_crops(loader, sample)
-    one, images = _engine_work(sample, crops, None)
+    one, images = _make_engine_work(sample, crops, None)
     for number in range(len(crops)):
         one(number)
     found = []
@@ -289,6 +293,7 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> li
 
 
 def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
+    """Measures one pixel operation on copies of ``images`` in images a second, with one thread."""
     assert program is not None
     pixels = images.copy()
 
@@ -298,15 +303,18 @@ def _measure_operation(clock: Clock, programs: Programs, program: Program | None
         programs.run(pixels[index : index + 1], program[index : index + 1])
         return 1
 
-    return clock.rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
+    return clock.measure_rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
 
 
 def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
+    """Draws the random values of pixel operations for the sampled records; None if there is nothing to run."""
     height, width = crops.window[0, 2:].tolist()
     return programs.draw(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
 
 
-def _engine_work(sample: Sample, crops: Crops, program: Program | None) -> tuple[Callable[[int], int], NDArray[Any]]:
+def _make_engine_work(
+    sample: Sample, crops: Crops, program: Program | None
+) -> tuple[Callable[[int], int], NDArray[Any]]:
     """Returns a function that augments a sampled image with the engine, and the array to which it writes."""
     pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
     planes = pixels[0].dtype != np.uint8
@@ -326,6 +334,7 @@ def _engine_work(sample: Sample, crops: Crops, program: Program | None) -> tuple
 
 
 def _plan_crops(loader: PackedLoader, sample: Sample) -> Crops:
+    """Plans the crops of the sampled images by the operations that run while decoding."""
     planes = loader.dataset.manifest.image.layout == "CHW"
     sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in sample.pixels], np.int64)
     return plan_operations(
@@ -356,7 +365,7 @@ def measure_copying(
         return batch_size
 
     work(0)
-    return clock.rate("copy", work, share=0.5)
+    return clock.measure_rate("copy", work, share=0.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,5 +424,6 @@ def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float 
 
 
 def _cpu_seconds() -> float:
+    """Returns the processor time of this process in seconds."""
     times = os.times()
     return times.user + times.system

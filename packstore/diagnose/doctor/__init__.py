@@ -156,6 +156,7 @@ def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
 
 
 def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
+    """Reports the GPUs and the speed of copies to them, or why torch uses none."""
     if "error" in cuda:
         text = "unknown, since torch does not work" if "error" in torch else "unknown"
         return [Fact("GPU", "CUDA", None, text, None if "error" in torch else cuda["error"])]
@@ -185,6 +186,7 @@ def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
 
 
 def _probe_all(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Runs several probes, up to eight at a time."""
     with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2))) as pool:
         return list(pool.map(_probe, names))
 

@@ -43,10 +43,12 @@ def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
 
 
 def _describe_speed(decoder: dict[str, Any]) -> str:
+    """Describes version and rate of a decoder."""
     return f"{decoder['version']}: {decoder['images_per_second']:,.0f} images/s of 500 x 375 on one core"
 
 
 def _crops_fact(used: str, regions: str | None) -> Fact:
+    """Reports how much of a file the decoder in use decodes for a crop."""
     if used == "engine":
         text = "little more than the crop is decoded if the file has a seek index, else also all that precedes it"
     elif regions is not None:
@@ -73,6 +75,7 @@ def _libturbojpeg_facts(version: str | None) -> list[Fact]:
 
 
 def _engine_fact(reason: str | None) -> Fact:
+    """Reports whether packstore's engine loads."""
     if reason is None:
         return Fact("JPEG", "engine", True, "loaders decode, crop and resize with it")
     return Fact("JPEG", "engine", False, "not usable", f"loaders need packstore's engine: {reason}")

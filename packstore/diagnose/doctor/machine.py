@@ -125,6 +125,7 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _read_meminfo() -> tuple[int | None, int | None]:
+    """Reads total and available memory in bytes; None for each that is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -142,11 +143,11 @@ def limit_facts() -> list[Fact]:
     higher = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     higher = "it cannot be raised here" if hard == files else f"ulimit -n {higher}"
     problem = f"a store of many shards, and worker processes, may need more: {higher}" if few else None
-    facts.append(Fact("limits", "open files", _limit_value(files), _format_limit(files), problem))
+    facts.append(Fact("limits", "open files", _limit_or_none(files), _format_limit(files), problem))
     if hasattr(resource, "RLIMIT_MEMLOCK"):
         locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
         text = _format_limit(locked, bytes=True) + " (page-locked buffers of CUDA do not count)"
-        facts.append(Fact("limits", "locked memory", _limit_value(locked), text))
+        facts.append(Fact("limits", "locked memory", _limit_or_none(locked), text))
     space = resource.getrlimit(resource.RLIMIT_AS)[0]
     problem = None
     if space != resource.RLIM_INFINITY:
@@ -154,7 +155,7 @@ def limit_facts() -> list[Fact]:
     elif sys.maxsize < 1 << 32:
         problem = "a 32-bit Python cannot map stores of more than 2 GB: use a 64-bit one"
     facts.append(
-        Fact("limits", "address space (LMDB's map)", _limit_value(space), _format_limit(space, bytes=True), problem)
+        Fact("limits", "address space (LMDB's map)", _limit_or_none(space), _format_limit(space, bytes=True), problem)
     )
     return facts
 
@@ -162,7 +163,7 @@ def limit_facts() -> list[Fact]:
 def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     """Reports kind and free space of the disk of ``folder``; with ``measure`` also its sequential speed."""
     facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]
-    kind = _filesystem(folder)
+    kind = _find_file_system(folder)
     if kind is not None:
         problem = None
         if kind.startswith(NETWORK):
@@ -181,7 +182,7 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     if free < 4 * DISK_BYTES:
         return [*facts, Fact("disk", "speed", None, "not measured: too little space is free", "free some space")]
     try:
-        written, read = disk_speed(folder)
+        written, read = measure_disk_speed(folder)
     except OSError as error:
         reason = f"{error.strerror or error}"
         return [*facts, Fact("disk", "speed", None, f"not measured: no file can be written there ({reason})")]
@@ -189,7 +190,7 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     return [*facts, Fact("disk", "speed", {"write": written, "read": read}, text)]
 
 
-def disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
+def measure_disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
     """Measures writing to the disk, and reading back after dropping the page cache, in bytes a second.
 
     Uses an unnamed temporary file, which disappears in any case. Raises :class:`OSError`.
@@ -210,7 +211,7 @@ def disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
         return written, size / max(time.perf_counter() - start, 1e-9)
 
 
-def _filesystem(folder: Path) -> str | None:
+def _find_file_system(folder: Path) -> str | None:
     """Returns the kind of ``folder``'s file system; None if unknown."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
@@ -229,6 +230,7 @@ def _filesystem(folder: Path) -> str | None:
 
 
 def _cpu_model() -> str:
+    """Returns the model of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -237,11 +239,13 @@ def _cpu_model() -> str:
     return found or platform.processor() or platform.machine()
 
 
-def _limit_value(limit: int) -> int | None:
+def _limit_or_none(limit: int) -> int | None:
+    """Returns a limit; None for no limit."""
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _format_limit(limit: int, bytes: bool = False) -> str:
+    """Formats a limit for people."""
     if limit == resource.RLIM_INFINITY:
         return "unlimited"
     return f"{limit / 1e6:,.1f} MB" if bytes else f"{limit:,}"

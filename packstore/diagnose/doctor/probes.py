@@ -31,17 +31,19 @@ def probe(name: str) -> Answer:
         special = _SPECIAL.get(name)
         return special() if special is not None else _examine_library(name)
     except ModuleNotFoundError as error:
-        return {"error": _one_line(error), "missing": error.name == name}
+        return {"error": _error_line(error), "missing": error.name == name}
     except BaseException as error:  # a broken library may raise anything, also SystemExit
-        return {"error": _one_line(error)}
+        return {"error": _error_line(error)}
 
 
-def _one_line(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
+    """Returns the text of an error in one line; with its type, unless packstore raised it."""
     words = " ".join(str(error).split())
     return (words if isinstance(error, PackstoreError) else f"{type(error).__name__}: {words}")[:300]
 
 
 def _examine_library(name: str) -> Answer:
+    """Imports a library; answers with its version and details."""
     module = importlib.import_module(name)
     found = getattr(module, "__version__", None)
     if not isinstance(found, str):
@@ -53,25 +55,26 @@ def _examine_library(name: str) -> Answer:
     return {"version": found, "details": details(module) if details is not None else []}
 
 
-def _torch(torch: Any) -> list[str]:
+def _describe_torch(torch: Any) -> list[str]:
     return [f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build", f"{torch.get_num_threads()} threads"]
 
 
-def _lmdb(lmdb: Any) -> list[str]:
+def _describe_lmdb(lmdb: Any) -> list[str]:
     return ["LMDB " + ".".join(map(str, lmdb.version()))]
 
 
-def _h5py(h5py: Any) -> list[str]:
+def _describe_h5py(h5py: Any) -> list[str]:
     return [f"HDF5 {h5py.version.hdf5_version}"]
 
 
-def _pillow(_: Any) -> list[str]:
+def _describe_pillow(_: Any) -> list[str]:
     features = importlib.import_module("PIL.features")
     found = features.version("libjpeg_turbo")
     return [f"libjpeg-turbo {found}" if found else "libjpeg without turbo"]
 
 
-def _turbojpeg(module: Any) -> list[str]:
+def _describe_turbojpeg(module: Any) -> list[str]:
+    """Describes the library that PyTurboJPEG loads. Raises :class:`ImportError` for another module of this name."""
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
     from packstore.images.turbojpeg_library import turbo_version, wanted_library
@@ -82,15 +85,15 @@ def _turbojpeg(module: Any) -> list[str]:
 
 
 _DETAILS: dict[str, Callable[[Any], list[str]]] = {
-    "torch": _torch,
-    "lmdb": _lmdb,
-    "h5py": _h5py,
-    "PIL": _pillow,
-    "turbojpeg": _turbojpeg,
+    "torch": _describe_torch,
+    "lmdb": _describe_lmdb,
+    "h5py": _describe_h5py,
+    "PIL": _describe_pillow,
+    "turbojpeg": _describe_turbojpeg,
 }
 
 
-def _decoders() -> Answer:
+def _probe_decoders() -> Answer:
     """Examines all decoders: version or reason of absence, images a second on a generated photo, the one in use, the
     library that decodes regions, and the engine's problem."""
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
@@ -145,7 +148,9 @@ def _best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
             return best
 
 
-def _cuda() -> Answer:
+def _probe_cuda() -> Answer:
+    """Examines torch's CUDA: devices with their free memory, and rates of copies to the first one; or the reason for
+    no device."""
     torch: Any = importlib.import_module("torch")
     reason = None
     try:
@@ -153,7 +158,7 @@ def _cuda() -> Answer:
         if torch.version.cuda and not available:
             torch.cuda.init()  # raises with the reason
     except (RuntimeError, AssertionError) as error:
-        available, reason = False, _one_line(error)
+        available, reason = False, _error_line(error)
     answer = {"built": torch.version.cuda, "driver": _driver_version(), "devices": [], "reason": reason, "pinned": {}}
     if not available:
         return answer
@@ -166,7 +171,7 @@ def _cuda() -> Answer:
             "pageable": _copy_rate(torch, torch.ones(_COPIED_BYTES, dtype=torch.uint8)),
         }
     except RuntimeError as error:
-        answer["pinned"] = {"error": _one_line(error)}
+        answer["pinned"] = {"error": _error_line(error)}
     return answer
 
 
@@ -197,7 +202,8 @@ def _driver_version() -> str | None:
     return done.stdout.strip().partition("\n")[0] or None
 
 
-def _plug_ins() -> Answer:
+def _probe_plug_ins() -> Answer:
+    """Examines the plug-ins of all registries."""
     return {
         "found": [
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}
@@ -207,4 +213,8 @@ def _plug_ins() -> Answer:
     }
 
 
-_SPECIAL: dict[str, Callable[[], Answer]] = {"decoders": _decoders, "cuda": _cuda, "plug-ins": _plug_ins}
+_SPECIAL: dict[str, Callable[[], Answer]] = {
+    "decoders": _probe_decoders,
+    "cuda": _probe_cuda,
+    "plug-ins": _probe_plug_ins,
+}

@@ -21,9 +21,9 @@ from packstore.seeing.nearby import is_damage
 from packstore.seeing.view.facts import Headers, class_column
 from packstore.seeing.view.findings import verify
 from packstore.seeing.view.guard import Guard
-from packstore.seeing.view.images import SIDES, File, printable_key
+from packstore.seeing.view.images import SIDES, WebFile, printable_key
 from packstore.seeing.view.jobs import Job
-from packstore.seeing.view.masks import color_mask, read_mask, values_in
+from packstore.seeing.view.masks import color_mask, list_values, read_mask
 from packstore.seeing.view.overview import count_classes, summarize
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, parse_number
 from packstore.seeing.view.record import describe_record, shown_columns
@@ -52,22 +52,22 @@ _MOST_NOTES = 1000
 def make_app(site: Site, token: str) -> Guard:
     """Creates the ASGI application; browsers have to send ``token``."""
     routes = [
-        Route("/api/store", _handle_errors(site, _store)),
-        Route("/api/rows", _handle_errors(site, _rows)),
-        Route("/api/place/{record}", _handle_errors(site, _place)),
-        Route("/api/classes", _handle_errors(site, _classes)),
-        Route("/api/verify", _handle_errors(site, _verify)),
-        Route("/api/sizes", _handle_errors(site, _sizes)),
-        Route("/api/record/{record}", _handle_errors(site, _record)),
-        Route("/api/mask/{record}/{column}", _handle_errors(site, _mask_values)),
-        Route("/api/loaded/{record}", _handle_errors(site, _loaded)),
-        Route("/thumbnail/{side}/{record}", _handle_errors(site, _thumbnail)),
-        Route("/image/{record}/{column}", _handle_errors(site, _image)),
-        Route("/mask/{record}/{column}", _handle_errors(site, _mask)),
-        Route("/loaded/{record}", _handle_errors(site, _loaded_image)),
-        Route("/loaded/{record}/{column}", _handle_errors(site, _loaded_mask)),
-        Route("/file/{record}", _handle_errors(site, _file)),
-        *(Route(address, _page_file(*file)) for address, file in PAGE.items()),
+        Route("/api/store", _handle_errors(site, _get_store)),
+        Route("/api/rows", _handle_errors(site, _get_rows)),
+        Route("/api/place/{record}", _handle_errors(site, _get_position)),
+        Route("/api/classes", _handle_errors(site, _get_class_counts)),
+        Route("/api/verify", _handle_errors(site, _verify_store)),
+        Route("/api/sizes", _handle_errors(site, _get_histograms)),
+        Route("/api/record/{record}", _handle_errors(site, _get_record)),
+        Route("/api/mask/{record}/{column}", _handle_errors(site, _get_mask_values)),
+        Route("/api/loaded/{record}", _handle_errors(site, _get_loaded_record)),
+        Route("/thumbnail/{side}/{record}", _handle_errors(site, _get_thumbnail)),
+        Route("/image/{record}/{column}", _handle_errors(site, _get_full_image)),
+        Route("/mask/{record}/{column}", _handle_errors(site, _get_mask_picture)),
+        Route("/loaded/{record}", _handle_errors(site, _get_loaded_image)),
+        Route("/loaded/{record}/{column}", _handle_errors(site, _get_loaded_mask)),
+        Route("/file/{record}", _handle_errors(site, _download_file)),
+        *(Route(address, _make_page_handler(*file)) for address, file in PAGE.items()),
     ]
     return Guard(Starlette(routes=routes), token)
 
@@ -90,7 +90,8 @@ def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaita
     return answer
 
 
-def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+def _make_page_handler(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    """Makes the handler that answers with one of the page's own files."""
     content = (resources.files(__package__) / "page" / name).read_bytes()
 
     async def answer(_: Request) -> Response:
@@ -99,7 +100,7 @@ def _page_file(name: str, media_type: str) -> Callable[[Request], Awaitable[Resp
     return answer
 
 
-def _image_response(file: File, kept_seconds: int = 3600) -> Response:
+def _image_response(file: WebFile, kept_seconds: int = 3600) -> Response:
     """Creates the response with an image. The browser may cache it, since its address contains the store's digest."""
     return Response(file.data, media_type=file.type, headers={"cache-control": f"private, max-age={kept_seconds}"})
 
@@ -110,10 +111,11 @@ def _json_response(content: Any, status: int = 200) -> Response:
 
 
 def _progress_response(job: Job) -> Response:
+    """Creates the response for a job that is not finished."""
     return _json_response({"pending": job.progress}, 202)
 
 
-async def _store(site: Site, _: Request) -> Response:
+async def _get_store(site: Site, _: Request) -> Response:
     """Answers with the facts about the store that need no record."""
     manifest = site.reader.manifest
     column = class_column(manifest)
@@ -149,23 +151,23 @@ async def _store(site: Site, _: Request) -> Response:
     )
 
 
-async def _rows(site: Site, request: Request) -> Response:
+async def _get_rows(site: Site, request: Request) -> Response:
     """Answers with the records at positions ``start`` to ``stop - 1`` of a selection."""
     given = request.query_params
     start, stop = parse_number("start", given.get("start", "0")), parse_number("stop", given.get("stop", "0"))
     query = Query.parse(given)
-    chosen = await site.selection(query)
+    chosen = await site.find_selection(query)
     if isinstance(chosen, Job):
         return _progress_response(chosen)
-    records = chosen.page(start, min(stop, start + _MOST_ROWS))
-    rows = await site.in_thread(lambda: _describe_rows(site, records))
+    records = chosen.slice_records(start, min(stop, start + _MOST_ROWS))
+    rows = await site.run_in_thread(lambda: _describe_rows(site, records))
     return _json_response(
         {"count": len(chosen), "start": start, "rows": rows, "command": _select_command(site.reader, query)}
     )
 
 
 def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
-    """Returns the texts of tiles. Fetches no shards; only visible thumbnails do."""
+    """Returns keys, classes and marks of records for their tiles. Fetches no shards; only visible thumbnails do."""
     parts = (np.searchsorted(site.reader.part_starts, records, "right") - 1).tolist()
     numbers = sorted({*parts})
     here = dict(zip(numbers, site.reader.parts_are_local(numbers).tolist(), strict=True))
@@ -192,16 +194,18 @@ def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
     return row | ({"marks": marks} if marks else {})
 
 
-async def _place(site: Site, request: Request) -> Response:
+async def _get_position(site: Site, request: Request) -> Response:
     """Answers with the position of a record in a selection."""
-    record = site.record(request)
-    chosen = await site.selection(Query.parse(request.query_params))
+    record = site.parse_record(request)
+    chosen = await site.find_selection(Query.parse(request.query_params))
     if isinstance(chosen, Job):
         return _progress_response(chosen)
     return _json_response({"place": chosen.position(record), "count": len(chosen)})
 
 
-async def _classes(site: Site, request: Request) -> Response:
+async def _get_class_counts(site: Site, request: Request) -> Response:
+    """Answers with the numbers of records by class and split; of a remote store, only of the local shards unless the
+    user has allowed to fetch all."""
     site.allow_fetching(request)
     reader, fetch = site.reader, site.fetches_all
     parts = range(len(reader.part_starts))
@@ -211,8 +215,8 @@ async def _classes(site: Site, request: Request) -> Response:
     return _progress_response(job) if found is None else _json_response(found)
 
 
-async def _verify(site: Site, _: Request) -> Response:
-    """Compares all records with their checksums and marks damaged ones."""
+async def _verify_store(site: Site, _: Request) -> Response:
+    """Compares all records with their checksums and marks damaged ones; answers with the number of problems."""
     job = site.jobs.start(
         "verify", "comparing checksums", len(site.reader), lambda report: verify(site.reader, site.findings, report)
     )
@@ -220,7 +224,7 @@ async def _verify(site: Site, _: Request) -> Response:
     return _progress_response(job) if count is None else _json_response({"problems": count})
 
 
-async def _sizes(site: Site, request: Request) -> Response:
+async def _get_histograms(site: Site, request: Request) -> Response:
     """Answers with the histograms of a split: of a sample, or with ``all=1`` of every image."""
     query = Query.parse(request.query_params)
     try:
@@ -228,7 +232,7 @@ async def _sizes(site: Site, request: Request) -> Response:
     except KeyError as error:
         raise NotThereError(str(error.args[0])) from None
     site.allow_fetching(request)
-    job = site.headers(request.query_params.get("all") == "1")
+    job = site.start_reading_headers(request.query_params.get("all") == "1")
     found: Headers | None = await site.wait_briefly(job)
     return (
         _progress_response(job)
@@ -239,39 +243,44 @@ async def _sizes(site: Site, request: Request) -> Response:
     )
 
 
-async def _thumbnail(site: Site, request: Request) -> Response:
-    record, side = site.record(request), parse_number("side", request.path_params["side"])
+async def _get_thumbnail(site: Site, request: Request) -> Response:
+    """Answers with a thumbnail; marks the record if it is damaged. Makes none for a browser that no longer waits."""
+    record, side = site.parse_record(request), parse_number("side", request.path_params["side"])
     drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
         raise UsageError(f"side should be one of {', '.join(map(str, SIDES))}, got {side}")
     try:
         # A browser that has scrolled on no longer waits for earlier thumbnails.
-        made = await site.in_turn(request, lambda: site.images.thumbnail(record, side, drawn))
+        made = await site.run_unless_disconnected(request, lambda: site.images.get_thumbnail(record, side, drawn))
         return Response(status_code=204) if made is None else _image_response(made)
     except (StoreError, DecodeError) as error:
         site.note_damage(record, error)
         raise
 
 
-async def _image(site: Site, request: Request) -> Response:
-    record, column = site.record(request), _find_column(site, request, ("image", "images"))
+async def _get_full_image(site: Site, request: Request) -> Response:
+    """Answers with an image in full size."""
+    record, column = site.parse_record(request), _find_column(site, request, ("image", "images"))
     number = parse_number("n", request.query_params.get("n") or "0")
-    return _image_response(await site.in_thread(lambda: site.images.full_image(record, column, number)))
+    return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))
 
 
-async def _mask(site: Site, request: Request) -> Response:
-    record, column = site.record(request), _find_column(site, request, ("mask",))
-    return _image_response(await site.in_thread(lambda: color_mask(read_mask(site.reader, column, record))))
+async def _get_mask_picture(site: Site, request: Request) -> Response:
+    """Answers with a mask as a coloured picture."""
+    record, column = site.parse_record(request), _find_column(site, request, ("mask",))
+    return _image_response(await site.run_in_thread(lambda: color_mask(read_mask(site.reader, column, record))))
 
 
-async def _mask_values(site: Site, request: Request) -> Response:
-    record, column = site.record(request), _find_column(site, request, ("mask",))
-    values = await site.in_thread(lambda: read_mask(site.reader, column, record))
+async def _get_mask_values(site: Site, request: Request) -> Response:
+    """Answers with the size of a mask, and the values that occur in it."""
+    record, column = site.parse_record(request), _find_column(site, request, ("mask",))
+    values = await site.run_in_thread(lambda: read_mask(site.reader, column, record))
     height, width = values.shape
-    return _json_response({"width": width, "height": height, "values": values_in(values)})
+    return _json_response({"width": width, "height": height, "values": list_values(values)})
 
 
 def _find_column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
+    """Finds the column in the address. Raises :class:`NotThereError` unless it has one of ``types``."""
     name = request.path_params["column"]
     found = [c for c in site.reader.manifest.columns if c.name == name and c.type in types]
     if not found:
@@ -279,9 +288,10 @@ def _find_column(site: Site, request: Request, types: tuple[str, ...]) -> Any:
     return found[0]
 
 
-async def _record(site: Site, request: Request) -> Response:
-    record = site.record(request)
-    found = await site.in_thread(lambda: describe_record(site.reader, site.images, record))
+async def _get_record(site: Site, request: Request) -> Response:
+    """Answers with the description of a record, its findings, and the code and command that load and select it."""
+    record = site.parse_record(request)
+    found = await site.run_in_thread(lambda: describe_record(site.reader, site.images, record))
     found["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
     found["marks"] = site.findings.marks_of(record)
     found["python"] = _python_code(site.reader, record)
@@ -290,36 +300,42 @@ async def _record(site: Site, request: Request) -> Response:
 
 
 def _parse_load_request(site: Site, request: Request) -> Any:
+    """Parses the request for a record as the loader returns it. Imports torch."""
     from packstore.seeing.view.loaded import LoadRequest
 
     given = request.query_params
     seed, epoch = parse_number("seed", given.get("seed") or "0"), parse_number("epoch", given.get("epoch") or "0")
-    return LoadRequest(site.record(request), given.get("augment", ""), seed, epoch)
+    return LoadRequest(site.parse_record(request), given.get("augment", ""), seed, epoch)
 
 
-async def _loaded(site: Site, request: Request) -> Response:
+async def _get_loaded_record(site: Site, request: Request) -> Response:
+    """Answers with the description of a record as the loader returns it."""
     return _json_response(
-        await site.in_thread(lambda: site.sample_loader().describe(_parse_load_request(site, request)))
+        await site.run_in_thread(lambda: site.get_sample_loader().describe(_parse_load_request(site, request)))
     )
 
 
-async def _loaded_image(site: Site, request: Request) -> Response:
+async def _get_loaded_image(site: Site, request: Request) -> Response:
+    """Answers with the image of a record as the loader returns it."""
     return _image_response(
-        await site.in_thread(lambda: site.sample_loader().picture(_parse_load_request(site, request)))
+        await site.run_in_thread(lambda: site.get_sample_loader().render_image(_parse_load_request(site, request)))
     )
 
 
-async def _loaded_mask(site: Site, request: Request) -> Response:
+async def _get_loaded_mask(site: Site, request: Request) -> Response:
+    """Answers with a mask of a record as the loader returns it, as a coloured picture."""
     column = _find_column(site, request, ("mask",))
     return _image_response(
-        await site.in_thread(lambda: site.sample_loader().mask(_parse_load_request(site, request), column.name))
+        await site.run_in_thread(
+            lambda: site.get_sample_loader().render_mask(_parse_load_request(site, request), column.name)
+        )
     )
 
 
-async def _file(site: Site, request: Request) -> Response:
+async def _download_file(site: Site, request: Request) -> Response:
     """Answers with the stored image as a download, named by the record's number, since keys come from strangers."""
-    record = site.record(request)
-    data, suffix = await site.in_thread(lambda: site.images.file(record))
+    record = site.parse_record(request)
+    data, suffix = await site.run_in_thread(lambda: site.images.read_file(record))
     name = f'attachment; filename="record-{record}.{suffix}"'
     return Response(data, media_type="application/octet-stream", headers={"content-disposition": name})
 

@@ -50,7 +50,7 @@ class Headers:
     kind: NDArray[np.uint8]
     kinds: tuple[str, ...]
 
-    def measure(self, name: str) -> NDArray[np.float64]:
+    def get_measure(self, name: str) -> NDArray[np.float64]:
         """Returns one of :data:`packstore.seeing.view.query.MEASURES` of each image; NaN if it is unknown."""
         if name == "bytes":
             return self.nbytes.astype(np.float64)
@@ -230,7 +230,7 @@ def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str,
         return (max(0, sides[0]), max(0, sides[1])), f"{column.dtype} pixels", nbytes
     data = memoryview(reader.view(record)).cast("B")
     info = parse_header(data)
-    return (info.height, info.width), f"{info.kind} {describe_mode(info)}", len(data)
+    return (info.height, info.width), f"{info.kind} {describe_channels(info)}", len(data)
 
 
 def parse_header(data: memoryview) -> ImageInfo:
@@ -243,7 +243,7 @@ def parse_header(data: memoryview) -> ImageInfo:
         return sniff(data)
 
 
-def describe_mode(info: ImageInfo) -> str:
+def describe_channels(info: ImageInfo) -> str:
     """Describes channels and bits of an image file: ``RGB``, ``CMYK``, ``grey of 16 bits``."""
     if info.kind == "jpeg" and info.components == 4:
         return "CMYK"

@@ -39,7 +39,7 @@ _SMALL = 64
 _SUFFIXES = {"jpeg": "jpg", "tiff": "tif", "heif": "heic"}
 
 
-class File(NamedTuple):
+class WebFile(NamedTuple):
     """A file for the browser.
 
     Attributes:
@@ -59,7 +59,7 @@ class Images:
         manifest = reader.manifest
         self._decoder = get_decoder(reading=Reading.recorded(manifest.image.mode, manifest.options))
         self._turned = transposed_by_readers(reader.manifest)
-        self._cache: OrderedDict[tuple[int, int, bool], File | PackstoreError] = OrderedDict()
+        self._cache: OrderedDict[tuple[int, int, bool], WebFile | PackstoreError] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()
 
@@ -68,7 +68,7 @@ class Images:
         """Bytes of the cached thumbnails; at most 64 MiB."""
         return self._cached_bytes
 
-    def thumbnail(self, record: int, side: int, drawn: bool = False) -> File:
+    def get_thumbnail(self, record: int, side: int, drawn: bool = False) -> WebFile:
         """Returns a thumbnail of a record, at most ``side`` pixels wide and high, from the cache if it is there. With
         ``drawn``, masks, boxes and keypoints are drawn over it.
 
@@ -82,18 +82,18 @@ class Images:
                 self._cache.move_to_end((record, side, drawn))
         if known is None:
             try:
-                known = self._thumbnail(record, side, drawn)
+                known = self._make_thumbnail(record, side, drawn)
             except (CorruptRecordError, DecodeError) as error:  # other errors may be temporary: not cached
                 known = error.with_traceback(None)
-            self._cache_entry((record, side, drawn), known)
+            self._add_to_cache((record, side, drawn), known)
         if isinstance(known, PackstoreError):
             raise known
         return known
 
-    def full_image(self, record: int, column: Column, number: int = 0) -> File:
+    def get_full_image(self, record: int, column: Column, number: int = 0) -> WebFile:
         """Returns an image of a record, of a list image ``number``, in full size: the stored JPEG file if a browser
         shows it as the loader decodes it, else the decoded pixels as PNG. (A browser would blend transparent pixels,
-        play animations and apply colour profiles.) Raises the errors of :meth:`thumbnail`, without comparing the
+        play animations and apply colour profiles.) Raises the errors of :meth:`get_thumbnail`, without comparing the
         checksum."""
         if column.layout is None:
             data = _stored_bytes(self._reader, column, record, number)
@@ -106,11 +106,11 @@ class Images:
             if plain and as_stored:
                 file = bytes(data)
                 if b"ICC_PROFILE\0" not in file:
-                    return File(file, "image/jpeg")
-            return png_file(self.pixels(record, column, data))
-        return png_file(self.pixels(record, column))
+                    return WebFile(file, "image/jpeg")
+            return encode_png(self.decode_for_display(record, column, data))
+        return encode_png(self.decode_for_display(record, column))
 
-    def file(self, record: int) -> tuple[bytes, str]:
+    def read_file(self, record: int) -> tuple[bytes, str]:
         """Returns the stored image of a record and a file suffix for it."""
         data = bytes(self._reader.read(record))
         if self._reader.manifest.image.layout is not None:
@@ -121,20 +121,24 @@ class Images:
             return data, "bin"
         return data, _SUFFIXES.get(kind, kind)
 
-    def window(self, record: int, column: Column) -> Window | None:
+    def choose_window(self, record: int, column: Column) -> Window | None:
         """Returns the window through which a record's image is shown; None if it has 8 bits."""
         mode = column.pixels
-        return None if mode.dtype == "uint8" else find_window(self._pixels(record, column), mode)
+        return None if mode.dtype == "uint8" else find_window(self._decode_in_mode(record, column), mode)
 
-    def pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
-        """Decodes a record's image to look at: uint8 ``(h, w, 3)``, RGB; without normalisation; turned if loaders turn
-        it.
+    def decode_for_display(
+        self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
+    ) -> NDArray[Any]:
+        """Decodes a record's image for display: uint8 ``(h, w, 3)``, RGB; without normalisation; turned if loaders
+        turn it.
 
         With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
-        return to_display(self._pixels(record, column, data, side), column.pixels)
+        return to_display(self._decode_in_mode(record, column, data, side), column.pixels)
 
-    def _pixels(self, record: int, column: Column, data: Buffer | None = None, side: int | None = None) -> NDArray[Any]:
-        """Decodes a record's image as its mode has it, ``(h, w, C)``.
+    def _decode_in_mode(
+        self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
+    ) -> NDArray[Any]:
+        """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``.
 
         With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
         reader = self._reader
@@ -151,17 +155,19 @@ class Images:
         return array if column.layout == "HWC" else denormalize(array, column, self._reader.manifest.normalization)
 
     def _decoder_of(self, column: Column) -> Decoder:
+        """Returns the decoder of a column's images."""
         if column.name == "image":
             return self._decoder
         return get_decoder(reading=Reading.of_column(column, self._reader.manifest.options))
 
-    def _thumbnail(self, record: int, side: int, drawn: bool) -> File:
+    def _make_thumbnail(self, record: int, side: int, drawn: bool) -> WebFile:
+        """Decodes, checks and encodes a thumbnail. Raises the errors of :meth:`get_thumbnail`."""
         reader = self._reader
         data = reader.view(record)
         found, expected = image_checksum(data), int(reader.value("checksum", record))
         if found != expected:
             raise CorruptRecordError(record, printable_key(reader, record), f"{expected:016x}", f"{found:016x}")
-        image = Image.fromarray(self.pixels(record, reader.manifest.image, data, side))
+        image = Image.fromarray(self.decode_for_display(record, reader.manifest.image, data, side))
         small = max(image.size) <= _SMALL
         image.thumbnail((side, side), reducing_gap=2.0)
         if drawn:
@@ -175,21 +181,24 @@ class Images:
             image.save(out, "PNG", compress_level=1)
         else:
             image.save(out, "JPEG", quality=_QUALITY)
-        return File(out.getvalue(), "image/png" if small else "image/jpeg")
+        return WebFile(out.getvalue(), "image/png" if small else "image/jpeg")
 
-    def _cache_entry(self, name: tuple[int, int, bool], value: File | PackstoreError) -> None:
+    def _add_to_cache(self, name: tuple[int, int, bool], value: WebFile | PackstoreError) -> None:
+        """Adds a thumbnail or an error to the cache; evicts the least recently used ones beyond its size."""
         with self._lock:
-            self._cached_bytes += _entry_bytes(value) - (_entry_bytes(self._cache[name]) if name in self._cache else 0)
+            self._cached_bytes += _entry_nbytes(value) - (
+                _entry_nbytes(self._cache[name]) if name in self._cache else 0
+            )
             self._cache[name] = value
             while self._cached_bytes > _CACHE_BYTES:
-                self._cached_bytes -= _entry_bytes(self._cache.popitem(last=False)[1])
+                self._cached_bytes -= _entry_nbytes(self._cache.popitem(last=False)[1])
 
 
-def png_file(pixels: NDArray[Any]) -> File:
+def encode_png(pixels: NDArray[Any]) -> WebFile:
     """Encodes pixels, uint8 ``(h, w, 3)`` or ``(h, w, 4)``, as PNG."""
     out = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(out, "PNG", compress_level=1)
-    return File(out.getvalue(), "image/png")
+    return WebFile(out.getvalue(), "image/png")
 
 
 def printable_key(reader: Reader, record: int) -> str:
@@ -201,6 +210,8 @@ def printable_key(reader: Reader, record: int) -> str:
 
 
 def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) -> Buffer:
+    """Returns the stored bytes of an image; of a list, those of image ``number``. Raises :class:`DecodeError` if there
+    is no such image."""
     if column.name == "image":
         return reader.view(record)
     files = column.traits.files(column, reader.value(column.name, record))
@@ -218,5 +229,6 @@ def _shorter_side(data: Buffer, side: int) -> int:
     return max(1, -(-side * min(info.width, info.height) // max(info.width, info.height)))
 
 
-def _entry_bytes(value: File | PackstoreError) -> int:
-    return _ENTRY_BYTES + (len(value.data) if isinstance(value, File) else len(str(value)))
+def _entry_nbytes(value: WebFile | PackstoreError) -> int:
+    """Estimates the memory of a cache entry."""
+    return _ENTRY_BYTES + (len(value.data) if isinstance(value, WebFile) else len(str(value)))

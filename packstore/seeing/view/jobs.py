@@ -71,6 +71,8 @@ class Jobs:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _run(self, job: Job, work: Callable[[Report], Any]) -> None:
+        """Runs the work of a job in a thread of the pool; its result or error goes to the job's future."""
+
         def report(done: int) -> None:
             if self._closed:
                 raise StoppedError

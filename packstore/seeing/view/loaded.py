@@ -16,7 +16,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
 from packstore.seeing.augment_text import operation_names, parse_options
 from packstore.seeing.view.facts import read_image_facts
-from packstore.seeing.view.images import File, png_file
+from packstore.seeing.view.images import WebFile, encode_png
 from packstore.seeing.view.masks import color_mask
 from packstore.seeing.view.record import describe_value, shown_columns
 from packstore.stores.base import Reader
@@ -76,21 +76,21 @@ class SampleLoader:
         self._kept: OrderedDict[LoadRequest, LoadedRecord] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, asked: LoadRequest) -> LoadedRecord:
+    def load(self, request: LoadRequest) -> LoadedRecord:
         """Loads a record, or returns it from the cache.
 
         Raises :class:`UsageError` for wrong augmentations, and the loader's errors."""
         with self._lock:  # one at a time, since images may be large
-            if asked not in self._kept:
-                self._kept[asked] = self._load(asked)
-            self._kept.move_to_end(asked)
+            if request not in self._kept:
+                self._kept[request] = self._load_uncached(request)
+            self._kept.move_to_end(request)
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-            return self._kept[asked]
+            return self._kept[request]
 
-    def describe(self, asked: LoadRequest) -> dict[str, Any]:
+    def describe(self, request: LoadRequest) -> dict[str, Any]:
         """Describes the loaded record in JSON values."""
-        loaded = self.get(asked)
+        loaded = self.load(request)
         height, width = loaded.image.shape[:2]
         columns = [
             {"name": c.name, "type": c.type, "parallel": c.parallel} | describe_value(c, loaded.values[c.name])
@@ -99,42 +99,42 @@ class SampleLoader:
         ]
         return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
 
-    def picture(self, asked: LoadRequest) -> File:
-        """Returns the loaded image as a PNG file."""
-        return png_file(self.get(asked).image)
+    def render_image(self, request: LoadRequest) -> WebFile:
+        """Encodes the loaded image as PNG."""
+        return encode_png(self.load(request).image)
 
-    def mask(self, asked: LoadRequest, name: str) -> File:
-        """Returns a loaded mask as a coloured PNG file. Raises :class:`UsageError` if there is no such mask."""
-        value = self.get(asked).values.get(name)
+    def render_mask(self, request: LoadRequest, name: str) -> WebFile:
+        """Encodes a loaded mask as a coloured PNG. Raises :class:`UsageError` if there is no such mask."""
+        value = self.load(request).values.get(name)
         if value is None or self._manifest.column(name).type != "mask":
             raise UsageError(f"no mask {name[:80]!r} in this record")
         return color_mask(np.asarray(value))
 
-    def _load(self, asked: LoadRequest) -> LoadedRecord:
-        how = parse_options(asked.augment)
-        if max(asked.seed, asked.epoch) >= _MOST_SEED:
+    def _load_uncached(self, request: LoadRequest) -> LoadedRecord:
+        how = parse_options(request.augment)
+        if max(request.seed, request.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")
         manifest = self._manifest
-        found = next((s for s in manifest.splits if s.start <= asked.record < s.stop), None)
-        split, item = (None, asked.record) if found is None else (found.name, asked.record - found.start)
+        found = next((s for s in manifest.splits if s.start <= request.record < s.stop), None)
+        split, item = (None, request.record) if found is None else (found.name, request.record - found.start)
         dataset = self._dataset(split, "views" in how)
         if dataset.manifest != manifest:
             raise UsageError("the store has been replaced by another one: start packstore view again")
         collate: dict[str, Collate] = {n: "optional" for n in dataset.columns if manifest.column(n).nullable}
         form: dict[str, Collate] = {}
         if "augment" in how:
-            self._check_size(how["augment"], asked.record)
+            self._check_size(how["augment"], request.record)
             form = default_collate(dataset, how["augment"])
         loader = PackedLoader(
-            dataset, 1, indices=[item], seed=asked.seed, workers=1, resident=False, collate=collate | form, **how
+            dataset, 1, indices=[item], seed=request.seed, workers=1, resident=False, collate=collate | form, **how
         )
-        loader.set_epoch(asked.epoch)
+        loader.set_epoch(request.epoch)
         batch = next(iter(loader))
         images = batch.pop("image")
         image = _join_views(images) if isinstance(images, dict) else images[0]
         values = {name: _to_numpy(value[0]) for name, value in batch.items() if value[0] is not None}
         left_out = loader.pipeline.one_by_one or "views" in how
-        python = _python_code(self._reader, split, item, asked, form, left_out)
+        python = _python_code(self._reader, split, item, request, form, left_out)
         return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
 
     def _dataset(self, split: str | None, alone: bool) -> PackedDataset:
@@ -156,6 +156,7 @@ class SampleLoader:
                     raise UsageError(f"{operation!r} would make an image of more than {_MOST_PIXELS:,} pixels")
 
     def _to_pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
+        """Converts an image of the loader to uint8 ``(h, w, 3)``; undoes normalisation."""
         if not image.is_floating_point():
             pixels: NDArray[np.uint8] = np.array(image.movedim(0, -1).numpy(), np.uint8)
             return pixels
@@ -179,18 +180,18 @@ def _to_numpy(value: Any) -> Any:
 
 
 def _is_drawn(column: Column, manifest: Manifest) -> bool:
-    """Whether a column is drawn over the image: masks, boxes, keypoints, and class numbers of boxes."""
+    """Tells if a column is drawn over the image: masks, boxes, keypoints, and class numbers of boxes."""
     if column.name in INTERNAL:
         return False
     return column.traits.moves or (column.traits.has_classes and column.parallel is not None)
 
 
 def _python_code(
-    reader: Reader, split: str | None, item: int, asked: LoadRequest, form: dict[str, Collate], no_further: bool
+    reader: Reader, split: str | None, item: int, request: LoadRequest, form: dict[str, Collate], no_further: bool
 ) -> str:
-    """Returns Python code that loads a record with the columns that the page shows. Leaves out JSON and lists of
-    images if there are augmentations, and other images than the first with ``no_further``."""
-    operations = asked.augment.strip()
+    """Returns Python code that loads a record with the columns that the page shows. With augmentations it loads no JSON
+    and no lists of images; with ``no_further``, no images but the main one."""
+    operations = request.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None
     shown = shown_columns(reader.manifest)
     if operations:
@@ -210,12 +211,12 @@ def _python_code(
         lines += ["from packstore.augment import recipe"] if several else []
     elif operations:
         lines.append(f"from packstore.augment import {', '.join(operation_names(operations))}")
-    seed = f", seed={asked.seed}" if asked.seed else ""
+    seed = f", seed={request.seed}" if request.seed else ""
     lines += [
         "",
         f"dataset = packstore.PackedDataset({str(reader.path)!r}{named}, columns={columns!r})",
         f"loader = packstore.PackedLoader(dataset, indices=[{item}]{seed}{augment}{collate})",
-        f"loader.set_epoch({asked.epoch})",
+        f"loader.set_epoch({request.epoch})",
         "batch = next(iter(loader))",
     ]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,7 @@ from packstore.core.modes import parse_mode
 from packstore.images.display import to_display
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.seeing.colors import class_color
-from packstore.seeing.view.images import File, png_file
+from packstore.seeing.view.images import WebFile, encode_png
 from packstore.stores.base import Reader
 
 _MOST_LISTED = 256
@@ -34,19 +34,19 @@ def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
     return decode_mask(data, read_mask_header(data))
 
 
-def color_mask(values: NDArray[Any]) -> File:
+def color_mask(values: NDArray[Any]) -> WebFile:
     """Converts a mask ``(H, W)`` to an RGBA picture; 0, usually the background, is transparent. Floating point values,
     such as depth, become gray through their 1st and 99th percentile."""
     step = 1 + math.isqrt(max(0, values.size - 1) // _MOST_PIXELS)
     values = values[::step, ::step]
     if values.dtype.kind == "f":
-        return png_file(to_display(values[..., None].astype(np.float32), parse_mode("F")))
+        return encode_png(to_display(values[..., None].astype(np.float32), parse_mode("F")))
     numbers, places = np.unique(values, return_inverse=True)
     palette = np.array([(0, 0, 0, 0) if n == 0 else (*class_color(int(n)), 255) for n in numbers.tolist()], np.uint8)
-    return png_file(palette[places.reshape(values.shape)])
+    return encode_png(palette[places.reshape(values.shape)])
 
 
-def values_in(values: NDArray[Any]) -> list[int]:
+def list_values(values: NDArray[Any]) -> list[int]:
     """Returns the values that occur in a mask, at most 256; none of floating point."""
     if values.dtype.kind == "f":
         return []

@@ -82,7 +82,7 @@ def summarize(headers: Headers, manifest: Manifest, start: int, stop: int) -> di
         "seen": int(inside.sum()),
         "total": stop - start,
         "kinds": [{"name": name, "count": n} for name, n in zip(headers.kinds, kinds, strict=True) if n],
-        "histograms": {name: _histogram(headers.measure(name)[inside], owners) for name in MEASURES},
+        "histograms": {name: _histogram(headers.get_measure(name)[inside], owners) for name in MEASURES},
     }
 
 

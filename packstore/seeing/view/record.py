@@ -16,7 +16,7 @@ from packstore.core.errors import DecodeError, PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.sniff import HeaderError
-from packstore.seeing.view.facts import describe_mode, parse_header, read_image_facts
+from packstore.seeing.view.facts import describe_channels, parse_header, read_image_facts
 from packstore.seeing.view.images import Images
 from packstore.stores.base import Reader
 
@@ -90,11 +90,12 @@ def to_json_numbers(array: NDArray[Any]) -> Any:
 
 
 def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
-    """Whether a column holds validity or shapes of another column."""
+    """Tells if a column holds validity or shapes of another column."""
     return any(column.name in {c.name for c in other.companions} for other in columns)
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
+    """Describes the value of a column; its error if it is damaged."""
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
         return about | describe_value(column, reader.item(column.name, record))
@@ -103,6 +104,7 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
 
 
 def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, Any]:
+    """Describes the main image: bytes, size, kind, and the size and window in which it is shown; or its error."""
     column = reader.manifest.image
     try:
         data = memoryview(reader.view(record)).cast("B")
@@ -112,7 +114,7 @@ def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, An
     try:
         if column.layout is None:
             info = parse_header(data)
-            about |= {"width": info.width, "height": info.height, "kind": info.kind, "mode": describe_mode(info)}
+            about |= {"width": info.width, "height": info.height, "kind": info.kind, "mode": describe_channels(info)}
             about |= {"progressive": info.progressive, "orientation": read_orientation(data, info)}
         else:
             (height, width), kind, _ = read_image_facts(reader, record)
@@ -120,10 +122,10 @@ def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, An
     except (PackstoreError, HeaderError) as error:
         return about | {"error": str(error)}
     try:
-        height, width = images.pixels(record, column).shape[:2]
+        height, width = images.decode_for_display(record, column).shape[:2]
     except PackstoreError as error:
         return about | {"error": str(error)}
-    window = images.window(record, column)
+    window = images.choose_window(record, column)
     return about | {"shown": [width, height]} | ({} if window is None else {"window": window})
 
 
@@ -146,6 +148,7 @@ def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
 
 
 def _compare(what: str, stored: int, found: int) -> dict[str, Any]:
+    """Describes the comparison of a stored checksum with the computed one."""
     return {"of": what, "ok": stored == found, "stored": f"{stored:016x}", "found": f"{found:016x}"}
 
 
@@ -168,6 +171,7 @@ def _read_exif(reader: Reader, record: int) -> dict[str, str]:
 
 
 def _shard_of(reader: Reader, record: int) -> str | None:
+    """Returns the name of a record's shard; None for a store without shards."""
     shards = reader.manifest.shards
     if shards is None:
         return None
@@ -175,6 +179,7 @@ def _shard_of(reader: Reader, record: int) -> str | None:
 
 
 def _attempt(work: Any) -> Any:
+    """Returns the result of ``work``; its error as JSON if a part of the store is damaged."""
     try:
         return work()
     except (PackstoreError, IndexError) as error:

@@ -37,7 +37,7 @@ class Selection:
     def __len__(self) -> int:
         return self.stop - self.start if self.records is None else len(self.records)
 
-    def page(self, first: int, last: int) -> list[int]:
+    def slice_records(self, first: int, last: int) -> list[int]:
         """Returns the records at positions ``first`` to ``last - 1``, as far as they exist."""
         count = len(self)
         first, last = min(first, count), min(last, count)
@@ -88,7 +88,7 @@ def select(
         conditions.append(marked[start:stop])
     if headers is not None:
         for name, low, high in query.ranges:
-            values = headers.measure(name)[start:stop]
+            values = headers.get_measure(name)[start:stop]
             conditions.append((values >= low) & (values <= high))
         if query.kind is not None:
             known = headers.kinds.index(query.kind) if query.kind in headers.kinds else -1
@@ -105,12 +105,13 @@ def select(
         records = sort_by_key(reader, records, report)
     elif query.sort != "record":
         assert headers is not None
-        values = headers.measure(query.sort)[records]
+        values = headers.get_measure(query.sort)[records]
         records = records[np.argsort(np.where(np.isnan(values), -1.0, values), kind="stable")]
     return Selection(0, len(records), records, query.descending)
 
 
 def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
+    """Returns the range of the query's split. Raises :class:`UsageError` if it is unknown."""
     try:
         split = reader.split(query.split)
     except KeyError as error:
@@ -119,6 +120,7 @@ def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
 
 
 def _match_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool_]:
+    """Returns which records have a class number, bool ``(N,)``. Raises :class:`UsageError` without classes."""
     column = class_column(reader.manifest)
     if column is None:
         raise UsageError("the store has no classes to choose by")

@@ -84,6 +84,7 @@ def serve(
 
 
 def _listen(port: int) -> socket.socket:
+    """Opens the listening socket. Raises :class:`UsageError` if the port cannot be used."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -72,21 +72,21 @@ class Site:
         self._decoding.shutdown(wait=True, cancel_futures=True)
         self.reader.close()
 
-    def record(self, request: Request) -> int:
+    def parse_record(self, request: Request) -> int:
         """Parses the record number in the address. Raises :class:`NotThereError` if the store has no such record."""
         number = parse_number("record", request.path_params["record"])
         if number >= len(self.reader):
             raise NotThereError(f"there is no record {number}: the store has {len(self.reader):,}")
         return number
 
-    async def in_turn(self, request: Request, work: Callable[[], _T]) -> _T | None:
-        """Works like :meth:`in_thread`; returns None without doing the work if the client has disconnected by then."""
+    async def run_unless_disconnected(self, request: Request, work: Callable[[], _T]) -> _T | None:
+        """Runs work like :meth:`run_in_thread`; if the client has disconnected by then, returns None instead."""
         async with self._turn:
             if await request.is_disconnected():
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
 
-    async def in_thread(self, work: Callable[[], _T]) -> _T:
+    async def run_in_thread(self, work: Callable[[], _T]) -> _T:
         """Runs work in a thread, at most as many at a time as there are cores."""
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
@@ -102,7 +102,7 @@ class Site:
         job.delivered = True
         return waiting.result()
 
-    def headers(self, everything: bool) -> Job:
+    def start_reading_headers(self, everything: bool) -> Job:
         """Starts the job that reads headers: of all images if ``everything``, else of :func:`choose_sample`."""
         count = len(self.reader)
         sample = None if everything else choose_sample(self.reader, self.fetches_all)
@@ -112,13 +112,13 @@ class Site:
             name, "reading the headers of images", total, lambda report: read_headers(self.reader, sample, report)
         )
 
-    async def selection(self, query: Query) -> Selection | Job:
+    async def find_selection(self, query: Query) -> Selection | Job:
         """Returns the records of a query, or the job that has to finish first."""
         headers: Headers | None = None
         if query.needs_all:
             self.refuse_large_fetch()
         if query.needs_headers:
-            job = self.headers(True)
+            job = self.start_reading_headers(True)
             headers = await self.wait_briefly(job)
             if headers is None:
                 return job
@@ -133,7 +133,7 @@ class Site:
         found: Selection | None = await self.wait_briefly(job)
         return job if found is None else found
 
-    def sample_loader(self) -> Any:
+    def get_sample_loader(self) -> Any:
         """Returns the :class:`SampleLoader` of the store; the first call imports torch."""
         if self._sample_loader is None:
             from packstore.seeing.view.loaded import SampleLoader
