@@ -69,7 +69,7 @@ class ColumnTypeSuite:
         with open_store(tmp_path / f"a.{suffix}") as reader:
             assert reader.manifest.column("value").type == self.type
             for number, value in enumerate(self.values):
-                assert _same(reader.item("value", number), value)
+                assert _equals(reader.item("value", number), value)
         assert verify(tmp_path / f"a.{suffix}", decode=True).problems == ()
 
     def test_missing_values_come_back(self, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ class ColumnTypeSuite:
         with open_store(tmp_path / "a.lmdb") as reader:
             for number, value in enumerate(values):
                 found = reader.item("value", number)
-                assert found is None if value is None else _same(found, value)
+                assert found is None if value is None else _equals(found, value)
 
     @pytest.mark.parametrize("kind", ["imagefolder", "mds", "parquet", "tfds", "webdataset"])
     def test_exports_give_it_back(self, kind: str, tmp_path: Path) -> None:
@@ -113,5 +113,6 @@ class ColumnTypeSuite:
         check()
 
 
-def _same(found: Any, value: Any) -> bool:
+def _equals(found: Any, value: Any) -> bool:
+    """Compares values that may be arrays."""
     return np.array_equal(found, value) if isinstance(found, np.ndarray) else bool(found == value)

@@ -50,6 +50,7 @@ class Records:
         return len(self.images)
 
     def part(self, start: int, stop: int) -> tuple[list[bytes], dict[str, Any]]:
+        """Returns images and values of some records."""
         return self.images[start:stop], {name: v[start:stop] for name, v in self.values.items()}
 
 
@@ -220,6 +221,7 @@ def expected_columns(records: Records) -> tuple[tuple[Column, ...], dict[str, An
 
 
 def _row_checksum(records: Records, data: dict[str, Any], i: int) -> int:
+    """Computes the checksum of the values of record ``i``, without packstore's code."""
     row = b""
     for column in records.columns:
         if column.name in ("image", "checksum", "row_checksum"):
@@ -233,6 +235,7 @@ def _row_checksum(records: Records, data: dict[str, Any], i: int) -> int:
 
 
 def sha256_hex(data: bytes) -> str:
+    """Computes the SHA-256 in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 

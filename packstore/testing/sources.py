@@ -88,12 +88,14 @@ class SourceSuite:
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
+        """Path of a source with few samples."""
         folder = tmp_path / "source"
         folder.mkdir()
         return self.make(folder, _FEW)
 
     @pytest.fixture
     def source(self, path: Path) -> Iterator[Source]:
+        """Open source with few samples; closed after the test."""
         with closing(self.open(path)) as source:
             yield source
 
@@ -266,14 +268,14 @@ class SourceSuite:
         entries = list(source.entries())
         with closing(self.open(path)) as another:
             for entry in reversed(entries):
-                assert same(another.image(pickle.loads(pickle.dumps(entry))), source.image(entry))
+                assert is_same_image(another.image(pickle.loads(pickle.dumps(entry))), source.image(entry))
 
     def test_what_is_read_together_is_what_is_read(self, source: Source) -> None:
         entries = list(source.fetch(source.entries()))
         together = source.read_together(entries)
         assert len(together) == len(entries)
         for entry, image in zip(entries, together, strict=True):
-            assert image is None or same(image, source.image(entry))
+            assert image is None or is_same_image(image, source.image(entry))
 
     def test_what_is_located_is_what_is_read(self, path: Path, source: Source) -> None:
         for entry in source.fetch(islice(source.entries(), _FEW)):
@@ -295,7 +297,7 @@ class SourceSuite:
         def read_all(thread: int) -> bool:
             start.wait()
             order = np.random.default_rng(thread).permutation(len(entries)).tolist()
-            return all(same(source.image(entries[i]), expected[i]) for i in order)
+            return all(is_same_image(source.image(entries[i]), expected[i]) for i in order)
 
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(read_all, range(4)))
@@ -306,9 +308,9 @@ class SourceSuite:
         expected = copy_image(image)
         source.close()
         source.close()
-        assert same(image, expected)  # an image outlives its source
+        assert is_same_image(image, expected)  # an image outlives its source
         with suppress(PackstoreError):
-            assert same(source.image(entry), expected)
+            assert is_same_image(source.image(entry), expected)
 
     def test_nothing_stays_open(self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -332,7 +334,7 @@ class SourceSuite:
             assert source.survey().records == len(entries)
             for entry in entries:
                 if entry.key != spoiled.key:
-                    assert same(source.image(entry), good[entry.key])
+                    assert is_same_image(source.image(entry), good[entry.key])
                     continue
                 with pytest.raises(PackstoreError) as caught:
                     source.image(entry)
@@ -434,9 +436,9 @@ class SourceSuite:
 
         def cut(report: Progress) -> None:
             if report.stage == "pack" and report.done >= whole.records // 2:
-                raise _CutError
+                raise _InterruptionError
 
-        with suppress(_CutError):
+        with suppress(_InterruptionError):
             convert(path, tmp_path / "cut.h5", progress=cut, **options)
             pytest.skip("it was packed before it could be interrupted")
         convert(path, tmp_path / "cut.h5", **options)
@@ -457,7 +459,7 @@ def files_at(path: Path) -> list[Path]:
     return sorted(Path(folder, name) for folder, _, names in walked for name in names)
 
 
-class _CutError(BaseException):
+class _InterruptionError(BaseException):
     """Interrupts a run."""
 
 
@@ -466,8 +468,8 @@ def copy_image(image: Any) -> Any:
     return image.copy() if isinstance(image, np.ndarray) else bytes(image)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two images of a source are equal: bytes, or arrays of one shape and dtype."""
+def is_same_image(one: Any, other: Any) -> bool:
+    """Tells if two images of a source are equal: bytes, or arrays of one shape and dtype."""
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     return type(one) is type(other) and bytes(one) == bytes(other)

@@ -57,10 +57,12 @@ class StoreFilesSuite:
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:
+        """Path of a store, which does not exist yet."""
         return tmp_path / f"out{self.suffix}"
 
     @pytest.fixture(params=KINDS)
     def records(self, request: pytest.FixtureRequest) -> Records:
+        """Records of each kind."""
         return make_records(request.param)
 
     # Publishing
@@ -348,6 +350,7 @@ class StoreFilesSuite:
 
 
 def assert_damaged_sharded_manifest(path: Path) -> None:
+    """Asserts that a damaged or missing manifest of a store of shards is an error. Removes the manifest."""
     file = path / "manifest.json"
     text = file.read_bytes()
     for position in range(0, len(text) - 1, 101):
