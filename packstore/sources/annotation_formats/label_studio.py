@@ -41,7 +41,7 @@ class LabelStudioSource(DocumentSource):
             names = [value for value in data.values() if isinstance(value, str) and _is_image(value)]
             if len(names) != 1:
                 raise ValueError(f"task {task.get('id')!r:.40} names {len(names)} images, expected one")
-            yield AnnotationEntry(_served_path(names[0]), task)
+            yield AnnotationEntry(_path_from_url(names[0]), task)
 
     def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         annotation = Annotation(json=raw)
@@ -98,7 +98,7 @@ def _is_image(text: str) -> bool:
     return re.split(r"[?#](?!d=)", text)[0].lower().endswith(IMAGE_SUFFIXES)
 
 
-def _served_path(name: str) -> str:
+def _path_from_url(name: str) -> str:
     """Takes the path of an image out of a URL of Label Studio's server (``/data/local-files/?d=a.jpg``); returns any
     other name unchanged."""
     served = re.search(r"[?&]d=([^&]+)", name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.modes import MAX_CHANNELS
-from packstore.sources.arrays.flat import may_be_flat_images, parse_layout, unflatten
+from packstore.sources.arrays.flat import may_be_flat_images, parse_layout, unflatten_images
 from packstore.sources.arrays.stored import ArrayInfo
 from packstore.sources.base import SPLIT_ORDER, SourceOptions
 from packstore.sources.names import make_column_names
@@ -178,7 +178,7 @@ def _assign_part(
     image = _find_images(shown, arrays, options)
     length = _count_labels(shown, arrays, image, options)
     if may_be_flat_images(image.info):
-        image.info = unflatten(shown, image.info, options.layout, length)
+        image.info = unflatten_images(shown, image.info, options.layout, length)
     chosen = ColumnArray(image.file, image.info, *_choose_axes(shown, image, length, options))
     count = chosen.length
     if length is not None and length != count:

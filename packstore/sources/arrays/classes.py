@@ -43,8 +43,8 @@ def parse_class_names(value: Any) -> tuple[str, ...] | None:
 
 
 def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-    """Makes an array of texts the labels, if numbers are missing and its texts are certainly classes; returns the new
-    roles, and the names of classes, or None.
+    """Makes an array of texts the labels, if no array has class numbers, and the texts are certainly classes. Returns
+    the new roles and the names of the classes, or the old roles and None.
 
     An array with a name for classes, but with a text for each sample, becomes a column."""
     roles = _add_repeated_names(roles, texts)

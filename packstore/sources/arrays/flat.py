@@ -33,7 +33,7 @@ def may_be_flat_images(info: ArrayInfo) -> bool:
     return info.content == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= LEAST
 
 
-def unflatten(shown: str, info: ArrayInfo, layout: str | None, length: int | None) -> ArrayInfo:
+def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: int | None) -> ArrayInfo:
     """Describes a matrix as the array of images that ``layout`` states. Raises :class:`AmbiguousSourceError` if that
     has no sizes, and :class:`SourceError` if they do not fit. ``length`` is the number of labels."""
     axes, sizes = parse_layout(layout or "")

@@ -147,7 +147,7 @@ class _OpenHdf5(OpenArrays):
         return found if isinstance(found, bytes) else b""
 
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` if the values of a dataset lie in files of another folder, or may: HDF5 looks for
+        """Raises :class:`SourceError` if values of a dataset are, or may be, in files of another folder: HDF5 looks for
         raw files in the working directory, and for virtual datasets in the folder of an environment variable."""
         if dataset.external:
             file = dataset.external[0][0]

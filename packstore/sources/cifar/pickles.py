@@ -105,6 +105,7 @@ class Span(NamedTuple):
         return self.stop - self.start
 
     def decode(self, *_: Any) -> str:
+        """Raises :class:`BatchError`: no text is so long."""
         raise BatchError(f"a text of {self.size} bytes")
 
 

@@ -95,7 +95,7 @@ class CocoSource(FileRowSource):
                 documents = SplitAnnotations(self.tree, kinds)
                 self._splits[split] = _Split("", documents, {})  # closed with the others
                 first = next(iter(kinds.values()))
-                found = self._find_images(first, documents)
+                found = self._find_image_folders(first, documents)
                 if found is None:
                     del self._splits[split]
                     documents.close()
@@ -106,7 +106,7 @@ class CocoSource(FileRowSource):
                 folder, places = (found, None) if isinstance(found, str) else ("", found)
                 self._splits[split] = _Split(folder, documents, self._find_masks(kinds, documents), places)
             if not self._splits:
-                raise SourceError(self._describe_missing(first, next(documents.names(), "")))
+                raise SourceError(self._missing_images_message(first, next(documents.names(), "")))
             self._shorten_split_names(splits)
             self._split_by_folders()
             self._refuse_shared_images()
@@ -123,9 +123,9 @@ class CocoSource(FileRowSource):
         plain = not any(documents.boxed for documents in documents_of_all)
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
-    def _find_images(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or the folder of each if they are in several; None if there is none. If their
-        names begin with folders of another machine, renames the images without these."""
+    def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
+        """Finds the folder of the images, or the folder of each if they are in several; None if there is none. Removes
+        folders of another machine from the names of the images."""
         names = list(documents.names())
         folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
@@ -268,7 +268,7 @@ class CocoSource(FileRowSource):
         if not name and not others and splits.keys() - {""}:
             self._splits = {split: only._replace(chosen=split) for split in splits}
 
-    def _describe_missing(self, file: AnnotationFile, name: str) -> str:
+    def _missing_images_message(self, file: AnnotationFile, name: str) -> str:
         """Returns the message for a file of annotations without images: where they were looked for, and where the first
         one is instead."""
         said = f"{self.tree.name()}: the images of {printable(file.path)} are missing"

@@ -51,7 +51,7 @@ class SplitAnnotations:
         for file in files.values():
             self._read_file(file, images)
         try:
-            self._spool = Spool(self._take_documents(images))
+            self._spool = Spool(self._take_entries_by_id(images))
         except OSError as error:
             raise SourceError(
                 f"{tree.name()}: its annotations cannot be written to a temporary file: {error.strerror}"
@@ -82,7 +82,7 @@ class SplitAnnotations:
         """Removes the temporary file. Idempotent."""
         self._spool.close()
 
-    def _take_documents(self, images: dict[Any, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def _take_entries_by_id(self, images: dict[Any, dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the entries of each image in the order of ids, and records its file name and mask. Empties
         ``images``."""
         seen: set[bytes] = set()

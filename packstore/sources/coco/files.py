@@ -129,8 +129,8 @@ def _ignore_options(files: list[AnnotationFile]) -> tuple[str, ...]:
 
 
 def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
-    """Finds the folder to which the ``names`` of a file's images are relative, by the usual places; None if there is
-    none of them."""
+    """Finds the folder with the images ``names`` of a file, in the usual places; the one with most of them, None if all
+    have none."""
     beside = file.path.rpartition("/")[0]
     above = beside.rpartition("/")[0]
     wanted = dict.fromkeys(filter(None, (file.token, file.split)))

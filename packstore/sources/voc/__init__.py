@@ -61,7 +61,7 @@ class VocSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._base = _find_base(self.tree) or ""
+        self._base = _find_voc_folder(self.tree) or ""
         self._images = _find_image_folder(self.tree, self._base) or _IMAGES[0]
         self._sets = _find_sets(self.tree, self._base)
         self._annotated = is_folder(self.tree, self._path("Annotations"))
@@ -186,7 +186,7 @@ class VocSource(FileRowSource):
         return suffixes
 
 
-def _find_base(tree: Tree) -> str | None:
+def _find_voc_folder(tree: Tree) -> str | None:
     """Finds the folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``; None if
     there is none. Raises :class:`AmbiguousSourceError` for several, since the task decides which images belong
     together."""
@@ -235,7 +235,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
-    base = _find_base(tree)
+    base = _find_voc_folder(tree)
     if base is None:
         return recognise_beside(tree)
     folders = tree.folders(is_passed_over, join(base, "Annotations"))
@@ -247,7 +247,9 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 def _open_voc(path: Path, options: SourceOptions) -> Source:
     """Opens a folder with ``JPEGImages``, or any other with XML files."""
     tree = open_tree(path)
-    return VocBesideSource(path, options) if tree is None or _find_base(tree) is None else VocSource(path, options)
+    return (
+        VocBesideSource(path, options) if tree is None or _find_voc_folder(tree) is None else VocSource(path, options)
+    )
 
 
 KIND = Kind("voc", "Pascal VOC: JPEGImages with Annotations", _recognise, _open_voc, in_objects=True)

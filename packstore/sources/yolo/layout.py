@@ -96,10 +96,10 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
 
 
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
-    """Finds the folders of images by split, if all files of labels are in the folder ``labels``; none otherwise.
+    """Finds the folders of images by split, if one folder ``labels`` has the labels of all of them; empty otherwise.
 
-    Raises :class:`AmbiguousSourceError` if several groups of folders have the images; with ``within``, only these
-    folders count.
+    Looks only at the folders ``within``, if given. Raises :class:`AmbiguousSourceError` if several groups of folders
+    have the images.
     """
     names = tree.names(_LABELS)
     stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
