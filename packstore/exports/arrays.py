@@ -37,7 +37,7 @@ class ArraysExport(Export):
 
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return [column.name for column in self.arrays]
 
     def losses(self) -> Sequence[str]:

@@ -160,13 +160,13 @@ class Export(ABC):
         self.recoded = recoded
 
     @abstractmethod
-    def held(self) -> Sequence[str]:
-        """Returns names of the columns (without the image) whose values the format holds exactly, and its source
-        returns exactly. Values of other columns go into ``packstore.rows.jsonl``."""
+    def exact_columns(self) -> Sequence[str]:
+        """Returns the names of the columns, without the image, whose values the format holds and its source returns
+        exactly. Values of other columns go into ``packstore.rows.jsonl``."""
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns names of the columns that other readers get from the format; by default :meth:`held`."""
-        return self.held()
+        """Returns names of the columns that other readers get from the format; by default :meth:`exact_columns`."""
+        return self.exact_columns()
 
     def describe_hidden(self, name: str) -> str:
         """Describes a column that is missing in :meth:`visible_columns`: its quoted name, and what of it is written."""

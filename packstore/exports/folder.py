@@ -18,7 +18,7 @@ class FilesExport(Export):
 
     source = "exported"
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return ()
 
     def visible_columns(self) -> Sequence[str]:

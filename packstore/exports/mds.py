@@ -49,7 +49,7 @@ class MdsExport(Export):
     keeps_keys = True
     shard_bytes = 1 << 26
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:

@@ -50,7 +50,7 @@ class ParquetExport(Export):
         self._held = [column for column in self.columns if _is_held(column)]
         self._schema = _make_schema([manifest.image, *self._held])
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return [column.name for column in self._held]
 
     def losses(self) -> Sequence[str]:

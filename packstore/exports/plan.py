@@ -71,7 +71,7 @@ class ExportPlan:
         destination: The new folder or file.
         options: The validated arguments.
         recoding: How images are written.
-        held: See :meth:`Export.held`.
+        held: See :meth:`Export.exact_columns`.
         losses: See :attr:`packstore.exports.run.ExportReport.losses`.
         shard_bytes: Bytes of images after which a shard ends; None for one file.
         estimate_bytes: Estimated size of the export on disk.
@@ -130,7 +130,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90)
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
     trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
-    held, visible = tuple(trial.held()), trial.visible_columns()
+    held, visible = tuple(trial.exact_columns()), trial.visible_columns()
     hidden = [trial.describe_hidden(name) for name in value_columns(recoding.manifest) if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     lost += [_BARE] if options.bare else []

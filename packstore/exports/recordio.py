@@ -31,7 +31,7 @@ class RecordioExport(Export):
     source = "recordio"
     image_forms: ClassVar[frozenset[str]] = frozenset({"files"})
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return ["label"] if self._has_label else []
 
     def losses(self) -> Sequence[str]:

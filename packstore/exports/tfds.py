@@ -50,7 +50,7 @@ class TfdsExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
     keeps_keys = True
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:

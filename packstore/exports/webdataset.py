@@ -39,7 +39,7 @@ class WebDatasetExport(Export):
     source = "webdataset"
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:

@@ -19,7 +19,7 @@ class NumberedExport(Export):
     source = "exported"
     shard_bytes = None
 
-    def held(self) -> Sequence[str]:
+    def exact_columns(self) -> Sequence[str]:
         return ()
 
     def losses(self) -> Sequence[str]:
