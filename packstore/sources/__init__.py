@@ -66,6 +66,8 @@ __all__ = [
 
 _ASKED_IN_A_ROW = 2
 _DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
+_ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
+"""Suffixes of files of which one is meant if it is named."""
 """Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
 _MODALITIES = "modalities"
 """Kind that is never certain: a further answer when plain kinds match partially."""
@@ -201,8 +203,9 @@ def _find_described_folder(file: Path, options: SourceOptions) -> tuple[Path, So
     options that ignore other such files beside it; None if the file describes no folder."""
     if isinstance(file, RemotePath) or file.suffix.lower() not in _DESCRIBING or not file.is_file():
         return None
+    alike = next((suffixes for suffixes in _ALIKE if file.suffix in suffixes), (file.suffix,))
     for folder in (file.parent, file.parent.parent):
-        beside = [each for each in file.parent.iterdir() if each.suffix == file.suffix and each.name != file.name]
+        beside = [each for each in file.parent.iterdir() if each.suffix in alike and each.name != file.name]
         if len(beside) > _MOST_BESIDE:
             return None
         hidden = (f"/{escape_pattern(each.relative_to(folder).as_posix())}" for each in sorted(beside))

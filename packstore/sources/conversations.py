@@ -132,11 +132,14 @@ def _count_marks(values: Mapping[str, Any]) -> int:
 
 
 def _list_images_in_parts(turns: Sequence[Any], text: str) -> Iterator[str]:
-    """Yields images in the parts of messages: ``{"type": "image", "image": "a.jpg"}``, ``{"image_url": {"url":
-    …}}``."""
+    """Yields images in the parts of messages: ``{"type": "image", "image": "a.jpg"}``, ``{"image_url": {"url": …}}``,
+    ``{"type": "image_url", "value": "a.jpg"}``."""
     for turn in turns:
         for part in turn[text] if isinstance(turn[text], list) else ():
-            image = part.get("image", part.get("image_url")) if isinstance(part, dict) else None
+            if not isinstance(part, dict):
+                continue
+            value = part.get("value") if part.get("type") in ("image", "image_url") else None
+            image = part.get("image", part.get("image_url", value))
             image = image.get("url") if isinstance(image, dict) else image
             if isinstance(image, str):
                 yield image

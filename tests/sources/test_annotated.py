@@ -22,7 +22,7 @@ from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg
-from tests.makers.annotation_formats import DOG_RUNS, MAKERS, Files, images, kitti_mots, via3, via_csv
+from tests.makers.annotation_formats import DOG_RUNS, MAKERS, Files, images, kitti_mots, supervisely, via3, via_csv
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
 
@@ -653,3 +653,14 @@ def test_an_image_that_is_gone_from_its_folder_is_not_that_of_another(size: int,
     (root / "faces").rename(root / "pictures")  # a folder of another machine
     with closing(open_source(root, kind="cvat", ignore=["collages/"])) as source:
         assert [entry.key for entry in source.entries()][:1] == ["pictures/a00000.jpg"]
+
+
+def test_classes_of_a_supervisely_project_within_a_folder(tmp_path: Path) -> None:
+    fill(tmp_path, {f"project/{name}": data for name, data in supervisely(5).items()})
+    with closing(open_source(tmp_path)) as source:
+        labels = next(column for column in source.survey().columns if column.name == "labels")
+        assert labels.classes == ("eye", "dog", "cat")  # as meta.json lists them
+    fill(tmp_path, {f"second/{name}": data for name, data in supervisely(5).items()})
+    with closing(open_source(tmp_path)) as source:
+        labels = next(column for column in source.survey().columns if column.name == "labels")
+        assert labels.classes == ("cat", "dog", "eye")  # of both projects, sorted

@@ -104,6 +104,7 @@ def test_folders_that_may_be_classes_are_a_question(tmp_path: Path) -> None:
         "1,2,9,2,9,7,1,7,word",
         "10.0 20.0 30.0 20.0 30.0 40.0 10.0 40.0 plane 0",
         '{"label": "cat"}',
+        '[{"label": "cat"}]',
         "<annotation></annotation>",
         "0 1 2",
         "a\0b",
@@ -130,6 +131,15 @@ def test_texts_of_two_suffixes_are_a_question(tmp_path: Path) -> None:
     path = make(make(tmp_path, 4), 4, end="caption")
     with pytest.raises(AmbiguousSourceError):
         open_source(path)
+
+
+@pytest.mark.parametrize("text", ["[trigger]. A cat, red", "<lora:owl:0.8> a cat", "{red|blue} cat", "[cat:dog:0.5]"])
+def test_marks_of_prompts_are_words(text: str, tmp_path: Path) -> None:
+    path = make(tmp_path, 3)
+    (path / "a00002.txt").write_text(text)
+    with closing(open_source(path)) as source:
+        values = source.read(list(source.entries())[-1]).values  # type: ignore[union-attr]
+        assert (source.kind, dict(values)) == ("caption_files", {"caption": text})
 
 
 @given(st.lists(st.sampled_from(["cat", "1girl", "(red:1.2)", "4k", "no1", "solo"]), min_size=1))

@@ -209,3 +209,14 @@ def test_other_annotations_beside_them_are_asked_about(tmp_path: Path) -> None:
     root = fill(tmp_path, files | {"boxes.txt": boxes})
     with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match=r"boxes\.txt"):
         ask_about_left(source, source.survey())
+
+
+def test_one_file_is_read_alone_if_it_is_named(tmp_path: Path) -> None:
+    """Not what lies in JSON Lines beside it; images in parts are ``value``, as LLaMA-Factory writes them."""
+    parts = [{"type": "image_url", "value": "images/1.jpg"}, {"type": "text", "value": "What is this?"}]
+    turn = {"role": "user", "content": parts}
+    files: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(2)}
+    files["demo.json"] = json.dumps([{"messages": [turn, MESSAGES[1]]}])
+    files["other.jsonl"] = json.dumps({"messages": MESSAGES, "images": ["images/0.jpg"]})
+    with closing(open_source(fill(tmp_path, files) / "demo.json")) as source:
+        assert [entry.key for entry in source.entries()] == ["images/1.jpg"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from packstore.core.errors import AmbiguousSourceError
 from packstore.sources import Entry, open_source
 from packstore.testing import SourceSuite
-from tests.makers.annotated import jpeg
+from tests.makers.annotated import fill, jpeg
 from tests.makers.annotation_formats import PATHS
 from tests.makers.annotation_formats import make_folder_set as make
 
@@ -86,3 +87,19 @@ def test_a_name_of_another_form_is_asked_about_or_left(kind: str, tmp_path: Path
         survey = source.survey()
         assert survey.records == 9
         assert survey.ledger.left == {"images whose names do not follow the set's pattern": 1}
+
+
+@pytest.mark.parametrize(
+    ("folder", "split"),
+    [("images_background", "train"), ("images_evaluation", "test"), ("images_background_small1",) * 2],
+)
+@pytest.mark.parametrize("archive", [False, True])
+def test_one_archive_of_omniglot(folder: str, split: str, archive: bool, tmp_path: Path) -> None:
+    """As published, ``images_background.zip``; unpacked, its folder is the split."""
+    names = [f"{folder}/{alphabet}/character{c:02}/{n:04}_01.png" for alphabet in "AB" for c in (1, 2) for n in (3, 4)]
+    root = fill(tmp_path / "set", {name: jpeg(n) for n, name in enumerate(names)})
+    with closing(open_source(shutil.make_archive(str(tmp_path / folder), "zip", root) if archive else root)) as source:
+        survey = source.survey()
+        assert (source.kind, dict(survey.splits)) == ("omniglot", {"" if archive else split: 8})
+        label = next(column for column in survey.columns if column.name == "label")
+        assert label.classes == ("A/character01", "A/character02", "B/character01", "B/character02")

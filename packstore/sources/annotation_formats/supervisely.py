@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import PurePosixPath
 from typing import Any
 
 from packstore.core.errors import SourceError
@@ -33,17 +35,24 @@ class SuperviselySource(SidecarSource):
     signature = re.compile(rb'\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)', re.S)
 
     def describing_files(self) -> Iterable[str]:
-        return ["meta.json"] if is_file(self.tree, "meta.json") else []
+        return [] if self._meta is None else [self._meta]
 
     def class_order(self) -> Sequence[str]:
-        if not is_file(self.tree, "meta.json"):
+        if self._meta is None:
             return []
         try:
-            return [each["title"] for each in parse_json(read_text(self.tree, "meta.json"))["classes"]]
+            return [each["title"] for each in parse_json(read_text(self.tree, self._meta))["classes"]]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SourceError(
-                f"{self.tree.name('meta.json')} is not in the format of Supervisely ({error!r:.100})"
+                f"{self.tree.name(self._meta)} is not in the format of Supervisely ({error!r:.100})"
             ) from None
+
+    @cached_property
+    def _meta(self) -> str | None:
+        """The ``meta.json`` above all data sets; None without one, and for several projects."""
+        above = {parent for place in self._places for parent in PurePosixPath(place.images).parents}
+        found = [file for parent in above if is_file(self.tree, file := (parent / "meta.json").as_posix())]
+        return found[0] if len(found) == 1 else None
 
     def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
         document = parse_json(raw)

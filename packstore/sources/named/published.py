@@ -36,9 +36,12 @@ _MARS = FolderSet(
 )
 _OMNIGLOT = FolderSet(
     "Omniglot",
-    ("images_background", "images_evaluation"),
-    r"(?P<split>images_background|images_evaluation)/(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png",
+    ("images_background|images_evaluation|images_background_small1|images_background_small2",),
+    r"(?P<split>images_background|images_evaluation|images_background_small[12])/(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png",
     splits={"images_background": "train", "images_evaluation": "test"},
+)
+_OMNIGLOT_PART = FolderSet(
+    "Omniglot, one of its archives", ("*/character01",), r"(?P<label>[^/]+/character\d+)/\d+_(?P<drawer>\d+)\.png"
 )
 _CORRUPTIONS = (
     "gaussian_noise|shot_noise|impulse_noise|defocus_blur|glass_blur|motion_blur|zoom_blur|snow|frost|fog|brightness|"
@@ -338,7 +341,7 @@ PAIRS = (
 MARKET1501 = folder_set_kind("market1501", "Market-1501 as published", [_MARKET])
 DUKEMTMC = folder_set_kind("dukemtmc", "DukeMTMC-reID as published", [_DUKE])
 MARS = folder_set_kind("mars", "MARS as published", [_MARS])
-OMNIGLOT = folder_set_kind("omniglot", "Omniglot as published", [_OMNIGLOT])
+OMNIGLOT = folder_set_kind("omniglot", "Omniglot as published", [_OMNIGLOT, _OMNIGLOT_PART])
 PUBLISHED = folder_set_kind(
     "published", "a published set recognised by its folders and file names", [*CLASSES, *MASKS, *PAIRS]
 )
