@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
 
 from packstore import PackedDataset, coco_masks, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.registry import SOURCES
 from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.annotation_formats.objects import encode_run_lengths
 from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
@@ -664,3 +669,13 @@ def test_classes_of_a_supervisely_project_within_a_folder(tmp_path: Path) -> Non
     with closing(open_source(tmp_path)) as source:
         labels = next(column for column in source.survey().columns if column.name == "labels")
         assert labels.classes == ("cat", "dog", "eye")  # of both projects, sorted
+
+
+@given(arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=6)), st.integers(0, 3), st.integers(0, 3))
+def test_run_lengths_of_a_part_are_those_of_the_whole_mask(part: Any, top: int, left: int) -> None:
+    whole = np.pad(part, ((top, 1), (left, 2)))
+    lengths = encode_run_lengths(part, (top, left), whole.shape)
+    assert lengths == encode_run_lengths(whole)
+    values = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(whole.shape, order="F")
+    assert np.array_equal(values, whole)
+    assert all(lengths[1:])

@@ -147,11 +147,8 @@ def _expand_run_lengths(
         raise ValueError(f"found a mask of {width} x {height} pixels at {left}, {top}; expected one within the image")
     if sum(runs) != width * height:
         raise ValueError(f"found runs of {sum(runs)} pixels, expected {width * height}")
-    mask = np.zeros((full_height, full_width), bool)
-    mask[top : top + height, left : left + width] = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(
-        height, width
-    )
-    return encode_run_lengths(mask)
+    mask = np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
+    return encode_run_lengths(mask, (top, left), (full_height, full_width))
 
 
 KIND = document_kind(CvatSource, "CVAT: annotations.xml of images, or of the frames of a video")

@@ -167,9 +167,18 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value in (None, "") else [value]
 
 
-def encode_run_lengths(mask: NDArray[np.bool_]) -> list[int]:
-    """Encodes a mask ``(H, W)`` as COCO's run lengths: column by column, beginning with the background."""
-    flat = mask.T.ravel()
-    edges = np.flatnonzero(np.diff(flat.astype(np.int8))) + 1
-    lengths = np.diff([0, *edges.tolist(), len(flat)]).tolist()
-    return [0, *lengths] if len(flat) and flat[0] else lengths
+def encode_run_lengths(mask: NDArray[np.bool_], corner: tuple[int, int] = (0, 0), sides: Any = None) -> list[int]:
+    """Encodes a mask ``(H, W)`` as COCO's run lengths: column by column, beginning with the background.
+
+    Args:
+        mask: The mask, or the part of one around its pixels.
+        corner: Top and left of the part.
+        sides: Height and width of the whole mask; None for those of ``mask``.
+    """
+    height, width = mask.shape if sides is None else sides
+    columns, rows = np.nonzero(mask.T)
+    flat = (columns + corner[1]) * height + rows + corner[0]
+    breaks = np.flatnonzero(np.diff(flat) != 1)
+    edges = np.sort(np.concatenate([flat[:1], flat[breaks] + 1, flat[breaks + 1], flat[-1:] + 1]))
+    lengths: list[int] = np.diff([0, *edges.tolist(), height * width]).tolist()
+    return lengths if lengths[-1] else lengths[:-1]

@@ -50,7 +50,7 @@ class SuperviselySource(SidecarSource):
     @cached_property
     def _meta(self) -> str | None:
         """The ``meta.json`` above all data sets; None without one, and for several projects."""
-        above = {parent for place in self._places for parent in PurePosixPath(place.images).parents}
+        above = {parent for place in self._folders for parent in PurePosixPath(place.images).parents}
         found = [file for parent in above if is_file(self.tree, file := (parent / "meta.json").as_posix())]
         return found[0] if len(found) == 1 else None
 
