@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 
@@ -62,6 +63,24 @@ def convert_start(start: bytes) -> bytes:
     )
 
 
+def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
+    """Returns the encoding of a text for Python's ``open``: UTF-16 by its mark, UTF-8 if all bytes are, or if no other
+    encoding is ``given``."""
+    first = next(chunks, b"")
+    if first.startswith(_UTF16):
+        return "utf-16"
+    if given is None:
+        return "utf-8-sig"
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for chunk in chain([first], chunks):
+            decoder.decode(chunk)
+        decoder.decode(b"", True)
+    except UnicodeDecodeError:
+        return given
+    return "utf-8-sig"
+
+
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
     """Converts a text to UTF-8. Raises :class:`AmbiguousSourceError` for an unknown encoding, and
     :class:`SourceError` for a text that is not in ``encoding`` either. ``shown`` names the file in messages."""
@@ -89,11 +108,16 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
     possible = [name for name in _CANDIDATES if _decodes(data, name)] or ["latin-1"]
     readings = ", ".join(f"{printable(word.decode(name, 'replace'))!r} in {name}" for name in possible)
     question = AmbiguousSourceError(
-        f"{shown}, line {data.count(10, 0, place) + 1}: not UTF-8: {readings}. Name the encoding of such texts with "
+        f"{shown}{_describe_line(data, place)}: not UTF-8: {readings}. Name the encoding of such texts with "
         "--column encoding=NAME, or write the file again in UTF-8",
         [Answer(("--column", ROLE + name)) for name in possible],
     )
     return data.decode(possible[0]).encode(), question
+
+
+def _describe_line(data: bytes, place: int) -> str:
+    """Returns the line of a place as the end of a phrase; nothing for a text of one line."""
+    return f", line {data.count(10, 0, place) + 1}" if b"\n" in data else ""
 
 
 def _find_non_utf8(data: bytes) -> int | None:

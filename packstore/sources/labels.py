@@ -13,6 +13,7 @@ import stat
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -21,6 +22,7 @@ import xxhash
 
 from packstore.core.errors import NotInSourceError, SourceError, printable
 from packstore.sources.base import SPLIT_ORDER
+from packstore.sources.encodings import active_encoding, detect_encoding, to_utf8
 from packstore.sources.tree import describe_mode
 
 FILE_COLUMNS = (
@@ -70,7 +72,9 @@ class LabelsFile:
     """Labels file. Each use reads it from the start, so memory does not grow with its length."""
 
     def __init__(self, path: Path) -> None:
+        """Reads texts as UTF-8, UTF-16 with its mark, or the encoding that ``--column encoding=NAME`` names."""
         self.path = path
+        self._given_encoding = active_encoding()
         self._repeats: set[int] = set()
         """Lines that repeat a file with the same label and split; known after :meth:`summarise`."""
 
@@ -82,9 +86,9 @@ class LabelsFile:
         """Yields all rows in the file's order. Raises :class:`SourceError`, which names the line, for a malformed
         row."""
         try:
-            with open(
-                self.path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=self._open_regular
-            ) as file:
+            encoding = self._encoding
+            escaped = "surrogateescape" if encoding == "utf-8-sig" else "strict"
+            with open(self.path, encoding=encoding, errors=escaped, newline="", opener=self._open_regular) as file:
                 reader = csv.reader(self._read_lines(file), strict=True)
                 try:
                     yield from self._parse_rows(reader)
@@ -95,16 +99,30 @@ class LabelsFile:
         except OSError as error:
             raise SourceError(f"{printable(str(self.path))} cannot be read: {error.strerror or error}") from None
 
+    @cached_property
+    def _encoding(self) -> str:
+        """Encoding of all bytes. Raises :class:`OSError`."""
+        with open(self.path, "rb", opener=self._open_regular) as file:
+            return detect_encoding(iter(lambda: file.read(_MAX_LINE), b""), self._given_encoding)
+
     def _read_lines(self, file: TextIO) -> Iterator[str]:
-        """Yields the lines of the file. Raises :class:`SourceError` for a line that is too long for CSV."""
+        """Yields the lines of the file. Raises :class:`SourceError` for a line that is too long for CSV, or not in the
+        given encoding."""
         number = 0
-        while line := file.readline(_MAX_LINE):
+        while line := self._read_line(file, number + 1):
             number += 1
             if len(line) == _MAX_LINE:
                 raise SourceError(
                     f"{self.name_line(number)}: longer than {_MAX_LINE:,} characters, so this is no CSV file"
                 )
             yield line
+
+    def _read_line(self, file: TextIO, number: int) -> str:
+        try:
+            return file.readline(_MAX_LINE)
+        except UnicodeError:  # Python decodes ahead of the line
+            where = f"{self.name_line(number)} or after it"
+            raise SourceError(f"{where}: neither UTF-8 nor {self._encoding}") from None
 
     def _open_regular(self, path: str, flags: int) -> int:
         """Opens a regular file without waiting for a pipe. Raises :class:`SourceError` for pipes and devices."""
@@ -148,10 +166,13 @@ class LabelsFile:
             )
 
     def _strip_required(self, line: int, column: str, value: str) -> str:
-        """Strips a value. Raises :class:`SourceError` for an empty one."""
+        """Strips a value. Raises :class:`SourceError` for an empty one, :class:`AmbiguousSourceError` for one in an
+        unknown encoding."""
         value = value.strip()
         if not value:
             raise SourceError(f"{self.name_line(line)}: the {column} is empty")
+        if not value.isascii():
+            to_utf8(value.encode("utf-8", "surrogateescape"), None, self.name_line(line))
         return value
 
     def _parse_split(self, line: int, value: str) -> str:

@@ -13,6 +13,8 @@ import pytest
 from packstore import convert, verify
 from packstore.core.errors import AmbiguousSourceError, SourceError, UsageError
 from packstore.sources import open_source
+from tests.makers import layouts
+from tests.makers.annotated import fill
 from tests.makers.images import encode, picture
 
 WORD = "Zürich café"
@@ -126,3 +128,56 @@ def test_an_answer_that_cannot_be(tmp_path: Path) -> None:
         open_source(tmp_path, columns="encoding=klingon")
     with pytest.raises(SourceError, match=r"train\.csv, line 2: neither UTF-8 nor ascii"):
         open_source(tmp_path, columns="encoding=ascii")
+
+
+def labelled(tmp_path: Path, encoding: str, label: str = WORD) -> dict[str, Path]:
+    """A folder of images and a labels file in an encoding, as arguments of :func:`open_source`."""
+    root = tmp_path / "set"
+    root.mkdir(exist_ok=True)
+    for name in ("a", "b"):
+        (root / f"{name}.png").write_bytes(PNG)
+    (tmp_path / "labels.csv").write_bytes(f"file,label\nb.png,dog\na.png,{label}\n".encode(encoding))
+    return {"path": root, "labels": tmp_path / "labels.csv"}
+
+
+def classes_of(given: dict[str, Path], **options: Any) -> tuple[str, ...] | None:
+    with closing(open_source(**given, **options)) as source:
+        return source.survey().columns[0].classes
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252", "cp1251"])
+def test_labels_in_other_encodings(encoding: str, tmp_path: Path) -> None:
+    label = "кот" if encoding == "cp1251" else WORD
+    given = labelled(tmp_path, encoding, label)
+    if encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        assert classes_of(given) == ("dog", label) if label > "dog" else (label, "dog")
+        return
+    with pytest.raises(
+        AmbiguousSourceError, match=r"labels\.csv, line 3: not UTF-8: .* --column encoding=NAME"
+    ) as asked:
+        classes_of(given)
+    assert ("--column", f"encoding={encoding}") in [answer.options for answer in asked.value.answers]
+    assert classes_of(given, columns=(f"encoding={encoding}",)) == tuple(sorted([label, "dog"]))
+
+
+def test_labels_in_neither_encoding_and_file_names_of_any_bytes(tmp_path: Path) -> None:
+    given = labelled(tmp_path, "cp1251", "кот")
+    with pytest.raises(SourceError, match=r"labels\.csv, line 1 or after it: neither UTF-8 nor ascii"):
+        classes_of(given, columns=("encoding=ascii",))
+    odd = tmp_path / "set" / b"caf\xe9.png".decode("utf-8", "surrogateescape")
+    odd.write_bytes(PNG)
+    (tmp_path / "labels.csv").write_bytes(b"file,label\ncaf\xe9.png,cat\n")
+    with closing(open_source(**given)) as source:
+        assert [entry.key for entry in source.entries()] == [odd.name]
+
+
+def test_class_names_of_published_sets_in_other_encodings(tmp_path: Path) -> None:
+    name, files = layouts.cub200(9)
+    files["classes.txt"] = str(files["classes.txt"]).replace("Sooty", "Zürich").encode("cp1252")
+    root = fill(tmp_path / name, files)
+    with pytest.raises(
+        AmbiguousSourceError, match=r"classes\.txt, line 3: not UTF-8: '003\.Zürich_Albatross' in cp1252"
+    ):
+        classes_of({"path": root})
+    classes = classes_of({"path": root}, columns=("encoding=cp1252",))
+    assert classes == ("001.Black_footed_Albatross", "002.Laysan_Albatross", "003.Zürich_Albatross")

@@ -205,7 +205,7 @@ def test_dialects(folder: Path) -> None:
 
 def test_names_that_are_not_utf8(folder: Path) -> None:
     Path(os.fsdecode(os.fsencode(folder) + b"/\xff.jpg")).write_bytes(b"f")
-    source = labelled(folder, b"file,label\n\xff.jpg,\xe9\n")
+    source = labelled(folder, b"file,label\n\xff.jpg,cat\n")
     assert listed(source) == [("\udcff.jpg", "", (0,))]
     assert source.read(next(source.entries())) == b"f"
     assert source.survey().key_bytes == 5

@@ -16,7 +16,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.annotations import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import join, read_whole
+from packstore.sources.beside import join, read_text, read_whole
 from packstore.sources.listing import is_passed_over
 from packstore.sources.named.mat import load_variable
 from packstore.sources.named.text_table import TextTable
@@ -102,11 +102,16 @@ class NamedSource(FileRowSource):
         """Reads all bytes of a list or table. Raises :class:`SourceError`."""
         return read_whole(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
 
+    def read_text(self, name: str) -> bytes:
+        """Reads all bytes of a list or table as UTF-8. Raises :class:`SourceError`, for an unknown encoding
+        :class:`AmbiguousSourceError`."""
+        return read_text(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
+
     def read_table(self, name: str, separator: str | None = None, skip: int = 0) -> TextTable:
         """Reads a text file as a table, once. Raises :class:`SourceError`."""
         found = self._tables.get((name, skip))
         if found is None:
-            table = TextTable(self.file_name(name), self.read_file(name), separator, skip)
+            table = TextTable(self.file_name(name), self.read_text(name), separator, skip)
             found = self._tables[name, skip] = table
         return found
 

@@ -22,6 +22,7 @@ from packstore.sources.annotations import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import infer_mask_field, is_file, join
+from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.named import has_path, walk_lone_folders
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -147,7 +148,7 @@ class FolderSetSource(FileRowSource):
                     reason = "nested too deeply" if isinstance(error, RecursionError) else f"no JSON ({error})"
                     raise ValueError(f"its {name} is {reason}") from None
             elif isinstance(content, bytes) and not files[0].lower().endswith(IMAGE_SUFFIXES):
-                found[name] = content.decode()
+                found[name] = to_utf8(content, self.tree.encoding, f"its {name}").decode("utf-8-sig")
         return found
 
     def describing_files(self) -> Iterable[str]:

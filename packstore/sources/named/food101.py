@@ -45,7 +45,7 @@ class Food101(NamedSource):
         """Reads a list of images, as ``CLASS/NUMBER``. Raises :class:`SourceError`."""
         if self.has(f"{name}.json"):
             try:
-                found = json.loads(self.read_file(f"{name}.json"))
+                found = json.loads(self.read_text(f"{name}.json"))
                 images = [image for of_class in found.values() for image in of_class]
             except (ValueError, AttributeError, TypeError, RecursionError):
                 images = [None]

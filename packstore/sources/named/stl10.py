@@ -17,7 +17,7 @@ from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Array, Field
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import read_whole
+from packstore.sources.beside import read_text, read_whole
 from packstore.sources.named import find_marked_folder, has_path
 from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
 from packstore.sources.named.text_table import TextTable
@@ -55,7 +55,7 @@ class Stl10Source(PixelSource):
     def class_names(self) -> tuple[str, ...] | None:
         if not has_path(self._tree, self._base.rstrip("/"), _NAMES):
             return None
-        lines = self._read_file(_NAMES).decode("utf-8", "replace").split("\n")
+        lines = read_text(self._tree, self._base + _NAMES).decode("utf-8-sig").split("\n")
         found = tuple(line.strip() for line in lines if line.strip())
         if len(set(found)) != _CLASSES:
             raise SourceError(f"{self._file_name(_NAMES)} has {len(set(found))} names; expected {_CLASSES}")

@@ -75,7 +75,7 @@ class VisA(NamedSource):
         """Reads the rows of a table. Raises :class:`SourceError`, also for paths that lead out of the source."""
         shown = self.file_name(file)
         try:
-            lines = csv.reader(io.StringIO(self.read_file(file).decode("utf-8-sig"), newline=""), strict=True)
+            lines = csv.reader(io.StringIO(self.read_text(file).decode("utf-8-sig"), newline=""), strict=True)
             head = next(lines, [])
             rows = [dict(zip(columns, line, strict=True)) for line in lines if line]
             for row in rows:
