@@ -403,6 +403,7 @@ def _unused_options_error(kind: Kind, options: SourceOptions) -> UsageError:
 
 
 def _list_array_kinds() -> str:
+    """Joins the names of kinds that read named arrays, for messages."""
     return ", ".join(kind.name for kind in SOURCES.values() if kind.takes_arrays)
 
 
@@ -530,11 +531,13 @@ def _ask_about_classes(path: Path) -> None:
 
 
 def _holds_images(path: RemotePath) -> bool:
+    """Tells if an image is anywhere below a URL."""
     tree = path.tree()
     return tree is not None and tree.holds_images("", ())
 
 
 def _unreachable_message(path: Path, error: OSError | ValueError) -> str:
+    """Returns the message about a path that does not exist or cannot be read."""
     name = printable(str(path))
     if isinstance(error, FileNotFoundError) and isinstance(path, RemotePath):
         return f"{name}: nothing is there: no store, no object of this name, and none below it"

@@ -161,6 +161,7 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
 
 
 def _ignore_options(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Returns the command line options that ignore patterns."""
     return tuple(part for pattern in patterns for part in ("--ignore", pattern))
 
 
@@ -184,6 +185,7 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
 
 
 def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:
+    """Returns the first names of files with a suffix in a folder."""
     return folder.others[suffix].first if suffix in folder.others else ()
 
 
@@ -256,6 +258,7 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
 
 
 def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
+    """Removes findings with the same phrase."""
     return list({each.phrase: each for each in found}.values())
 
 
@@ -298,19 +301,23 @@ def _annotation_phrase(
     if _NO_ANNOTATION.fullmatch(name):
         return None
     text = few and suffix in _TEXT
-    if text and tree.start(path, len(LFS_POINTER)) == LFS_POINTER:
+    if text and tree.first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
         return f" (it {IS_LFS_POINTER})"
     log = _CONFIGS.fullmatch(name) and suffix not in (".json", ".jsonl")
-    if text and not log and _names_images(tree.start(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())]):
+    if (
+        text
+        and not log
+        and _names_images(tree.first_bytes(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())])
+    ):
         return " (it names the images)"
     if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
         return ""
     if suffix == ".npy":
-        header = _NPY_ROWS.match(tree.start(path, _BYTES))
+        header = _NPY_ROWS.match(tree.first_bytes(path, _BYTES))
         many = header is not None and int(header[1]) in counts
         return " (it has as many rows as there are images)" if many else None
     if few and not text and (suffix not in _NO_SIDECARS or not suffix):  # .idx, .dat, .info …
-        start = tree.start(path, _BYTES)
+        start = tree.first_bytes(path, _BYTES)
         is_list = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # not notes
         return " (it names the images)" if is_list and b"\0" not in start and _names_images(start, [known]) else None
     if not text:
@@ -336,13 +343,13 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
     """Counts the rows of a table, with and without a header; or the items of a JSON list or object."""
     if suffix == ".json":
         try:
-            value = json.loads(tree.start(path, _WHOLE))
+            value = json.loads(tree.first_bytes(path, _WHOLE))
         except (ValueError, RecursionError):
             return frozenset()
         return frozenset([len(value)] if isinstance(value, (list, dict)) else [])
     if suffix not in _ROWS:
         return frozenset()
-    text = tree.start(path, _WHOLE).strip()
+    text = tree.first_bytes(path, _WHOLE).strip()
     lines = text.count(b"\n") + 1
     return frozenset([lines, lines - 1] if text else [])
 
@@ -536,6 +543,7 @@ def _find_tails(contents: Contents) -> Iterator[Finding]:
 
 
 def _list_tail_patterns(contents: Contents) -> set[str]:
+    """Returns the ``--ignore`` patterns of images that :func:`_find_tails` finds."""
     return {pattern for finding in _find_tails(contents) for pattern in finding.patterns}
 
 

@@ -110,7 +110,7 @@ def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
     """Declares masks by the first of ``files`` that can be read: files of one channel as masks, others (in colour,
     JPEG) as images."""
     for file in files:
-        start = tree.start(file, _HEADER)
+        start = tree.first_bytes(file, _HEADER)
         try:
             kind = sniff(start).kind
         except HeaderError:
@@ -175,7 +175,7 @@ def holds_yolo_labels(tree: Tree, folder: str) -> bool:
         waiting += [join(place, name) for name in names.folders[: _LOOKED_AT - len(waiting)]]
         for name in names.files:
             named = name.endswith(".txt") and name != "classes.txt"
-            if named and (line := tree.start(join(place, name), _HEADER).split(b"\n")[0]):
+            if named and (line := tree.first_bytes(join(place, name), _HEADER).split(b"\n")[0]):
                 return _YOLO_LINE.fullmatch(line) is not None
     return False
 
@@ -183,6 +183,6 @@ def holds_yolo_labels(tree: Tree, folder: str) -> bool:
 def has_yolo_beside(tree: Tree, folder: str) -> bool:
     """Tells if the first image of a folder that has a ``.txt`` file with content beside it has YOLO labels there."""
     images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
-    starts = (tree.start(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
+    starts = (tree.first_bytes(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")
     return _YOLO_LINE.fullmatch(first) is not None

@@ -93,6 +93,7 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
 
 
 def _corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:
+    """Converts boxes of a convention, without its ``n``, to corners in the same unit."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if convention == "xyxy":
         return boxes.copy()

@@ -69,6 +69,7 @@ class CaptionFilesSource(FileRowSource):
         return ()
 
     def _list_images(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yields each folder with images, and their names."""
         for folder, listing in self.tree.walk("", self.tree.above, None, self.options.skip_bad):
             if listing.images:
                 yield folder, listing.images

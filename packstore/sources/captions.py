@@ -105,6 +105,7 @@ class CaptionsSource(FileRowSource):
 
     @property
     def _kept(self) -> _Captions:
+        """Captions of the images. Raises :class:`ValueError` once the source is closed."""
         if self._captions is None:
             raise ValueError("its source is closed")
         return self._captions
@@ -270,7 +271,7 @@ def _find_line_pattern(start: bytes) -> re.Pattern[str] | None:
 
 def find_caption_files(tree: Tree) -> list[str]:
     """Finds files of captions by their names and first bytes: at the top, and in folders there."""
-    return [path for path in _list_candidates(tree) if _begins_like_captions(path, tree.start(path, _START))]
+    return [path for path in _list_candidates(tree) if _begins_like_captions(path, tree.first_bytes(path, _START))]
 
 
 def _list_candidates(tree: Tree) -> Iterator[str]:
@@ -290,6 +291,7 @@ def _begins_like_captions(path: str, start: bytes) -> bool:
 
 
 def _first_line(start: bytes) -> str:
+    """Returns the first line of a text, stripped."""
     return convert_start(start).split(b"\n")[0].decode("utf-8", "replace").removeprefix("\ufeff").strip()
 
 
@@ -298,7 +300,7 @@ def _no_captions_error(tree: Tree) -> SourceError:
     captions."""
     expected = "a header such as file,caption, or an image and its caption on each line"
     for path in _list_candidates(tree):
-        line = printable(_first_line(tree.start(path, _START))[:_SHOWN])
+        line = printable(_first_line(tree.first_bytes(path, _START))[:_SHOWN])
         return SourceError(f"{tree.name(path)} begins with {line!r}; expected {expected}")
     return SourceError(f"{tree.name()} has no captions.csv, .tsv, .txt or .jsonl with {expected}")
 

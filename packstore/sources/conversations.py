@@ -68,7 +68,7 @@ class ConversationSource(DocumentSource):
             for suffix in (".json", ".jsonl"):
                 names = its.others.get(suffix)
                 paths = [join(folder, name) for name in names.first] if names and names.count <= _FEW else []
-                found += [each for each in paths if cls.signature.search(convert_start(tree.start(each, _START)))]
+                found += [each for each in paths if cls.signature.search(convert_start(tree.first_bytes(each, _START)))]
         return found
 
     def parse_document(self, data: bytes) -> Any:

@@ -250,6 +250,7 @@ class DatasetSource(SampleSource):
         return chosen
 
     def _entries(self, part: _SplitData) -> Iterator[Entry]:
+        """Makes the entries of one split: references for a map-style dataset, samples for an iterable."""
         number, split = self._parts.index(part), part.split
         if part.length is not None:
             size = self._sizes[0]

@@ -66,6 +66,7 @@ class ExportedFiles(ExportedRows):
 
     @property
     def _lines(self) -> RecordLines:
+        """Lines of the records, which an export of files always has."""
         assert self.lines is not None
         return self.lines
 
@@ -154,6 +155,7 @@ def _find_export_manifest(path: Path) -> ExportManifest | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises an export by its manifest. Raises :class:`SourceError` for a damaged one."""
     try:
         export_manifest = _find_export_manifest(path)
     except ManifestError as error:
@@ -164,6 +166,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
+    """Opens an export by the kind of source that reads its format, or as files."""
     try:
         export_manifest = _find_export_manifest(path)
     except ManifestError as error:

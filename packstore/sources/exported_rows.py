@@ -58,6 +58,7 @@ class ExportedRows(RowSource):
 
     @cached_property
     def export_manifest(self) -> ExportManifest:
+        """The export manifest. Raises :class:`SourceError` if it is missing, or of another kind."""
         try:
             found = self.find_export_manifest()
         except ManifestError as error:

@@ -68,6 +68,7 @@ class FlatSource(FolderSource):
             return self._survey_unlabelled(progress)
 
     def _survey_unlabelled(self, progress: ProgressCallback) -> Survey:
+        """Surveys the images of the folder. Raises :class:`SourceError` if there are none."""
         ignored: Counter[str] = Counter()
         listing = self.tree.list(self._folder, ignored)
         if not listing.images:
@@ -110,6 +111,7 @@ class FlatSource(FolderSource):
         return stamp_files([self._labels.path]) if self._labels is not None else ""
 
     def _yield_unlabelled(self) -> Iterator[Entry]:
+        """Yields an entry for each image of the folder."""
         listing = self.tree.list(self._folder)
         numbers = zip(listing.images, listing.sizes, listing.modified, listing.changed, strict=True)
         for name, size, modified, changed in numbers:
@@ -118,6 +120,8 @@ class FlatSource(FolderSource):
             )
 
     def _yield_labelled(self, labels: LabelsFile, summary: LabelsSummary, splits: Sequence[str]) -> Iterator[Entry]:
+        """Yields the entries of splits in the order of the labels file. Raises :class:`SourceError` if it has
+        changed."""
         numbers = None if summary.classes is None else {name: n for n, name in enumerate(summary.classes)}
         for split in splits:
             for row in labels.rows():
@@ -132,6 +136,7 @@ class FlatSource(FolderSource):
                 yield Entry(row.file, split, (label,), size, ref, modified, changed)
 
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
+        """Surveys the images that the labels file names, with their labels."""
         summary = self._summarise_once(labels)
         splits = dict.fromkeys(self._choose_splits(summary.splits, split), 0)
         size_bytes = key_bytes = records = 0

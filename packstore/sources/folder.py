@@ -72,7 +72,7 @@ class FolderSource(Source):
     def _check_name(self, key: str, suffix: str) -> None:
         """Raises :class:`SampleError` for a file of a kind that is not read, and for an image without the suffix of
         an image if ``by_suffix``."""
-        kind = unread_file(key, self.tree.start(key, UNREAD_BYTES))
+        kind = unread_file(key, self.tree.first_bytes(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_reason(kind))
         if self.by_suffix and suffix not in (*IMAGE_SUFFIXES, ARRAY):

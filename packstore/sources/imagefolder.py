@@ -344,6 +344,7 @@ def _describe_evidence(folders: Sequence[_SplitFolder], labelled: bool) -> str:
 
 
 def _list_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
+    """Returns the sorted names of all classes."""
     return tuple(sorted({name for folder in folders for name in folder.classes}))
 
 

@@ -152,7 +152,7 @@ class InflatedFile:
 
 
 def _skip_padding(data: bytes, file: IO[bytes]) -> bytes:
-    """Returns the next data of ``data`` and ``file`` after zeros that pad a block; empty at the end."""
+    """Skips zeros that pad a member of the file; returns the data after them, empty at the end."""
     zeros = 0
     while True:
         rest = data.lstrip(b"\0")

@@ -176,6 +176,7 @@ class LabelsFile:
         return value
 
     def _parse_split(self, line: int, value: str) -> str:
+        """Returns the name of a split. Raises :class:`SourceError` if it is empty."""
         return lower_known_split(self._strip_required(line, "split", value))
 
     def _parse_file(self, line: int, value: str) -> str:
@@ -272,6 +273,7 @@ def parse_number(label: str) -> int | None:
 
 
 def _shorten(text: str) -> str:
+    """Formats a text for messages, cut after 80 characters."""
     return printable(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
 
 

@@ -160,6 +160,7 @@ def _begins_like_image(name: str, descriptor: int) -> bool:
 
 
 def _listing_error(path: str, error: OSError) -> SourceError:
+    """Returns the error for a directory that cannot be listed."""
     return SourceError(f"{printable(path)} cannot be listed: {error.strerror or error}")
 
 

@@ -131,6 +131,7 @@ def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
 
 
 def _join_names(names: Sequence[str]) -> str:
+    """Joins the first names for messages."""
     return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
 
 

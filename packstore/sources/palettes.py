@@ -45,6 +45,7 @@ class Palette:
             raise ValueError(f"its mask: {error}") from error
 
     def _class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
+        """Converts a mask to class numbers. Raises :class:`ValueError` and :class:`DecodeError`."""
         file = printable(self.files[0])
         if self.colours is None:
             values = decode_mask(data, read_mask_header(data, max_pixels))

@@ -196,6 +196,7 @@ class RemotePath(UrlPath):
         return NeedsCopyError(f"{printable(str(self))} is one object")
 
     def _mode(self) -> int:
+        """Returns ``st_mode`` of the object or folder; 0 if nothing is there."""
         try:
             return self.stat().st_mode
         except FileNotFoundError:
@@ -256,7 +257,7 @@ class ObjectTree(Tree):
             return FileStat(NO_FILE, is_directory=True)
         return FileStat(info.nbytes, _modified_ns(info), _hash_etag(info))
 
-    def read_start(self, file: str, size: int) -> bytes:
+    def read_first_bytes(self, file: str, size: int) -> bytes:
         try:
             info = self._find_object(file)
         except FileNotFoundError:
@@ -308,6 +309,7 @@ class ObjectTree(Tree):
         raise RemoteError(f"{self.name(name)} reads differently each time: the network or the server alters bytes")
 
     def _read_beginning(self, info: ObjectInfo, size: int) -> bytes:
+        """Reads the first bytes of an object; empty if it is gone."""
         try:
             with _as_source_errors():
                 return self._bucket.objects.get(info.name, 0, min(size, info.nbytes)) if info.nbytes else b""
@@ -322,10 +324,12 @@ class ObjectTree(Tree):
             return self._bucket.find(self._object_name(file))
 
     def _list_children(self, directory: str) -> Children:
+        """Lists a directory of the tree."""
         with _as_source_errors():
             return self._bucket.directory(self._object_name(directory))
 
     def _object_name(self, path: str) -> str:
+        """Returns the name in the bucket of a path in the tree."""
         return f"{self._top}/{path}" if self._top and path else self._top or path
 
 
@@ -342,8 +346,8 @@ def _as_source_errors() -> Iterator[None]:
 
 
 def _modified_ns(info: ObjectInfo) -> int:
-    """Returns the time of modification in whole seconds: headers have seconds, listings of some servers
-    milliseconds."""
+    """Returns the time of modification in nanoseconds, cut to seconds: headers have no fractions, some listings
+    have."""
     return int(info.modified) * 1_000_000_000
 
 

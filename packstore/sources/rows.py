@@ -200,6 +200,7 @@ class RowSource(Source):
         return (name,)
 
     def _make_entries(self, split: str) -> Iterator[Entry]:
+        """Makes an entry for each row of a split."""
         for key, ref, size, _, modified, changed, _ in self._keyed_rows(split):
             yield Entry(key, split, (), size, ref, modified, changed)
 
@@ -215,6 +216,7 @@ class RowSource(Source):
         return self.schema.make_sample(entry.key, self.schema.assign_names(values))
 
     def _record_form(self) -> RecordForm:
+        """Returns the form of the records that rows become."""
         return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
 
 

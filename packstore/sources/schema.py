@@ -256,6 +256,7 @@ class Schema:
 
     @cached_property
     def _numbers_by_class(self) -> dict[str, dict[str, int]]:
+        """Class numbers by name, for each field."""
         given = {name: getattr(field, "classes", None) for name, field in self.fields.items()}
         return {name: {label: n for n, label in enumerate(classes or ())} for name, classes in given.items()}
 
@@ -268,6 +269,8 @@ class Schema:
         return value
 
     def _class_number(self, name: str, value: Any) -> Any:
+        """Converts a class name to its number; leaves a number unchanged. Raises :class:`ValueError` for an unknown
+        name."""
         if not isinstance(value, str):
             return value
         numbers = self._numbers_by_class[name]
@@ -457,6 +460,7 @@ def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequen
 
 
 def _length(value: Any) -> int | None:
+    """Returns the number of rows of a value; None if it has none."""
     return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
 
 

@@ -139,6 +139,7 @@ class SegmentationSource(FileRowSource):
 
     @cached_property
     def _palette(self) -> Palette | None:
+        """Palette that fits the masks; None if there is none."""
         return find_matching_palette(self.tree, _palette_folders(self._pairs), self._declare_masks())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -208,6 +209,7 @@ class SegmentationSource(FileRowSource):
         return frozenset(self.fields())
 
     def _walk_images(self, top: str) -> Iterator[str]:
+        """Yields the paths of images below a folder, in the order of the source."""
         for folder, listing in self.tree.walk(top, self.tree.above, None, self.options.skip_bad):
             yield from (join(folder, name) for name in listing.images)
 
@@ -251,7 +253,7 @@ def _find_pairs(tree: Tree) -> dict[str, _Pair]:
         for split in [split for split, each in found.items() if each is None]:
             place = next(name for name in _list_folders(tree, known.images.rpartition("/")[0]) if name.lower() == split)
             images, masks = (join(top.rpartition("/")[0], place) for top in (known.images, known.masks))
-            if not next(_images_below(tree, masks), None):
+            if not next(_find_images_below(tree, masks), None):
                 found[split] = replace(known, images=images, masks=masks)
     pairs = {split: each for split, each in found.items() if each is not None}
     return {split: pairs[split] for split in in_packing_order(pairs)} if len(pairs) == len(found) else {}
@@ -271,18 +273,14 @@ def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str
             found[name.lower()] = replace(known, images=name, masks=place, tail="")
 
 
-def _pair_places(pair: _Pair) -> tuple[str, ...]:
-    return pair.images, pair.masks
-
-
 def _unpaired_folders(tree: Tree, pairs: Mapping[str, _Pair]) -> list[str]:
     """Lists folders with images next to those of the pairs; skips folders that overlap with these, and drawn masks."""
-    used = [place for pair in pairs.values() for place in _pair_places(pair)]
+    used = [place for pair in pairs.values() for place in (pair.images, pair.masks)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
     beside = {join(base, name) for base in bases for name in _list_folders(tree, base)}
     beside = {place for place in beside if not DRAWN.fullmatch(place)}
     free = (place for place in sorted(beside) if not any(_contain_each_other(place, each) for each in used))
-    return [place for place in free if next(_images_below(tree, place), None)]
+    return [place for place in free if next(_find_images_below(tree, place), None)]
 
 
 def _contain_each_other(one: str, other: str) -> bool:
@@ -340,7 +338,7 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> _Pair | None:
         return None  # folders may be classes
     if images == masks and not _has_mask_tails(tree, images):
         return None
-    some = _list_images_below(tree, images)
+    some = list(_find_images_below(tree, images))
     few = some[:: max(1, len(some) // _FEW)]
     odd = ""
     tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_common_tails(tree, masks))
@@ -351,7 +349,7 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> _Pair | None:
             pair = _Pair(images, masks, tail, {"mask": mask_tail + suffix})
             if not any(is_file(tree, pair.mask_stem(image) + mask_tail + suffix) for image in few):
                 continue
-            listed = _list_images_below(tree, masks) if listed is None else listed
+            listed = list(_find_images_below(tree, masks)) if listed is None else listed
             suffixes = dict.fromkeys((suffix, *sorted({f".{name.rpartition('.')[2]}" for name in listed})))
             ends = [mask_tail + each for each in suffixes]
             pair = replace(pair, further=tuple(ends[1:]))
@@ -402,11 +400,7 @@ def _hash_names(names: Iterable[str]) -> NDArray[np.int64]:
     return np.fromiter(map(hash, names), np.int64)
 
 
-def _list_images_below(tree: Tree, top: str) -> list[str]:
-    return list(_images_below(tree, top))
-
-
-def _images_below(tree: Tree, top: str) -> Iterator[str]:
+def _find_images_below(tree: Tree, top: str) -> Iterator[str]:
     """Yields the paths of images below a folder, folder by folder."""
     waiting = [top]
     for folder in waiting:  # grows within the loop
@@ -418,7 +412,7 @@ def _images_below(tree: Tree, top: str) -> Iterator[str]:
 def _same_size(tree: Tree, image: str, mask: str) -> bool:
     """Tells if image and mask have the same size; True for an unreadable header, which makes a bad sample."""
     try:
-        one, other = sniff(tree.start(image, _HEADER)), sniff(tree.start(mask, _HEADER))
+        one, other = sniff(tree.first_bytes(image, _HEADER)), sniff(tree.first_bytes(mask, _HEADER))
     except HeaderError:
         return True
     return (one.width, one.height) == (other.width, other.height)

@@ -62,4 +62,5 @@ def _contains_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> boo
 
 
 def _join_names(names: Sequence[str]) -> str:
+    """Joins the first names for messages."""
     return ", ".join(map(printable, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")

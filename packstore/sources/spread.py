@@ -1,4 +1,4 @@
-"""Images of one list that lie in several folders: finds the folder of each, or asks."""
+"""Finds the folder of each image of a list whose images are in several folders, or asks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from packstore.sources.tree import Tree
 _WORDS = re.compile(r"[/_. -]+")
 _SPLIT = re.compile("|".join(sorted(SPLIT_ORDER, key=len, reverse=True)))
 _NO_IMAGES = frozenset({"mask", "masks", "label", "labels", "annotations", "gt", "segmentation"})
-"""Words in the names of folders whose files may be called like images and are none."""
+"""Words in the names of folders whose files may have names of images but are not images."""
 _SHOWN = 4
 
 
@@ -35,18 +35,20 @@ def find_spread(
         tree: The source.
         names: Distinct paths of images.
         lister: File that names them, for messages.
-        splits: If any, folders named like another split are passed over.
+        splits: If any, folders with the name of another split are skipped.
         stems: The names have no suffixes.
-        within: The only folders to look at; None for all.
+        within: The only possible folders; None for all.
 
     Returns:
         Folders in the order of ``names``; None if no group of folders has them all.
 
     Raises:
-        AmbiguousSourceError: Several groups have them all. Its answers leave all but one out.
+        AmbiguousSourceError: Several groups have all names. Its answers leave out all but one.
     """
-    hits = _hits(tree, names, splits, stems)
-    groups = _groups({folder: some for folder, some in hits.items() if within is None or folder in within}, names)
+    hits = _list_names_by_folder(tree, names, splits, stems)
+    groups = _group_folders(
+        {folder: some for folder, some in hits.items() if within is None or folder in within}, names
+    )
     if len(groups) > 1:
         every = {folder for group in groups for folder in group}
         answers = [(group, every.difference(group)) for group in groups]
@@ -56,7 +58,7 @@ def find_spread(
         raise AmbiguousSourceError(
             f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
             "--ignore",
-            [Answer(_ignoring(others)) for group, others in answers if not _hides(others, group)],
+            [Answer(_ignore_options(others)) for group, others in answers if not _hide_any(others, group)],
         )
     if not groups:
         return None
@@ -76,12 +78,14 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
 
 def split_of_folder(folder: str) -> str:
     """Returns the only split in the words of a folder's path; ``""`` for none or several."""
-    found = {word for word in _words(folder) if word in SPLIT_ORDER}
+    found = {word for word in _folder_words(folder) if word in SPLIT_ORDER}
     return found.pop() if len(found) == 1 else ""
 
 
-def _hits(tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool) -> dict[str, list[str]]:
-    """Lists the names that each folder has."""
+def _list_names_by_folder(
+    tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool
+) -> dict[str, list[str]]:
+    """Lists the names that exist in each folder, by folder."""
     wanted: dict[str, list[str]] = {}
     for path in names:
         wanted.setdefault(path.rpartition("/")[0], []).append(path)
@@ -92,8 +96,8 @@ def _hits(tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool
             if within and folder != within and not folder.endswith(f"/{within}"):
                 continue
             base = folder.removesuffix(within).rstrip("/")
-            others = {*base.lower().split("/"), *_words(base.rpartition("/")[2])} & _NO_IMAGES
-            if others or (splits and not {word for word in _words(base) if word in SPLIT_ORDER} <= {*splits}):
+            others = {*base.lower().split("/"), *_folder_words(base.rpartition("/")[2])} & _NO_IMAGES
+            if others or (splits and not {word for word in _folder_words(base) if word in SPLIT_ORDER} <= {*splits}):
                 continue
             if there is None:
                 images = listed.ending(*IMAGE_SUFFIXES) if stems else ()
@@ -103,8 +107,8 @@ def _hits(tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool
     return found
 
 
-def _groups(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Returns the groups of folders that have each name once, each group once."""
+def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
+    """Returns the groups of folders that have each name exactly once, each group once."""
     found: dict[frozenset[str], dict[str, list[str]]] = {}
     for family in dict.fromkeys(family for folder in hits for family in _families(folder)):
         group = {folder: some for folder, some in sorted(hits.items()) if family in _families(folder)}
@@ -123,14 +127,15 @@ def _families(folder: str) -> Iterator[tuple[str, str]]:
     yield "in", "*"
 
 
-def _words(folder: str) -> list[str]:
+def _folder_words(folder: str) -> list[str]:
+    """Splits a path into words in lower case."""
     return _WORDS.split(folder.lower())
 
 
-def _hides(ignored: Iterable[str], group: Iterable[str]) -> bool:
+def _hide_any(ignored: Iterable[str], group: Iterable[str]) -> bool:
     """Tells if ignoring some folders hides one of a group."""
     return any(not each or f"{folder}/".startswith(f"{each}/") for each in ignored for folder in group)
 
 
-def _ignoring(folders: Iterable[str]) -> tuple[str, ...]:
+def _ignore_options(folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(part for folder in sorted(folders) for part in ("--ignore", f"/{escape_pattern(folder)}"))

@@ -104,6 +104,7 @@ class StoreSource(Source):
         return self._make_entries(self._split_ranges(split))
 
     def _make_entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
+        """Yields an entry for each record of the ranges."""
         image = self.manifest.image
         size = image.record_nbytes if image.kind == "fixed" else -(-image.nbytes // max(self.manifest.records, 1))
         for name, first, last in ranges:
@@ -145,6 +146,7 @@ class StoreSource(Source):
 
     @cached_property
     def _part_places(self) -> list[str]:
+        """Paths of the files of the store."""
         return self.reader.part_places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:

@@ -102,9 +102,9 @@ class Tree(ABC):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
         return found
 
-    def start(self, file: str, size: int) -> bytes:
+    def first_bytes(self, file: str, size: int) -> bytes:
         """Reads the first ``size`` bytes of a file; empty if it cannot be read."""
-        return b"" if self.rules.hides(file) else self.read_start(file, size)
+        return b"" if self.rules.hides(file) else self.read_first_bytes(file, size)
 
     @abstractmethod
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
@@ -119,8 +119,8 @@ class Tree(ABC):
         """Does :meth:`stat`, also for entries that ``rules`` hide."""
 
     @abstractmethod
-    def read_start(self, file: str, size: int) -> bytes:
-        """Does :meth:`start`, also for entries that ``rules`` hide."""
+    def read_first_bytes(self, file: str, size: int) -> bytes:
+        """Does :meth:`first_bytes`, also for entries that ``rules`` hide."""
 
     @abstractmethod
     def read_part(self, file: str, place: int, size: int) -> bytes:
@@ -297,7 +297,7 @@ class FolderTree(Tree):
             return FileStat(NO_FILE, is_directory=stat.S_ISDIR(found.st_mode))
         return FileStat(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
-    def read_start(self, file: str, size: int) -> bytes:
+    def read_first_bytes(self, file: str, size: int) -> bytes:
         try:
             descriptor = open_regular(Path(f"{self.root}/{file}"))
             with os.fdopen(descriptor, "rb") as opened:

@@ -94,6 +94,7 @@ def nbytes_of(value: Any) -> int:
 
 
 def _file_size(path: Any) -> int:
+    """Returns the bytes of a file; 0 if it cannot be reached."""
     try:
         return Path(path).stat().st_size
     except OSError:
@@ -130,6 +131,7 @@ def to_plain(field: Field, value: Any) -> Any:
 
 
 def _describe_types(value: Any) -> str:
+    """Describes the type of a value, or of the items of a list, for messages."""
     if not isinstance(value, (list, tuple)):
         return type(value).__name__
     return f"a list of {', '.join(sorted({type(each).__name__ for each in value}))}"

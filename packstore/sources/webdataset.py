@@ -142,6 +142,7 @@ class WebDatasetSource(ShardSource):
         return self._columns[extension]
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
+        """Decodes the content of a file for its column. Raises :class:`ValueError`."""
         return _decode_value(extension, data)
 
     def count_left_members(self) -> Mapping[str, int]:
@@ -323,6 +324,7 @@ def _split_key(name: str) -> tuple[str, str]:
 
 
 def _is_hidden(name: str) -> bool:
+    """Tells if a member is hidden: its name begins with a dot or two underscores."""
     return name.rpartition("/")[2].startswith((".", "__"))
 
 

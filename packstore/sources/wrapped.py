@@ -20,7 +20,7 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Passes samples of another source through, and closes it with itself."""
+    """Passes the samples of another source through; closing it closes that source, too."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)

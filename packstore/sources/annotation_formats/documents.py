@@ -128,7 +128,7 @@ class DocumentSource(AnnotatedSource):
         with another beginning they are damaged, and must not be missed."""
         folders = _folders_to_depth(tree, cls.max_depth)
         paths = [path for each in folders for path in _matching_files(tree, each, cls.name_pattern, cls.max_files)]
-        found = {path for path in paths if cls.signature.search(convert_start(tree.start(path, _START)))}
+        found = {path for path in paths if cls.signature.search(convert_start(tree.first_bytes(path, _START)))}
         names = {path.rpartition("/")[2] for path in found}
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 

@@ -120,7 +120,7 @@ class SidecarSource(AnnotatedSource):
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):
             for name in cls._annotation_names(image):
-                start = convert_start(tree.start(join(folder, name), _START)) if name in there else b""
+                start = convert_start(tree.first_bytes(join(folder, name), _START)) if name in there else b""
                 if start.strip():
                     if not cls.signature.search(start):
                         return False

@@ -106,7 +106,7 @@ class ArchiveTree(Tree):
         member = self._index.member(number)
         return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
-    def read_start(self, file: str, size: int) -> bytes:
+    def read_first_bytes(self, file: str, size: int) -> bytes:
         number = self._index.find(self._archive_path(file))
         return b"" if number is None else self._read_beginning(number, size)
 

@@ -177,10 +177,10 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
         found = [name for name in found if _has_coco_name(name)]
     for name in found:
         path = join(folder, name)
-        start = tree.start(path, _START)
+        start = tree.first_bytes(path, _START)
         if start.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] != b"{":
             continue
-        if not _LISTS.search(start) and not (_has_coco_name(name) and _LISTS.search(tree.start(path, _WHOLE))):
+        if not _LISTS.search(start) and not (_has_coco_name(name) and _LISTS.search(tree.first_bytes(path, _WHOLE))):
             continue
         if _OF_ONE_IMAGE.search(start):
             continue

@@ -266,7 +266,7 @@ class HfImageFolderSource(FileRowSource):
 def _read_card(tree: Tree, path: Path) -> Card:
     """Reads the card of a tree; an empty one if there is none. Raises :class:`SourceError`."""
     try:
-        return parse_card(tree.start(CARD, _CARD_BYTES), path)
+        return parse_card(tree.first_bytes(CARD, _CARD_BYTES), path)
     except AmbiguousSourceError:
         raise
     except ValueError as error:

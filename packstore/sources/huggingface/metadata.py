@@ -159,8 +159,8 @@ def has_file_names(tree: Tree, file: str) -> bool:
     """Tells if a metadata file has a column that names files, and a row; reads only its beginning. For Parquet, tells
     if ``file_name`` occurs there."""
     if file.endswith(".parquet"):
-        return _FILE.encode() in tree.start(file, 64 << 20)
-    start = tree.start(file, 1 << 16)
+        return _FILE.encode() in tree.first_bytes(file, 64 << 20)
+    start = tree.first_bytes(file, 1 << 16)
     try:
         if file.endswith(".csv"):
             header, *rows = islice(csv.reader(io.StringIO(start.decode("utf-8-sig", "replace"))), 2)

@@ -207,7 +207,7 @@ class DicomSource(HeaderScanSource):
             header = None
             try:
                 if not error:
-                    header = read_header(partial(self.tree.start, path), stat.size, self._max_bytes, self._kept)
+                    header = read_header(partial(self.tree.first_bytes, path), stat.size, self._max_bytes, self._kept)
             except NoPixelsError:
                 others.append(path)
                 continue
@@ -260,7 +260,7 @@ def _is_dicom(tree: Tree, path: str) -> bool:
     """Tells if a file begins like DICOM, which is not checked for names of other images."""
     if path.lower().endswith(IMAGE_SUFFIXES):
         return False
-    return tree.start(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
+    return tree.first_bytes(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -248,7 +248,7 @@ class NiftiSource(HeaderScanSource):
 
     def _scan_header(self, volume: _Volume, paths: Mapping[str, Any]) -> _Volume:
         """Adds the header of a volume, and its mask if that is among ``paths``. Raises :class:`ValueError`."""
-        header = read_header(self.tree.start(volume.path, HEAD_BYTES), self._max_bytes)
+        header = read_header(self.tree.first_bytes(volume.path, HEAD_BYTES), self._max_bytes)
         if (reason := too_many_pixels(*header.shape[:2], self.options.max_pixels)) is not None:
             raise ValueError(reason)
         colours = header.dtype.names

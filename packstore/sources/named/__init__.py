@@ -172,7 +172,12 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
             found = tree.stat(path)
         except OSError:
             continue
-        if found.is_directory or not check_content or not path.endswith(".mat") or tree.start(path, 6) == b"MATLAB":
+        if (
+            found.is_directory
+            or not check_content
+            or not path.endswith(".mat")
+            or tree.first_bytes(path, 6) == b"MATLAB"
+        ):
             return True
     return False
 

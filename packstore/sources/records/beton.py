@@ -180,7 +180,7 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _allocation_tables(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """Offsets of all allocated pieces of each file, in order, and their sizes."""
+        """Offsets and sizes of the allocated pieces of each file, sorted by offset."""
         found = []
         for number, beton in enumerate(self._betons):
             count = (beton.nbytes - beton.table_at) // _ALLOCATED.itemsize
@@ -340,6 +340,7 @@ def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises ``.beton`` files by their header; possible if only the suffix fits."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else [file for file in list_first_shards(path, SUFFIXES) if _has_suffix(file)]

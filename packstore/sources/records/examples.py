@@ -95,7 +95,7 @@ class RecordFiles(Protocol):
         :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError`."""
 
     def read_checked(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads the data of a record; None if it is damaged."""
+        """Reads the data of a record and verifies its checksum; None if it is damaged."""
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
         """Locates the data of a record; None if they are not plain bytes of the file."""

@@ -60,7 +60,7 @@ class LabelFacts:
         return any(value is not None and named.get(name) != value for name, value in known.items())
 
     def add(self, number: int, named: Mapping[str, bytes]) -> None:
-        """Adds a number with its names."""
+        """Adds a number with its names; a name that differs from an earlier one becomes None."""
         if number == -1:
             self.missing = True
         elif number not in self.names:

@@ -121,6 +121,7 @@ def _parse_names(spec: object, count: int) -> tuple[str, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises chunks by their ``index.json``."""
     for _, index in find_indexes(path)[:1]:
         try:
             plain = read_index(index)

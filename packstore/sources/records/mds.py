@@ -297,6 +297,7 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises shards by the beginning of their ``index.json``."""
     for _, index in find_indexes(path)[:1]:
         start = ""
         try:

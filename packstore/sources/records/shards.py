@@ -106,6 +106,7 @@ def find_shards(
 
 
 def _sorted_files(folder: Path) -> list[Path]:
+    """Lists a folder by name, without ignored entries."""
     return sorted(visible_paths(folder), key=lambda path: path.name)
 
 

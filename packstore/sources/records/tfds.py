@@ -341,6 +341,8 @@ def _find_version(path: Path) -> Path:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises versions of datasets by ``dataset_info.json`` and ``features.json``. Raises
+    :class:`AmbiguousSourceError` for several versions, and for TFRecord files without ``features.json``."""
     try:
         found = _find_versions(path) if path.is_dir() else []
     except OSError:

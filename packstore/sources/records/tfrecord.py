@@ -310,6 +310,7 @@ def _decode_bytes(feature: Feature, message: Message) -> Any:
 
 
 def _decode_text(feature: Feature, message: Message) -> str | None:
+    """Decodes the only text; None for no value. Raises :class:`ValueError`."""
     value = _decode_bytes(feature, message)
     return None if value is None else value.decode("utf-8")
 
@@ -323,6 +324,7 @@ def _decode_number(feature: Feature, message: Message) -> Any:
 
 
 def _decode_numbers(feature: Feature, message: Message) -> NDArray[Any]:
+    """Decodes all numbers. Raises :class:`ValueError` for bytes."""
     if feature.kind == "bytes":
         raise ValueError("found bytes, expected numbers")
     return feature.numbers(message)

@@ -90,6 +90,7 @@ class JoinedRows:
             yield image, self.join_cells(image, {})
 
     def _mismatch_error(self, image: str, other: Table) -> AmbiguousSourceError:
+        """Returns the error for two tables that name different images, or have an equal column."""
         files = self._table.file, other.file
         return AmbiguousSourceError(
             f"{self._tree.name()}: {' and '.join(map(printable, files))} name as many images, but not the same, or "

@@ -178,6 +178,7 @@ class PixelTableSource(TableSource):
 
     @property
     def _shape(self) -> tuple[int, int, int]:
+        """Height, width and colours of all images."""
         return find_square_shape(self._sizes) or (0, 0, 1)
 
 
@@ -199,7 +200,7 @@ def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[Pi
 
 def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
     """Recognises a table of pixels by its first lines; None for another table. Raises :class:`AmbiguousSourceError`."""
-    start = tree.start(file, _START)
+    start = tree.first_bytes(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None
     lines = read_cells(tree, file, start[: start.rfind(b"\n") + 1] or start)

@@ -407,10 +407,12 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _class_column(self) -> ClassColumn:
+        """Classes of the column of labels."""
         return ClassColumn(self.tree.name(), self._roles, self._facts[self._roles.label], self._class_titles)
 
     @cached_property
     def _class_titles(self) -> Mapping[str, str]:
+        """Names of classes by their identifiers, from Open Images' descriptions."""
         return read_descriptions(self.tree, find_descriptions(self.tree, self._table_files))
 
     @cached_property
@@ -422,6 +424,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _flag_columns(self) -> FlagColumns:
+        """Columns that are a class each."""
+
         def rows() -> Iterator[Any]:
             return (self._spool.read(line) for line in range(len(self._spool)))
 
@@ -457,7 +461,7 @@ class TableSource(FileRowSource):
         found: dict[int, tuple[int, int]] = {}
         step = max(1, len(self._names) // _MEASURED)
         for image in range(0, len(self._names), step):
-            start = self.tree.start(self._names[image].decode("utf-8", "surrogateescape"), _HEADER)
+            start = self.tree.first_bytes(self._names[image].decode("utf-8", "surrogateescape"), _HEADER)
             with suppress(HeaderError, SampleError, ValueError):
                 info = sniff(start)
                 turned = swaps_sides(read_orientation(start, info))

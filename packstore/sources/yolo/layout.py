@@ -72,7 +72,7 @@ def find_descriptions(tree: Tree) -> list[str]:
             path, lower = join(folder, name), name.lower()
             signs = _DATA if lower.endswith(".data") else ()
             signs = _DESCRIBES if not folder and lower.endswith((".yaml", ".yml")) else signs
-            if signs and all(each.search(tree.start(path, _START)) for each in signs):
+            if signs and all(each.search(tree.first_bytes(path, _START)) for each in signs):
                 found.append(path)
     return found
 
