@@ -154,7 +154,7 @@ def draw_values(
         columns: The columns of the store, or those in ``values``.
         which: Names of columns to draw; None for all.
         size: Height and width to which coordinates of boxes and points refer; None for those of ``image``.
-        names: Whether boxes have the names of their classes.
+        names: Draw the names of classes at boxes.
 
     Returns:
         uint8 ``(h, w, 3)``.
@@ -187,11 +187,11 @@ def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
     rows = np.arange(height) * mask.shape[0] // height
     columns = np.arange(width) * mask.shape[1] // width
     small = mask[rows[:, None], columns[None]]
-    numbers, where = np.unique(small, return_inverse=True)
+    numbers, places = np.unique(small, return_inverse=True)
     palette = np.array([(128,) * 3 if n == _NO_CLASS else class_color(int(n)) for n in numbers], np.float32)
     pixels = np.asarray(image, np.float32)
     covered = (small != 0)[..., None] * np.float32(_MASK_OPACITY)
-    mixed = pixels * (1 - covered) + palette[where.reshape(small.shape)] * covered
+    mixed = pixels * (1 - covered) + palette[places.reshape(small.shape)] * covered
     return Image.fromarray(mixed.round().astype(np.uint8))
 
 

@@ -243,7 +243,7 @@ def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float 
 
 
 def _cut_crops(one: Callable[[int], int], count: int, number: int) -> int:
-    """Cuts the ``count`` crops of a record, which follow each other; returns 1, for the record."""
+    """Cuts all ``count`` crops of record ``number``; returns 1, the number of records."""
     for crop in range(count):
         one(number * count + crop)
     return 1

@@ -216,6 +216,6 @@ def _probe(name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(last)
     except ValueError:
         how = f"was killed by signal {-done.returncode}" if done.returncode < 0 else f"ended with {done.returncode}"
-        said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        return {"error": f"a process that imported it {how}" + (f": {said[:200]}" if said else "")}
+        last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return {"error": f"a process that imported it {how}" + (f": {last[:200]}" if last else "")}
     return found

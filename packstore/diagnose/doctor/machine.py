@@ -48,7 +48,7 @@ def path_exists_fact(path: Path, folder: Path) -> Fact:
 
 
 def processor_facts() -> list[Fact]:
-    """Reports the cores of the hardware, of this process's affinity, and of the container's quota."""
+    """Reports the model of the processor, the cores that this process may use, the container's quota, and the load."""
     usable, all_cores, quota = default_workers(), os.cpu_count() or 1, cpu_quota()
     facts = [
         Fact("processor", "model", _cpu_model()),

@@ -94,8 +94,8 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _probe_decoders() -> Answer:
-    """Examines all decoders: version or reason of absence, images a second on a generated photo, the one in use, the
-    library that decodes regions, and the engine's problem."""
+    """Examines all decoders: version, or the reason why one is not available; images a second on a generated photo.
+    Also names the decoder in use, the library that decodes regions, and the engine's problem."""
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import region_library
     from packstore.images.engine import engine_problem

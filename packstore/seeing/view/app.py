@@ -143,7 +143,8 @@ async def _get_store(site: Site, _: Request) -> Response:
             "marks": {mark: len(records) for mark, records in site.findings.records.items()},
             "kinds": {mark: KINDS.get(mark, "") for mark in [*site.findings.records, *site.findings.notes]},
             "notes": {
-                mark: {"count": len(said), "texts": [*said][:_MOST_NOTES]} for mark, said in site.findings.notes.items()
+                mark: {"count": len(texts), "texts": [*texts][:_MOST_NOTES]}
+                for mark, texts in site.findings.notes.items()
             },
             "skipped": len(manifest.skipped),
             "absent_bytes": site.absent_bytes,
@@ -295,7 +296,9 @@ async def _get_record(site: Site, request: Request) -> Response:
     found["findings"] = [{"text": text, "also": others} for text, others in site.findings.texts.get(record, [])]
     found["marks"] = site.findings.marks_of(record)
     found["python"] = _python_code(site.reader, record)
-    found["command"] = f"packstore select {_path(site.reader)} -o one.lmdb --where {_quoted_key(site.reader, record)}"
+    found["command"] = (
+        f"packstore select {_quote_path(site.reader)} -o one.lmdb --where {_quote_key(site.reader, record)}"
+    )
     return _json_response(found)
 
 
@@ -357,7 +360,7 @@ def _select_command(reader: Reader, query: Query) -> str | None:
             return None
         conditions.append(f'key like "*{query.text}*"')
     where = f" --where {shlex.quote(' and '.join(conditions))}" if conditions else ""
-    return f"packstore select {_path(reader)} -o part.lmdb{where}"
+    return f"packstore select {_quote_path(reader)} -o part.lmdb{where}"
 
 
 def _python_code(reader: Reader, record: int) -> str:
@@ -371,10 +374,12 @@ def _python_code(reader: Reader, record: int) -> str:
     )
 
 
-def _path(reader: Reader) -> str:
+def _quote_path(reader: Reader) -> str:
+    """Returns the store's path, quoted for a shell."""
     return shlex.quote(printable(str(reader.path)))
 
 
-def _quoted_key(reader: Reader, record: int) -> str:
+def _quote_key(reader: Reader, record: int) -> str:
+    """Returns the condition that selects a record by its key, quoted for a shell."""
     escaped = printable_key(reader, record).replace("\\", "\\\\").replace('"', '\\"')
     return shlex.quote(f'key == "{escaped}"')

@@ -53,15 +53,15 @@ class Findings:
 
     def add_note(self, mark: str, text: str) -> None:
         """Adds the text of a finding about no particular record."""
-        said = self.notes.setdefault(mark, {})
-        if len(said) < MOST_MARKED:
-            said[text] = None
+        texts = self.notes.setdefault(mark, {})
+        if len(texts) < MOST_MARKED:
+            texts[text] = None
 
     def add_text(self, record: int, text: str, others: Sequence[int] = ()) -> None:
         """Adds the text of a finding to a record, with the ``others`` that it concerns. Does not mark the record."""
-        said = self.texts.setdefault(record, [])
-        if len(said) < _KEPT_TEXTS and (text, [*others]) not in said:
-            said.append((text, [*others]))
+        texts = self.texts.setdefault(record, [])
+        if len(texts) < _KEPT_TEXTS and (text, [*others]) not in texts:
+            texts.append((text, [*others]))
 
     def marks_of(self, record: int) -> list[str]:
         """Returns the marks of a record."""
@@ -95,19 +95,19 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
     Args:
         audit: Report of ``packstore audit --json FILE``; None for none.
         verified: Report of ``packstore verify --json``; None for none.
-        manifest: Manifest of the store that the reports have to be about.
+        manifest: Manifest of the store; the reports must be about this store.
 
     Raises:
         UsageError: A file is not such a report, or is about another store.
     """
     findings = Findings()
-    said: list[tuple[str, str, list[int]]] = []
+    found: list[tuple[str, str, list[int]]] = []
     if audit is not None:
-        said += _parse_audit(_load(audit, "audit", manifest))
+        found += _parse_audit(_load_report(audit, "audit", manifest))
     if verified is not None:
-        said += _parse_verify(_load(verified, "verify", manifest))
+        found += _parse_verify(_load_report(verified, "verify", manifest))
     marked: dict[str, set[int]] = {}
-    for mark, text, numbers in said:
+    for mark, text, numbers in found:
         records = [n for n in numbers if n < manifest.records]
         if not records:
             findings.add_note(mark, text)
@@ -119,7 +119,8 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
     return findings
 
 
-def _load(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
+def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
+    """Reads a report file. Raises :class:`UsageError` if it is no such report, or about another store."""
     shown = printable(str(path))
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -148,6 +149,7 @@ def _parse_audit(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int
 
 
 def _parse_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
+    """Yields mark, text and records of each problem."""
     for problem in report["problems"]:
         if isinstance(problem, dict):
             shard = f"{problem['shard']}: " if problem.get("shard") else ""
@@ -165,5 +167,6 @@ def _record_numbers(values: Any) -> list[int]:
 
 
 def _contains(records: NDArray[np.int64], record: int) -> bool:
+    """Tells if a record is among ascending ``records``."""
     at = int(np.searchsorted(records, record))
     return at < len(records) and int(records[at]) == record

@@ -87,12 +87,14 @@ def summarize(headers: Headers, manifest: Manifest, start: int, stop: int) -> di
 
 
 def _split_ranges(manifest: Manifest) -> list[tuple[str, int, int]]:
+    """Returns name, start and stop of each split; without splits, one range called ``all``."""
     if not manifest.splits:
         return [("all", 0, manifest.records)]
     return [(split.name, split.start, split.stop) for split in manifest.splits]
 
 
 def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
+    """Counts labels by class; also returns the numbers of missing and of invalid labels."""
     valid = labels[(labels >= 0) & (labels < count)]
     missing = int((labels == MISSING).sum())
     wrong = int((labels == UNREADABLE).sum()) + int((labels >= count).sum())

@@ -45,12 +45,12 @@ class Query:
 
     @property
     def needs_headers(self) -> bool:
-        """Whether the query needs the header of every image."""
+        """True if the query needs the header of every image."""
         return bool(self.ranges) or self.kind is not None or self.sort not in ("record", "key")
 
     @property
     def needs_all(self) -> bool:
-        """Whether the query needs to read a part of every record."""
+        """True if the query needs a part of every record."""
         return self.needs_headers or self.label is not None or bool(self.text) or self.sort == "key"
 
     @classmethod

@@ -68,7 +68,7 @@ class _Layout:
 
     @property
     def needs_devkit(self) -> bool:
-        """True if the validation images lie in no folders of classes, so that only the devkit has their labels."""
+        """True if the validation images are not in folders of classes, so that only the devkit has their labels."""
         return "val" in self.splits and not self.splits["val"].in_classes
 
     @property

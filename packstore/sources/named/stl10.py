@@ -1,7 +1,7 @@
 """STL-10 (https://cs.stanford.edu/~acoates/stl10/): ``train_X.bin``, ``train_y.bin`` …, column by column.
 
-Labels begin at 1 in the files and at 0 here; those of ``unlabeled`` are missing. ``folds`` says for each training image
-in which of the ten predefined folds it is.
+Labels begin at 1 in the files and at 0 here; those of ``unlabeled`` are missing. ``folds`` are the predefined folds, of
+ten, that a training image belongs to.
 """
 
 from __future__ import annotations
