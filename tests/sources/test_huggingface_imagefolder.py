@@ -236,12 +236,12 @@ def test_an_archive(tmp_path: Path, out: Path) -> None:
     [
         (
             {"metadata.csv": "file_name\na.png\n", "metadata.jsonl": jsonl({"file_name": "a.png"})},
-            "several kinds of files",
+            "several formats",
         ),
         ({"metadata.csv": "file_name\n../a.png\n"}, r"line 2: file_name names '\.\./a\.png'"),
         ({"metadata.csv": "file_name\n/etc/passwd\n"}, "no path within the source"),
-        ({"metadata.csv": "file_name\nfile:///etc/passwd\n"}, "should be a path"),
-        ({"metadata.jsonl": jsonl({"file_name": 5})}, "should be a path"),
+        ({"metadata.csv": "file_name\nfile:///etc/passwd\n"}, "expected a path"),
+        ({"metadata.jsonl": jsonl({"file_name": 5})}, "expected a path"),
         ({"metadata.csv": "file_name,n\n,1\n"}, "no file_name"),
         ({"metadata.csv": "file_name,n,n\na.png,1,2\n"}, "a column twice"),
         ({"metadata.csv": "file_name,n\na.png,1,2\n"}, "3 fields, the header has 2"),
@@ -250,10 +250,10 @@ def test_an_archive(tmp_path: Path, out: Path) -> None:
         ({"metadata.jsonl": '{"file_name": "a.png"}\n{"file_'}, "line 2: not JSON"),
         ({"metadata.jsonl": '{"file_name": "a.png"}\n[1]\n'}, "line 2: no object"),
         ({"metadata.jsonl": '{"file_name": "a.png"}\n' + "[" * 99999}, "line 2: not JSON"),
-        ({"metadata.jsonl": jsonl({"file_name": "a.png", "more_file_names": "a.png"})}, "should be a list"),
-        ({"metadata.jsonl": jsonl({"file_name": "a.png", "more_file_names": [5]})}, "should be a path"),
+        ({"metadata.jsonl": jsonl({"file_name": "a.png", "more_file_names": "a.png"})}, "expected a list"),
+        ({"metadata.jsonl": jsonl({"file_name": "a.png", "more_file_names": [5]})}, "expected a path"),
         ({"metadata.jsonl": jsonl({"file_names": []})}, "no file_names"),
-        ({"metadata.csv": "file_names\na.png\n"}, "should be a list"),
+        ({"metadata.csv": "file_names\na.png\n"}, "expected a list"),
     ],
 )
 def test_metadata_that_cannot_be_used(files: dict[str, bytes | str], said: str, tmp_path: Path, out: Path) -> None:
