@@ -371,17 +371,17 @@ def zeros(rows: int = 2) -> NDArray[np.uint8]:
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
-        ({b"labels": [1, 2]}, "NoneType where an array"),
+        ({b"labels": [1, 2]}, "NoneType, expected an array"),
         ({b"data": zeros(), b"labels": [1]}, "labels of shape (1,) for 2 images"),
-        ({b"data": zeros(), b"labels": None}, "NoneType where an array"),
-        ({b"data": zeros(), b"labels": [1, b"2"]}, "list where an array or a list of integers"),
+        ({b"data": zeros(), b"labels": None}, "NoneType, expected an array"),
+        ({b"data": zeros(), b"labels": [1, b"2"]}, "list, expected an array or a list of integers"),
         ({b"data": zeros(), b"labels": [1, 2**70]}, "an integer beyond 64 bits"),
         ({b"data": zeros().reshape(2, 3, 32, 32), b"labels": [1, 2]}, "expected uint8 (rows, 3072)"),
         ({b"data": zeros().astype(np.int64), b"labels": [1, 2]}, "expected uint8 (rows, 3072)"),
         ({b"data": zeros().astype(np.float32), b"labels": [1, 2]}, "an array of dtype 'f4'"),
         ({b"data": zeros().astype(object), b"labels": [1, 2]}, "an array of dtype 'O8'"),
         ({b"data": np.zeros(2, [("a", "u1")]), b"labels": [1, 2]}, "an array of dtype 'V1'"),
-        ({b"data": b"\0" * 6144, b"labels": [1, 2]}, "bytes where an array"),
+        ({b"data": b"\0" * 6144, b"labels": [1, 2]}, "bytes, expected an array"),
     ],
 )
 def test_batches_of_wrong_shapes_and_types(tmp_path: Path, batch: dict[bytes, Any], expected: str) -> None:
@@ -484,9 +484,9 @@ def long_programs() -> dict[str, tuple[bytes, str]]:
         "deep key": (start + b")" + b"\x85" * 1_000_000 + b"K\1u.", "a key of type tuple"),
         "key that doubles": (start + b")" + b"q\0h\0\x86" * 100 + b"K\1u.", "a key of type tuple"),
         "far memo": (b"\x80\2}r" + struct.pack("<I", 1 << 28) + b"0.", "instruction POP 0x30"),
-        "deep value": (start + b"U\4data" + b")" + b"\x85" * 100_000 + b"u.", "tuple where an array"),
-        "deep lists": (start + b"U\4data" + b"]" * 100_000 + b"a" * 99_999 + b"u.", "list where an array"),
-        "list in itself": (start + b"U\4data]q\0h\0au.", "list where an array"),
+        "deep value": (start + b"U\4data" + b")" + b"\x85" * 100_000 + b"u.", "tuple, expected an array"),
+        "deep lists": (start + b"U\4data" + b"]" * 100_000 + b"a" * 99_999 + b"u.", "list, expected an array"),
+        "list in itself": (start + b"U\4data]q\0h\0au.", "list, expected an array"),
         "integer key": (
             start + b"\x8b" + struct.pack("<i", 1 << 17) + b"\1" * (1 << 17) + b"K\1u.",
             "instruction LONG4 0x8b",

@@ -302,7 +302,7 @@ def test_files_that_refer_to_others_are_refused(tmp_path: Path) -> None:
         file.create_virtual_dataset("x", layout)
     with h5py.File(tmp_path / "in" / "raw.h5", "w") as file:
         file.create_dataset("x", (4, 4, 4, 3), "u1", external=[(str(tmp_path / "secret"), 0, 192)])
-    for name, said in (("link", "is a link to another file"), ("virtual", "lie outside"), ("raw", "lie outside it")):
+    for name, said in (("link", "is a link to another file"), ("virtual", "are outside"), ("raw", "are outside it")):
         with pytest.raises(SourceError, match=said):
             open_source(tmp_path / "in" / f"{name}.h5")
 
@@ -321,7 +321,7 @@ def test_raw_data_in_other_files_are_refused_wherever_they_lie(
         if where in places:
             (tmp_path / folder / "keys" / "id_rsa").write_bytes(b"private " * 24)
     monkeypatch.chdir(tmp_path / "home")
-    with pytest.raises(SourceError, match=r"images lie outside it, in keys/id_rsa; .*working directory"):
+    with pytest.raises(SourceError, match=r"images are outside it, in keys/id_rsa; .*working directory"):
         open_source(tmp_path / "set" / "a.h5")
 
 

@@ -99,7 +99,7 @@ def read_tar(path: Path) -> Index:
             for member in _read_members(file):
                 _add_member(builder, file, member, inner=inner)
     except TAR_FAULTS as error:
-        raise SourceError(f"{name} is no tar that can be read, or it is damaged: {printable(str(error))}") from None
+        raise SourceError(f"{name} is not a readable tar, or is damaged: {printable(str(error))}") from None
     except SourceError as error:
         raise SourceError(f"{name}: {error}") from None
     return builder.build(tar.file if tar.compressed else None)

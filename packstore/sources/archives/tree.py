@@ -136,7 +136,7 @@ class ArchiveTree(Tree):
         except (OSError, ValueError, zlib.error) as error:
             raise SampleError(key, f"cannot be read from the archive: {error}") from None
         if len(data) != size_bytes:
-            raise SampleError(key, f"has {len(data)} bytes in the archive, whose directory says {size_bytes}")
+            raise SampleError(key, f"has {len(data)} bytes in the archive; its directory says {size_bytes}")
         if member.check and zlib.crc32(data) != member.check:
             raise SampleError(key, f"is damaged: CRC-32 {zlib.crc32(data):08x}, expected {member.check:08x}")
         return data

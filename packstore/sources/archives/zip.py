@@ -77,7 +77,7 @@ def _build_index(data: mmap.mmap, name: str) -> Index:
             raise SourceError(f"{name}: {error}") from None
     if position > end or not count.matches(entries):
         raise SourceError(
-            f"{name} is a damaged zip: the end of its directory counts {count.said:,} files and folders, and the "
+            f"{name} is a damaged zip: the end of its directory counts {count.stated:,} files and folders, and the "
             f"directory holds {entries:,}; unpack it, check that all are there, and give the folder"
         )
     if odd and not has_folders:
@@ -91,15 +91,15 @@ def _build_index(data: mmap.mmap, name: str) -> Index:
 class _EntryCount(NamedTuple):
     """Number of entries that the end record of a directory states."""
 
-    said: int
+    stated: int
     has_zip64: bool
 
     def matches(self, entries: int) -> bool:
         """Tells if a directory of ``entries`` entries may state this number: without zip64 it has 16 bits, and is the
         rest or the maximum."""
         if self.has_zip64:
-            return entries == self.said
-        return entries & _MAX16 == self.said or (self.said == _MAX16 and entries > _MAX16)
+            return entries == self.stated
+        return entries & _MAX16 == self.stated or (self.stated == _MAX16 and entries > _MAX16)
 
 
 def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:

@@ -206,7 +206,7 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
     if options.image_key is not None:
         return _find_by_key(shown, arrays, options.image_key, "--image-key")
     found = [each for each in arrays if _looks_like_images(each)]
-    if len(found) > 1:  # masks and the like beside what is called images
+    if len(found) > 1:  # masks and similar arrays beside those named as images
         called = [each for each in found if each.words & IMAGE_WORDS and not each.words & _MASKS]
         others = [each for each in found if each not in called]
         if len(called) == 1 and all(each.words & _MASKS or each.info.dtype.kind == "f" for each in others):

@@ -152,7 +152,7 @@ class _OpenHdf5(OpenArrays):
         if dataset.external:
             file = dataset.external[0][0]
             raise SourceError(
-                f"{self._shown}: the values of {printable(name)} lie outside it, in {printable(file)}; that is not "
+                f"{self._shown}: the values of {printable(name)} are outside it, in {printable(file)}; that is not "
                 f"followed, since the file depends on the working directory: write the values into the file, for "
                 f"instance by h5repack -l {printable(name)}:CONTI"
             )
@@ -171,7 +171,7 @@ class _OpenHdf5(OpenArrays):
             place = self._path.parent / source.file_name
             if not (place.parent.resolve() / place.name).is_relative_to(self._folder):  # it may be a link itself
                 raise SourceError(
-                    f"{self._shown}: the values of {printable(name)} lie outside its folder, in "
+                    f"{self._shown}: the values of {printable(name)} are outside its folder, in "
                     f"{printable(source.file_name)}; that is not followed"
                 )
         for source in dataset.virtual_sources() if dataset.is_virtual else ():

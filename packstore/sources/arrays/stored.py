@@ -232,7 +232,7 @@ def read_at(descriptor: int, size: int, place: int) -> bytes:
     """Reads exactly ``size`` bytes at offset ``place``. Raises :class:`OSError`, and :class:`ValueError` if the file
     ends before."""
     if place < 0 or place + size > os.fstat(descriptor).st_size:
-        raise ValueError(f"{size} bytes at byte {place} do not lie in the file: it was cut off, or is damaged")
+        raise ValueError(f"the file has no {size} bytes at byte {place}: it was cut off, or is damaged")
     data = os.pread(descriptor, size, place)
     while len(data) < size and (more := os.pread(descriptor, size - len(data), place + len(data))):
         data += more

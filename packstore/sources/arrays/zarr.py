@@ -140,7 +140,7 @@ class _OpenZarr(OpenArrays):
         counts = [-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)]
         if math.prod(counts) > _MAX_SAMPLE_CHUNKS * max(counts, default=1):
             raise SourceError(
-                f"{self._shown}: a sample of {printable(name)} lies in more than {_MAX_SAMPLE_CHUNKS:,} chunks"
+                f"{self._shown}: a sample of {printable(name)} is spread over more than {_MAX_SAMPLE_CHUNKS:,} chunks"
             )
         return ArrayInfo("", name, shape, made, "numbers", chunks[0] if chunks else 1)
 

@@ -70,14 +70,14 @@ def build_array(value: Any) -> NDArray[Any]:
             return np.array(value, np.int64)
         except OverflowError:
             raise BatchError("an integer beyond 64 bits") from None
-    raise BatchError(f"{type(value).__name__} where an array or a list of integers is expected")
+    raise BatchError(f"found {type(value).__name__}, expected an array or a list of integers")
 
 
 def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
     """Returns the bytes of an array in C order, as they are in the pickle, with its shape and dtype. Raises
     :class:`BatchError` for any other value."""
     if not isinstance(value, _Array):
-        raise BatchError(f"{type(value).__name__} where an array is expected")
+        raise BatchError(f"found {type(value).__name__}, expected an array")
     dtype = value.validate_dtype()
     if value.fortran:
         raise BatchError("an array in Fortran's order")
@@ -87,7 +87,7 @@ def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
 def parse_name_list(value: Any) -> tuple[str, ...]:
     """Converts a list of bytes or texts to names. Raises :class:`BatchError` for any other value."""
     if not isinstance(value, list) or not all(isinstance(item, (bytes, str)) for item in value):
-        raise BatchError(f"{type(value).__name__} where a list of names is expected")
+        raise BatchError(f"found {type(value).__name__}, expected a list of names")
     try:
         return tuple(item.decode("utf-8") if isinstance(item, bytes) else item for item in value)
     except UnicodeDecodeError as error:

@@ -144,7 +144,7 @@ class LmdbSource(RowSource):
         try:
             places = [path] if is_lmdb(path) else find_lmdbs(path)
         except PermissionError:
-            return Certainty.NO  # the general kinds say which folder cannot be listed
+            return Certainty.NO  # the general kinds name the folder that cannot be listed
         try:
             for place in places:
                 database = Database(place)
