@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from tests.makers.modes import ENCODINGS, convert_options, make_samples
 from tests.makers.stores import content
 
 SYSCALLS = (
@@ -84,6 +86,16 @@ WRITERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Likewise, through a Writer, which starts afresh."""
 CASES |= WRITERS
+
+MODES: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{mode} as {encoding} to {'shards ' * bool(number % 2)}{suffix}": (
+        suffix,
+        {"mode": mode, "encoding": encoding, "shard_size": 400 if number % 2 else None},
+    )
+    for mode, encodings in ENCODINGS.items()
+    for number, (encoding, suffix) in enumerate(itertools.product(encodings, (".lmdb", ".h5", ".pth")))
+}
+"""Conversions of samples of other modes than RGB: suffix of the destination, mode, encoding and size of shards."""
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -177,7 +189,12 @@ def run_case(case: str, images: Path, out: Path, *, overwrite: bool = False) -> 
     if case in INDEXED:
         packstore.add_index(out)
         return 0
-    options = CASES[case][1]
+    options = (CASES | MODES)[case][1]
+    if case in MODES:
+        mode, encoding = options["mode"], options["encoding"]
+        named = convert_options(mode, encoding) | {"shard_size": options["shard_size"]}
+        made = make_samples(mode, encoding, 40)
+        return packstore.convert(made, out, encoding=encoding, overwrite=overwrite, **named).resumed
     if case in WRITERS:
         with packstore.Writer(out, fields(), overwrite=overwrite, **options) as writer:
             for sample in arrays(images):
@@ -304,7 +321,7 @@ class Killer:
     def reference(self, case: str) -> dict[str, bytes]:
         """What an uninterrupted conversion gives."""
         if case not in self._known:
-            path = self._scratch / f"reference{CASES[case][0]}"
+            path = self._scratch / f"reference{(CASES | MODES)[case][0]}"
             prepare(case, self._images, path, overwrite=False)
             started = time.monotonic()
             run_case(case, self._images, path)
@@ -314,7 +331,7 @@ class Killer:
 
     def at_random(self, case: str, *, overwrite: bool) -> None:
         """Kills one conversion one to three times in a row, each at a random moment, and then lets it end."""
-        expected, out = self.reference(case), self._scratch / f"out{CASES[case][0]}"
+        expected, out = self.reference(case), self._scratch / f"out{(CASES | MODES)[case][0]}"
         before = prepare(case, self._images, out, overwrite=overwrite)
         for _ in range(self._random.randint(1, 3)):
             child = in_child(lambda: run_case(case, self._images, out, overwrite=overwrite))
@@ -333,7 +350,7 @@ class Killer:
     def at_calls(self, case: str, every: int = 1, first: int = 0) -> int:
         """Kills a conversion at each ``every``-th system call that changes the file system, by strace. Returns how many
         such calls it makes."""
-        suffix, _ = CASES[case]
+        suffix, _ = (CASES | MODES)[case]
         self.reference(case)
         out = self._scratch / f"out{suffix}"
         calls = list(self._calls(case, out))

@@ -20,6 +20,7 @@ from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
 from packstore.stores.pth.layout import expected_headers
 from packstore.testing.records import append, make_records, write
+from tests.makers import modes
 from tests.makers.tiers import turns
 from tests.makers.tools import load_tool
 
@@ -55,6 +56,7 @@ ENCODINGS: dict[str, dict[str, Any]] = {
     "typed": {},
     "large": {},
 }
+OF_MODES = {f"{mode} as {encoding}": (mode, encoding) for mode, some in modes.ENCODINGS.items() for encoding in some}
 STORES = [
     (suffix, encoding) for suffix in SUFFIXES for encoding in ENCODINGS if encoding != "large" or suffix == "lmdb"
 ]
@@ -70,6 +72,10 @@ def few_bytes_are_many(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
 def pack(source: Path, out: Path, encoding: str, shard_size: int | None = None) -> Any:
     if encoding in ("typed", "large"):  # every type of column
         write(out, make_records("typed", 6, sizes=range(9, 15)), shard_size=shard_size)
+    elif encoding in OF_MODES:
+        mode, name = OF_MODES[encoding]
+        options = modes.convert_options(mode, name)
+        packstore.convert(modes.make_samples(mode, name, 6), out, shard_size=shard_size, encoding=name, **options)
     else:
         packstore.convert(source, out, shard_size=shard_size, **ENCODINGS[encoding])
     return flips.Store(out)
@@ -127,6 +133,21 @@ def test_bytes_of_records(source: Path, tmp_path: Path, rng: random.Random, suff
     assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
     # Every flip in a record is named, but for those in offsets' ends, which keep the store from opening.
     assert tally.counts["named"] >= len(places) * 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("encoding", OF_MODES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_bytes_of_any_mode(source: Path, tmp_path: Path, rng: random.Random, suffix: str, encoding: str) -> None:
+    """Records, and everything beside them."""
+    store = pack(source, tmp_path / f"a.{suffix}", encoding)
+    tally, places = flips.Tally(), places_in_records(store)
+    for place in (*rng.sample(places, min(len(places), 60)), *rng.sample(range(sum(store.sizes)), 60)):
+        flips.flip(store, place, rng.randrange(1, 256), tally)
+    assert tally.counts["missed"] == tally.counts["unnamed"] == 0, tally.shown
+    assert tally.counts["named"] >= min(len(places), 60) * 0.9
+    assert packstore.verify(store.path, decode=True).ok, "the flips were not undone"
 
 
 @pytest.mark.slow

@@ -53,6 +53,27 @@ def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwr
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("case", killing.MODES)
+def test_killed_conversions_of_any_mode_lose_nothing(killer: Any, case: str, rng: random.Random) -> None:
+    for overwrite in (False, True):
+        killer.at_random(case, overwrite=overwrite)
+    assert killer.tally.losses == []
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(1)
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@pytest.mark.parametrize("case", killing.MODES)
+def test_killed_at_system_calls_any_mode_loses_nothing(killer: Any, case: str, need: Any, rng: random.Random) -> None:
+    need("strace", killing.can_trace())
+    every = 40
+    assert killer.at_calls(case, every, rng.randrange(every)) >= 5
+    assert killer.tally.losses == []
+
+
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
