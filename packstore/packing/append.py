@@ -35,12 +35,12 @@ from packstore.packing.append_plan import (
 )
 from packstore.packing.composing import read_shard_manifests
 from packstore.packing.conversion import run_plan
-from packstore.packing.copying import copy_records
+from packstore.packing.copying import RecordCopier, create_like
 from packstore.packing.merge import class_renumbering
 from packstore.packing.plan import record_counts
 from packstore.packing.stand_in import NOTE, note_publishing, read_published, stand_in
 from packstore.sources.store import StoreSource
-from packstore.stores import create_store, open_store
+from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, list_shards
 from packstore.stores.builder.growth import grow
@@ -330,32 +330,17 @@ def _publish_shards(
 def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
     """Copies records of a store with equal columns to new shards at ``path``; maps class numbers to this store's."""
     other, total = reader.manifest, sum(plan.added.values())
-    done = done_bytes = 0
-
-    def report_copied(records: int, nbytes: int) -> None:
-        nonlocal done, done_bytes
-        done, done_bytes = done + records, done_bytes + nbytes
-        progress(Progress("copy", done, total, done_bytes))
-
     labels = class_renumbering(other.columns, plan.columns)
     links = partial(link_values, folder=links_from(plan.manifest, plan.store))
-    with create_store(
-        path,
-        format=plan.manifest.format,
-        encoding=other.encoding,
-        columns=[replace(column, nbytes=0, digest=None) for column in plan.columns],
-        shard_size=new_shard_bytes(plan),
-    ) as builder:
-        options = {k: v for k, v in other.options.items() if k not in record_counts(other)}
-        builder.describe(
-            origin=other.origin, normalization=other.normalization, options=options, versions=other.versions
-        )
+    size = new_shard_bytes(plan)
+    with create_like(path, other, plan.columns, format=plan.manifest.format, shard_size=size) as builder:
+        copier = RecordCopier(builder, total, progress, links)
         ranges = [(s.name, s.start, s.stop) for s in other.splits if plan.options.split in (None, s.name)]
         for name, start, stop in ranges or [("", 0, other.records)]:
             records = np.arange(start, stop)
             if plan.left_out:
                 records = records[[reader.key(i) not in plan.left_out for i in records.tolist()]]
-            copy_records(reader, records, builder, plan.split_of(name), labels, report_copied, links)
+            copier.copy(reader, records, plan.split_of(name), labels)
         return builder.commit(counted=record_counts(other) if total == other.records else {})
 
 
@@ -375,38 +360,22 @@ def _split_mixed_shards(
     mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
     ends = own.rows["records"].cumsum().tolist()
     total = sum(int(own.rows["records"][number]) for number in mixed)
-    done, links = 0, partial(link_values, folder=links_from(manifest, plan.store))
-
-    def report_copied(records: int, nbytes: int) -> None:
-        nonlocal done
-        done += records
-        progress(Progress("copy", done, total, nbytes))
-
+    links = partial(link_values, folder=links_from(manifest, plan.store))
     with (
         open_store(plan.store) as reader,
-        create_store(
-            work.path / KEPT,
-            format=manifest.format,
-            encoding=manifest.encoding,
-            columns=[replace(c, nbytes=0, digest=None) for c in manifest.columns],
-            sharded=True,
-        ) as builder,
+        create_like(work.path / KEPT, manifest, manifest.columns, sharded=True) as builder,
     ):
         if reader.manifest.digest != manifest.digest:
             raise LostRaceError(f"{printable(str(plan.store))} was changed by somebody else meanwhile; append again")
+        copier = RecordCopier(builder, total, progress, links)
         for number in mixed:
             start = ends[number] - int(own.rows["records"][number])
             for name, count in own.runs[number]:
                 builder.cut()
                 records = np.arange(start, start + count)
-                copy_records(reader, records, builder, name, copied=report_copied, links=links)
+                copier.copy(reader, records, name)
                 start += count
-        written = builder.commit(
-            origin=manifest.origin,
-            normalization=manifest.normalization,
-            options={k: v for k, v in manifest.options.items() if k not in record_counts(manifest)},
-            versions=manifest.versions,
-        )
+        written = builder.commit()
     fresh = list_shards(work.path / KEPT, written)
     first = int(own.rows["number"].max()) + 1
     fresh = fresh.renumber(range(first, first + len(fresh)))

@@ -18,9 +18,9 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
-from packstore.packing.copying import copy_records
+from packstore.packing.copying import RecordCopier, create_like
 from packstore.packing.stand_in import stand_in
-from packstore.stores import StoreBuilder, create_store
+from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, link_shards, list_shards
 from packstore.stores.builder.publish import Staging
@@ -165,40 +165,29 @@ class Composition:
 
     def _builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
         """Creates the builder of the new store."""
-        return create_store(
+        shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
+        return create_like(
             path,
-            format=self.base.format,
-            encoding=self.base.encoding,
-            columns=[replace(column, nbytes=0, digest=None) for column in self.columns],
+            self.base,
+            self.columns,
+            self.base.options,
             overwrite=overwrite,
             sharded=sharded,
-            shard_size=(self.shard_size or _NO_LIMIT) if sharded else None,
+            shard_size=shard_size,
         )
 
     def _copy(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
         """Copies all records that are not linked to a builder, and commits it."""
-        done = done_bytes = 0
-        total = self.copied_records
-
-        def report_copied(records: int, nbytes: int) -> None:
-            nonlocal done, done_bytes
-            done, done_bytes = done + records, done_bytes + nbytes
-            progress(Progress("copy", done, total, done_bytes))
-
-        progress(Progress("copy", 0, total, 0))
-        base = self.base
-        builder.describe(
-            origin=base.origin, normalization=base.normalization, options=base.options, versions=base.versions
-        )
-        links = partial(link_values, folder=links_from(base, self.destination))
+        links = partial(link_values, folder=links_from(self.base, self.destination))
+        copier = RecordCopier(builder, self.copied_records, progress, links)
         last: Piece | None = None
         for piece in self.pieces:
             if isinstance(piece, CopiedRecords):
                 if isinstance(last, LinkedShards):
                     builder.cut()
-                copy_records(piece.reader, piece.records, builder, piece.split, piece.labels, report_copied, links)
+                copier.copy(piece.reader, piece.records, piece.split, piece.labels)
             last = piece
-        return builder.commit(skipped=base.skipped)
+        return builder.commit(skipped=self.base.skipped)
 
     def _link(self, progress: ProgressCallback) -> Manifest:
         """Writes copied records to new shards, links the others beside them, and publishes both as one store."""

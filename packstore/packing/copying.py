@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,89 @@ from packstore.core.checksums import ROW_CHECKSUM, row_checksums, row_columns, v
 from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError
-from packstore.core.manifest import Column
+from packstore.core.manifest import Column, Manifest
+from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.seek_index import index_values
-from packstore.stores import StoreBuilder
+from packstore.packing.plan import record_counts
+from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
 from packstore.stores.linked import link_values
 
 _RECORDS, _BYTES = 1024, 8 << 20
 Links = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
+
+
+def create_like(
+    path: Path,
+    manifest: Manifest,
+    columns: Iterable[Column],
+    options: Mapping[str, Any] | None = None,
+    *,
+    format: str | None = None,
+    **building: Any,
+) -> StoreBuilder:
+    """Creates the builder of a store with the encoding, origin and versions of another one.
+
+    Args:
+        path: The new store.
+        manifest: Manifest of the other store.
+        columns: Columns of the new store.
+        options: Options for its manifest; None for those of the other store without its counts of records.
+        format: Its format; None for that of the other store.
+        building: Further arguments of :func:`packstore.stores.create_store`.
+    """
+    if options is None:
+        counted = record_counts(manifest)
+        options = {name: value for name, value in manifest.options.items() if name not in counted}
+    blank = [replace(column, nbytes=0, digest=None) for column in columns]
+    builder = create_store(
+        path, format=format or manifest.format, encoding=manifest.encoding, columns=blank, **building
+    )
+    builder.describe(
+        origin=manifest.origin, normalization=manifest.normalization, options=options, versions=manifest.versions
+    )
+    return builder
+
+
+class RecordCopier:
+    """Copies records of open stores to a builder, and reports how many it has copied."""
+
+    def __init__(
+        self,
+        builder: StoreBuilder,
+        total: int,
+        progress: ProgressCallback,
+        links: Links = link_values,
+        stage: str = "copy",
+    ) -> None:
+        """
+        Args:
+            builder: Receives the records.
+            total: Number of records that will be copied.
+            progress: Called now and after each batch.
+            links: Returns the links of records, for a linked destination.
+            stage: Name of the stage in progress reports.
+        """
+        self._builder = builder
+        self._links = links
+        self._progress = progress
+        self._report = Progress(stage, 0, total, 0)
+        progress(self._report)
+
+    def copy(
+        self,
+        reader: Reader,
+        records: NDArray[np.int64],
+        split: str,
+        labels: Mapping[str, NDArray[np.int64]] | None = None,
+    ) -> None:
+        """Copies records to the split ``split``, see :func:`copy_records`."""
+        copy_records(reader, records, self._builder, split, labels, self._count, self._links)
+
+    def _count(self, records: int, nbytes: int) -> None:
+        before = self._report
+        self._report = replace(before, done=before.done + records, done_bytes=before.done_bytes + nbytes)
+        self._progress(self._report)
 
 
 def copy_records(

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from packstore.core.errors import DestinationError, SampleError, UsageError, printable
-from packstore.core.files import refuse_empty
+from packstore.core.files import refuse_empty, refuse_inside
 from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, is_answer, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
@@ -220,26 +220,13 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
 
 
 def _check_places(source: Path, destination: Path) -> None:
-    """Raises if the source is missing, or if source and destination are equal or one lies inside the other."""
+    """Raises if the source is missing, or if source and destination are equal or one lies in the other."""
     if find_bridge(source) is not None:
         return  # only the library knows where its files lie
-    shown = printable(str(destination))
-    far = isinstance(source, UrlPath)
-    if not far and not source.exists():
+    if not isinstance(source, UrlPath) and not source.exists():
         raise UsageError(f"{printable(str(source))}: no such file or directory")
-    if far is not isinstance(destination, UrlPath):
-        return
-    real_source, real_destination = source.resolve(), destination.resolve()
-    if real_destination == real_source:
-        raise DestinationError(f"{shown}: source and destination are the same; choose another destination")
-    if (far or real_source.is_dir()) and real_destination.is_relative_to(real_source):
-        raise DestinationError(
-            f"{shown}: the destination lies inside the source {printable(str(source))}; write it elsewhere"
-        )
-    if real_source.is_relative_to(real_destination):
-        raise DestinationError(
-            f"{shown}: the source {printable(str(source))} lies inside the destination; write it elsewhere"
-        )
+    if isinstance(source, UrlPath) is isinstance(destination, UrlPath):
+        refuse_inside(destination, source)
 
 
 def check_destination(destination: Path, options: ConvertOptions) -> None:

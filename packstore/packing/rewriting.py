@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from packstore.core.manifest import Column, Manifest
-from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.progress import ProgressCallback
 from packstore.core.urls import UrlPath
-from packstore.packing.copying import Links, copy_records
+from packstore.packing.copying import Links, RecordCopier, create_like
 from packstore.packing.plan import record_counts
 from packstore.packing.stand_in import stand_in
-from packstore.stores import create_store
 from packstore.stores.base import Reader
 from packstore.stores.linked import link_values, links_from
 from packstore.stores.remote.publish import upload_store
@@ -63,36 +62,19 @@ def _write(
     links: Links,
     options: Mapping[str, Any],
 ) -> Manifest:
-    manifest, done, done_bytes = reader.manifest, 0, 0
-
-    def report_copied(records: int, nbytes: int) -> None:
-        nonlocal done, done_bytes
-        done, done_bytes = done + records, done_bytes + nbytes
-        progress(Progress(stage, done, manifest.records, done_bytes))
-
+    manifest = reader.manifest
     starts = [0] if manifest.shards is None else manifest.shards.starts[:-1].tolist()
     splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
-    with create_store(
-        path,
-        format=manifest.format,
-        encoding=manifest.encoding,
-        columns=columns,
-        sharded=manifest.shards is not None,
-        overwrite=True,
-    ) as builder:
-        counted = record_counts(manifest)
-        kept = {name: value for name, value in manifest.options.items() if name not in counted}
-        builder.describe(
-            origin=manifest.origin,
-            normalization=manifest.normalization,
-            options=kept | dict(options),
-            versions=manifest.versions,
-        )
+    counted = record_counts(manifest)
+    kept = {name: value for name, value in manifest.options.items() if name not in counted}
+    sharded = manifest.shards is not None
+    with create_like(path, manifest, columns, kept | dict(options), sharded=sharded, overwrite=True) as builder:
+        copier = RecordCopier(builder, manifest.records, progress, links, stage)
         for start, stop in pairwise([*starts, manifest.records]):
             if start:
                 builder.cut()
             for name, first, last in splits:
                 records = np.arange(max(first, start), min(last, stop))
                 if len(records):
-                    copy_records(reader, records, builder, name, copied=report_copied, links=links)
+                    copier.copy(reader, records, name)
         return builder.commit(counted=counted, skipped=manifest.skipped)

@@ -175,7 +175,7 @@ def test_errors_are_one_line_with_the_right_exit_code(folder: Path, tmp_path: Pa
     assert "nowhere" in one_line(run("convert", tmp_path / "nowhere", out), 2)
     assert ".tar" in one_line(run("convert", folder, tmp_path / "a.tar"), 2)
     assert "no images" in one_line(run("convert", empty, out), 1)
-    assert "inside the source" in one_line(run("convert", folder, folder / "a.lmdb"), 1)
+    assert "one lies in the other" in one_line(run("convert", folder, folder / "a.lmdb"), 1)
     assert "--size" in one_line(run("convert", folder, tmp_path / "a.pth"), 2)
     for command in ("verify", "info", "bench"):
         assert "a.lmdb" in one_line(run(command, out), 2)

@@ -123,7 +123,7 @@ def test_from_one_url_to_another(
 
 @pytest.mark.parametrize("out", ["s3://bucket/raw/photos/out.lmdb", "s3://bucket/raw"])
 def test_a_destination_within_its_source(raw: str, out: str) -> None:
-    with pytest.raises(DestinationError, match="lies inside"):
+    with pytest.raises(DestinationError, match="one lies in the other"):
         packstore.convert(raw, out, format="lmdb")
 
 
