@@ -160,7 +160,7 @@ class DocumentSource(AnnotatedSource):
             places = iter(paths)
             for entry in entries:
                 name, *further = islice(places, 1 + len(entry.further_images))
-                if self.absent_reason and not all(_is_listed(there, each) for each in (name, *further)):
+                if self.absent_reason and not all(_folder_has_file(there, each) for each in (name, *further)):
                     self.count_ignored(self.absent_reason, entry.identifier)
                     continue
                 image = name.encode("utf-8", "surrogateescape")
@@ -204,7 +204,7 @@ class DocumentSource(AnnotatedSource):
         found = self._join_to_folder(names, folders)
         if any(entry.split for entry in entries):
             pairs = zip(found, self._join_to_folder(deeper, folders), strict=True)
-            found = [own if self._is_listed_file(own) else other for other, own in pairs]
+            found = [own if self._file_exists(own) else other for other, own in pairs]
         there = {} if self.absent_reason else self._list_folders_of(found)
         parts = [path.rpartition("/") for path in found]
         absent = [(n, folder) for n, (folder, _, name) in enumerate(parts) if there and name not in there[folder]]
@@ -233,8 +233,8 @@ class DocumentSource(AnnotatedSource):
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 
-    def _is_listed_file(self, path: str) -> bool:
-        """Tells if the folder of a file lists it."""
+    def _file_exists(self, path: str) -> bool:
+        """Tells if a file is in the list of its folder."""
         return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
 
     def splits(self) -> Sequence[str]:
@@ -275,10 +275,10 @@ class DocumentSource(AnnotatedSource):
         super().close()
 
 
-def _is_listed(there: Mapping[str, frozenset[str]], path: str) -> bool:
-    """Tells if the names of files by folder include the file ``path``."""
+def _folder_has_file(files_by_folder: Mapping[str, frozenset[str]], path: str) -> bool:
+    """Tells if the folder of ``path`` has that file."""
     folder, _, name = path.rpartition("/")
-    return name in there[folder]
+    return name in files_by_folder[folder]
 
 
 def _folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:

@@ -175,9 +175,9 @@ class _OpenHdf5(OpenArrays):
                     f"{printable(source.file_name)}; that is not followed"
                 )
         for source in dataset.virtual_sources() if dataset.is_virtual else ():
-            self._refuse_chain(name, source.file_name, source.dset_name)
+            self._refuse_chained_file(name, source.file_name, source.dset_name)
 
-    def _refuse_chain(self, name: str, file_name: str, dataset_name: str) -> None:
+    def _refuse_chained_file(self, name: str, file_name: str, dataset_name: str) -> None:
         """Raises :class:`SourceError` if a part of a virtual dataset is missing, or refers to further files itself."""
         import h5py
 

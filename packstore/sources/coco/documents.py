@@ -202,7 +202,7 @@ def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
     found = []
     for annotation in annotations:
         box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != _BBOX or not all(map(_is_finite, box)):
+        if not isinstance(box, list) or len(box) != _BBOX or not all(map(_is_coordinate, box)):
             raise ValueError(f"annotation {annotation.get('id')!r:.40} has the bbox {box!r:.60}; expected 4 numbers")
         left, top, width, height = map(float, box)
         found.append([left, top, left + width, top + height])
@@ -238,7 +238,7 @@ def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[f
     found = []
     for annotation in annotations:
         flat = annotation.get("keypoints", [0] * (_KEYPOINTS * points))
-        if not isinstance(flat, list) or len(flat) != _KEYPOINTS * points or not all(map(_is_finite, flat)):
+        if not isinstance(flat, list) or len(flat) != _KEYPOINTS * points or not all(map(_is_coordinate, flat)):
             raise ValueError(
                 f"annotation {annotation.get('id')!r:.40} should have {points} keypoints of 3 numbers each"
             )
@@ -263,7 +263,8 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, (int, str))
 
 
-def _is_finite(value: Any) -> bool:
+def _is_coordinate(value: Any) -> bool:
+    """Tells if a value is a number below 1e30, and not NaN."""
     return isinstance(value, (int, float)) and abs(value) < _LARGEST  # NaN is not
 
 

@@ -198,8 +198,8 @@ def _has_coco_name(name: str) -> bool:
 
 
 def _split_from_name(kind: str, token: str, folder: str) -> str:
-    """Returns the split in the token of a file, without its year, or else the name of its folder; ``""`` if neither is
-    a split."""
+    """Returns the split of a file: a known one in ``token``, the part of its name after the kind; else all of ``token``
+    without a year, if the name has a kind; else its folder, if that is a known one; ``""`` otherwise."""
     name = re.sub(r"[_-]?(19|20)\d\d$", "", token)
     known = next((part for part in re.split(r"[_.-]", name) if part in SPLIT_ORDER), "")
     if known or (kind and token not in _NO_SPLIT):
