@@ -156,8 +156,8 @@ def has_all(tree: Tree, folder: str, names: list[str]) -> bool:
 
 
 def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
-    """Finds the folder of the masks of a file of annotations: it has the name of the file, plus ``end``; None if there
-    is none."""
+    """Finds the folder of the masks of a file of annotations: it has the name of the file plus ``end``, or, without
+    ``end``, may be the folder of the file; None if there is none."""
     beside = file.path.rpartition("/")[0]
     stem = file.path.rpartition("/")[2].rpartition(".")[0]
     above = beside.rpartition("/")[0]
