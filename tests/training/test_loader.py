@@ -595,12 +595,12 @@ def test_nothing_holds_the_first_batch_back(stores: Stores, monkeypatch: pytest.
     begun, others = [], threading.Event()
     prepare = Assembler.prepare
 
-    def watched(self: Assembler, *arguments: Any) -> Any:
+    def watched(self: Assembler, *arguments: Any, **options: Any) -> Any:
         begun.append(len(begun))
         if len(begun) > 1:
             others.set()
-            return prepare(self, *arguments)
-        prepared = prepare(self, *arguments)
+            return prepare(self, *arguments, **options)
+        prepared = prepare(self, *arguments, **options)
         assert not others.wait(0.2)
         return prepared
 

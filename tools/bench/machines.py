@@ -2,8 +2,8 @@
 
     python tools/bench/machines.py IMAGES [--seconds 3]
 
-- GIL: Python's microseconds an image, of each mode and recipe (``python_seconds`` of loader.py); of resident images,
-  those of the thread that asks for batches, copies included.
+- GIL: Python's microseconds an image in batches of 64, of each mode and recipe (``python_seconds`` of loader.py); of
+  resident images, those of the thread that asks for batches, copies included.
 - model: images a second predicted for each number of cores of this machine, ``min(cores / processor seconds, 1 / GIL
   seconds)``, beside what is measured. The processor seconds are of one thread on one core.
 - waits: the rate of 32 threads beside that of one thread a core, and how often a thread gave its core away an image.

@@ -123,6 +123,7 @@ class Requests:
         self._kept: list[Any] = [(sources, indexes)]  # owners of the addresses
         self._kind = _KINDS.index(dtype)
         self._form: _Form | None = None
+        self._row: tuple[tuple[int, ...], Any] | None = None  # shape and dtype, if rows are set by write_to()
         self.channels = 3
         self._fields = np.zeros((len(sources), _FIELDS), np.int64)
         if len(sources):
@@ -163,6 +164,12 @@ class Requests:
         requests._fields = np.repeat(self._fields, count, 0)
         return requests
 
+    def rows(self, first: int, stop: int) -> Requests:
+        """Returns the requests ``first`` … ``stop - 1``, which share memory with these."""
+        requests = Requests(())
+        requests.__dict__.update(self.__dict__, _kept=[*self._kept], _fields=self._fields[first:stop])
+        return requests
+
     def sizes(self) -> NDArray[np.int64]:
         """Height and width of each JPEG file, ``(N, 2)``; zeros for those that the engine does not take."""
         library = _library()[0]
@@ -191,7 +198,8 @@ class Requests:
             windows: Windows of the resized boxes.
             mirrored: Images to mirror; None for none.
             out: Rows to write: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, C)`` or in the layout of
-                ``form``, of the windows' size; C is 3, or 1 for gray.
+                ``form``, of the windows' size; C is 3, or 1 for gray. ``(0, h, w, C)`` gives the format of rows that
+                :meth:`write_to` sets.
             form: Format of the rows.
             programs: Steps ``(N, n)`` to run on the windows' bytes before their conversion; only for RGB bytes.
             sampling: Filter of each image's resizing, ``(N,)``, for bytes: 0 bilinear, 1 nearest, 2 bicubic, 3 box,
@@ -199,7 +207,7 @@ class Requests:
         """
         fields = self._fields
         channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
-        if out.shape[0] != len(fields) or (windows[:, 2:] != size).any() or channels not in ((3,), (1,)):
+        if out.shape[0] not in (len(fields), 0) or (windows[:, 2:] != size).any() or channels not in ((3,), (1,)):
             raise ValueError(f"rows of {out.shape} for {len(fields)} windows")
         if out.dtype not in _KINDS or (out.dtype == np.uint8 and self._kind != 3) or not out.flags.c_contiguous:
             raise ValueError(f"rows of {out.dtype} that are not contiguous, or cannot hold what is wanted")
@@ -210,8 +218,9 @@ class Requests:
         self.channels = channels[0]
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
         fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
-        fields[:, _TO] = out.ctypes.data + np.arange(len(fields)) * out.strides[0]
-        self._kept.append(out)
+        self._row = out.shape[1:], out.dtype
+        if len(out):
+            self.write_to(out)
         fields[:, _PROGRAM] = 0
         fields[:, _SAMPLING] = 0 if sampling is None else sampling
         if programs is not None and programs.size:
@@ -223,6 +232,16 @@ class Requests:
             used = programs["code"] != 0
             fields[:, _PROGRAM][:, 1] = np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
             self._kept.append(programs)
+
+    def write_to(self, out: NDArray[Any]) -> None:
+        """Sets the rows to write, in the format of :meth:`want`."""
+        if self._row != (out.shape[1:], out.dtype) or len(out) != len(self) or not out.flags.c_contiguous:
+            raise ValueError(
+                f"{len(out)} rows of {out.shape[1:]}, {out.dtype}; {len(self)} of {self._row} are expected"
+            )
+        self._fields[:, _TO] = out.ctypes.data + np.arange(len(out)) * out.strides[0]
+        self._kept.append(out)
+        self._row = None
 
     def want_each(
         self,
@@ -264,6 +283,8 @@ class Requests:
             raise IndexError(f"requests {first} to {stop} of {len(self)}")
         if self._form is None:
             raise ValueError("nothing is wanted of these requests yet")
+        if self._row is not None:
+            raise ValueError("these requests have no rows to write yet")
         return self._fields.ctypes.data + first * self._fields.strides[0], stop - first, ctypes.byref(self._form)
 
 

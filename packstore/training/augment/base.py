@@ -156,6 +156,15 @@ class Crops:
         """Returns a copy with some attributes replaced."""
         return dataclasses.replace(self, **changes)
 
+    def part(self, rows: slice) -> Crops:
+        """Returns the crops of some rows, which share memory with these."""
+        return Crops(
+            *(self.box[rows], self.size[rows], self.window[rows]),
+            None if self.flip is None else self.flip[rows],
+            *(self.pads, self.fill),
+            None if self.sampling is None else self.sampling[rows],
+        )
+
     @property
     def resized(self) -> bool:
         """True if any box is resized. Waits for the device if the arrays are on one."""

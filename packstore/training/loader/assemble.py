@@ -23,6 +23,7 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.training.loader.checks import Checks, Images
 from packstore.training.loader.fields import Failures
 from packstore.training.loader.finish import Finish
+from packstore.training.loader.planning import Share
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import StoredImages
@@ -83,6 +84,7 @@ class Assembler(ABC):
         errors: Failures,
         absent: Set[int] = frozenset(),
         check_all: bool = False,
+        share: Share | None = None,
     ) -> Prepared:
         """Reads the records of ``ids`` and plans their rows. Decodes nothing.
 
@@ -94,6 +96,7 @@ class Assembler(ABC):
             errors: Receives failed records with their errors; None raises the first.
             absent: Rows without an image, which are not written.
             check_all: Verify all images, of arrays too.
+            share: Group of batches that are planned at once, and the rows of this one; None to plan it on its own.
 
         Raises:
             CorruptRecordError: A record is damaged; names the record and its key.
@@ -105,7 +108,14 @@ class Assembler(ABC):
             prepared.suspects = self._checks.choose(records, epoch, check_all)
             if prepared.suspects.faults:
                 self._note_faults(prepared, errors)
-        read = self._plan(prepared, records, errors)
+        plan = None
+        if share is not None and not prepared.failed:
+            plan = share.group.plan(lambda ids: self._plan_group(ids, seed, epoch))
+        if share is None or plan is None:
+            read = self._plan(prepared, records, errors)
+        else:
+            read = perf_counter()
+            prepared.adopt(plan, share.rows)
         self._stats.add("read", read - start)
         self._stats.add("decode", perf_counter() - read)
         return prepared
@@ -113,6 +123,10 @@ class Assembler(ABC):
     @abstractmethod
     def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
         """Reads ``records`` and plans their rows; returns the time when they were read."""
+
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
+        """Plans the records of several batches, without rows; None if each batch is to be planned on its own."""
+        return None
 
     def fill(
         self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()

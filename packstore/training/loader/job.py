@@ -20,6 +20,7 @@ from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.fields import NewBuffer
 from packstore.training.loader.lost_shards import in_lost_shards
 from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.planning import Share
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.unequal_assembler import UnequalAssembler
 from packstore.training.loader.view_assembler import ViewAssembler
@@ -41,11 +42,12 @@ _FIRST_OF_COLUMNS = 1
 class Job:
     """Batch in progress: prepared, decoded in slices, and sent to the device."""
 
-    def __init__(self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int) -> None:
+    def __init__(self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int, share: Share | None) -> None:
         self.ids = ids
         self._pipeline = pipeline
         self._slot = slot
         self._epoch = epoch
+        self._share = share
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
         self._prepared: Future[Columns | ViewColumns] | None = None
@@ -78,7 +80,8 @@ class Job:
         seed = pipeline.options.draws_seed
         assembler = pipeline.assembler
         self._called = [[None] * len(each.ids) for each in self._image_sets()]
-        prepared = assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors)
+        share = self._share if count == self._records else None
+        prepared = assembler.prepare(self._buffer, self.ids, seed, self._epoch, self._errors, share=share)
 
         def new_buffer(place: int) -> NewBuffer:
             if ring.transport.asynchronous:  # page-locked memory is the consumer's to make

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from packstore.images.engine import get_engine
@@ -41,6 +42,12 @@ class CropAssembler(Assembler):
         prepared.first_crops = planned[1] if len(planned) > 1 else None
         prepared.requests = self._kernel.make_requests(self._array, records, planned[-1], prepared.out, draws)
         return perf_counter()
+
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
+        none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
+        plan = Prepared(none, ids, seed, epoch)
+        self._plan(plan, ids & MASK, None)
+        return plan
 
     def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         assert prepared.requests is not None

@@ -19,7 +19,7 @@ from packstore.training.augment.base import Crops
 from packstore.training.augment.unequal import Course, Cut
 from packstore.training.loader.checks import Suspects
 from packstore.training.loader.finish import Finish
-from packstore.training.loader.rows import RowWriter
+from packstore.training.loader.rows import RowWriter, as_numpy
 
 Header = ImageInfo | None
 """Header of an image file; None if it was not read."""
@@ -62,7 +62,7 @@ class Prepared:
     suspects: Suspects | None = None
     views: Any = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)
-    headers: Sequence[Header] = field(init=False)
+    headers: Sequence[Header] = ()
     first_crops: Crops | None = None
     crops: Crops | None = None
     finish: Finish | None = None
@@ -75,6 +75,17 @@ class Prepared:
     first_cuts: Sequence[tuple[Cut, int]] = ()
     images: list[Any] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
+
+    def adopt(self, plan: Prepared, rows: slice) -> None:
+        """Takes over its rows of a plan for several batches."""
+        self.views, self.sizes, self.headers = plan.views[rows], plan.sizes[rows], plan.headers[rows]
+        self.turned = {row - rows.start: turn for row, turn in plan.turned.items() if rows.start <= row < rows.stop}
+        self.first_crops = None if plan.first_crops is None else plan.first_crops.part(rows)
+        self.crops = None if plan.crops is None else plan.crops.part(rows)
+        self.program = None if plan.program is None else plan.program[rows]
+        assert plan.requests is not None
+        self.requests = plan.requests.rows(rows.start, rows.stop)
+        self.requests.write_to(as_numpy(self.out))
 
     @property
     def rows(self) -> RowWriter:

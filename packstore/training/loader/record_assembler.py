@@ -15,6 +15,7 @@ from packstore.images.decoders import Box
 from packstore.images.decoders.orientation import stored_box, upright
 from packstore.images.engine import Form, Requests, get_engine
 from packstore.images.sniff import too_many_pixels
+from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.loader.assemble import Assembler, wrong_header_error
@@ -28,7 +29,7 @@ from packstore.training.loader.rows import RowWriter, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import COLD_BATCHES, StoredImages
 from packstore.training.pictures import locate_error
-from packstore.training.random_draws import Draws
+from packstore.training.random_draws import MASK, Draws
 
 try:
     import resource
@@ -40,6 +41,8 @@ except ImportError:  # Windows
 
 class RecordAssembler(Assembler):
     """Reads, decodes, crops and resizes each record; the engine does all it can in one pass."""
+
+    _plans_groups = True
 
     def __init__(
         self,
@@ -73,6 +76,7 @@ class RecordAssembler(Assembler):
         self._alone = alone
         self._programs = programs
         self._own_sizes = False
+        self._is_remote = as_fetching(images.reader) is not None
         self._of_one_size = Kernel.for_column(images.column, operations, finish, programs)
         self.shape = self._row()
 
@@ -140,6 +144,26 @@ class RecordAssembler(Assembler):
         if fetch or prepared.failed or not self._try_view_all(prepared, records):
             self._view_each(prepared, errors, fetch=fetch)
         read = perf_counter()
+        self._plan_viewed(prepared, records)
+        return read
+
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
+        # A cold store is read by many threads; a remote one is fetched batch by batch.
+        if not self._plans_groups or self._images.cold or self._own_sizes or self._is_remote:
+            return None
+        none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
+        plan, records = Prepared(none, ids, seed, epoch, finish=self._finish), ids & MASK
+        if not self._try_view_all(plan, records):
+            return None
+        try:
+            self._plan_viewed(plan, records)
+        except PackstoreError:
+            return None  # the batch that has the record says so
+        return plan if plan.requests is not None else None
+
+    def _plan_viewed(self, prepared: Prepared, records: NDArray[np.int64]) -> None:
+        """Plans the rows of records whose images are viewed."""
+        images = self._images
         prepared.turned = images.orientations(prepared.views)
         requests = images.file_requests(records, prepared)
         images.measure(records, prepared, requests)
@@ -148,7 +172,6 @@ class RecordAssembler(Assembler):
             planned = self._plan_crops(prepared, prepared.ids, prepared.sizes)
             prepared.first_crops, prepared.crops = planned[1], planned[-1]
         prepared.requests = self._request_rows(prepared, requests)
-        return read
 
     def _try_view_all(self, prepared: Prepared, records: NDArray[np.int64]) -> bool:
         """Views all records of the batch at once; False if any fails, which :meth:`_view_each` then finds."""

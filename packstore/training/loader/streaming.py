@@ -13,6 +13,7 @@ from packstore.core.parallel import default_workers
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.job import Job
 from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.planning import group_batches
 from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.ring import Ring, Transport, transport_to
 from packstore.training.single_threaded import make_single_threaded
@@ -67,14 +68,15 @@ class Streaming:
 
         pipeline.stats.start()
         try:
-            ids_of_batches = self._epochs.batches(epoch, first)
+            ids_of_batches = group_batches(self._epochs.batches(epoch, first))
             while True:
                 while len(pending) < options.prefetch:
-                    ids = next(ids_of_batches, None)
-                    slot = None if ids is None else ring.acquire()
-                    if ids is None or slot is None:
+                    following = next(ids_of_batches, None)
+                    slot = None if following is None else ring.acquire()
+                    if following is None or slot is None:
                         break
-                    pending.append(Job(pipeline, slot, ids, epoch).start(ring, pool, threads))
+                    ids, share = following
+                    pending.append(Job(pipeline, slot, ids, epoch, share).start(ring, pool, threads))
                     if starting:  # opening hundreds of shards for later batches would delay the first one
                         pending[0].wait_prepared()
                         starting = False

@@ -34,6 +34,8 @@ class UnequalAssembler(RecordAssembler):
         made: Final format of the rows.
     """
 
+    _plans_groups = False
+
     def __init__(
         self,
         list_of_operations: Sequence[Step],

@@ -77,6 +77,8 @@ class _Planned:
 class ViewAssembler(RecordAssembler):
     """Writes the views of records into a batch buffer ``(B, elements)``."""
 
+    _plans_groups = False
+
     def __init__(self, plans: Sequence[ViewPlan], *arguments: Any, **named: Any) -> None:
         """``plans`` are the views; the other arguments are those of a :class:`RecordAssembler` without operations."""
         self._plans = plans
@@ -177,7 +179,7 @@ class ViewAssembler(RecordAssembler):
         """
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
-        crops, out = _part_of(planned.crops, part), planned.out[part]
+        crops, out = planned.crops.part(part), planned.out[part]
         program = None if planned.program is None else planned.program[part]
         left = np.arange(len(out))
         if sources is not None:
@@ -199,15 +201,6 @@ class ViewAssembler(RecordAssembler):
                 plan.programs.run(placed.array[crop : crop + 1], program[crop : crop + 1])
             if plan.finish is not None:
                 plan.finish.rows(bytes_of[crop : crop + 1], out[crop : crop + 1])
-
-
-def _part_of(crops: Crops, part: slice) -> Crops:
-    return Crops(
-        *(crops.box[part], crops.size[part], crops.window[part]),
-        None if crops.flip is None else crops.flip[part],
-        *(crops.pads, crops.fill),
-        None if crops.sampling is None else crops.sampling[part],
-    )
 
 
 def _split_runs(rows: Sequence[int]) -> Iterator[Sequence[int]]:
