@@ -190,11 +190,11 @@ def test_resizing_is_torchs_in_floating_point(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("operations", "name"),
     [
-        ([ColorJitter(0.4)], "ColorJitter"),
-        ([RandomApply([ColorJitter(0.4)], 1)], r"RandomApply\(\[ColorJitter\]\)"),
+        ([ColorJitter(saturation=0.4)], "ColorJitter"),
+        ([RandomApply([ColorJitter(saturation=0.4)], 1)], r"RandomApply\(\[ColorJitter\]\)"),
         ([RandomErasing(1, value="random")], "RandomErasing with random values"),
         (["rand-m9-mstd0.5"], "TimmAugment"),
-        ([RandomShortestSize([16, 20]), ColorJitter(0.4)], "ColorJitter"),
+        ([RandomShortestSize([16, 20]), ColorJitter(saturation=0.4)], "ColorJitter"),
     ],
 )
 def test_colour_operations_are_refused_by_name(tmp_path: Path, operations: list[Any], name: str) -> None:

@@ -1,7 +1,8 @@
 """Colour operations on uint8 batches, with a parameter per image: the arithmetic of torchvision's ``transforms.v2``.
 
 The formulas are from torchvision 0.28, ``transforms/v2/functional/_color.py`` and ``_misc.py``. Images are uint8 ``(B,
-3, H, W)`` on any device; parameters are float32 ``(B, 1, 1, 1)`` on the same device. All results are new tensors.
+3, H, W)`` on any device, or gray ``(B, 1, H, W)`` for operations that torchvision defines for one channel; parameters
+are float32 ``(B, 1, 1, 1)`` on the same device. All results are new tensors.
 """
 
 from __future__ import annotations
@@ -157,7 +158,9 @@ def permute_channels(images: Tensor, order: Tensor) -> Tensor:
 
 
 def _gray(images: Tensor) -> Tensor:
-    """Computes gray as whole numbers in float32, ``(B, 1, H, W)``."""
+    """Computes gray as whole numbers in float32, ``(B, 1, H, W)``; of gray images their values."""
+    if images.shape[1] == 1:
+        return images.float()
     red, green, blue = images.unbind(1)
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).floor_()[:, None]
 

@@ -21,6 +21,12 @@ Steps = NDArray[np.void]
 _ANY_DTYPE = (Code.AFFINE, Code.PERSPECTIVE, Code.ERASE, Code.MIRROR, Code.FLIP, Code.PERMUTE)
 """Codes that also work on floating point images; the others need uint8."""
 
+_IN_GRAY = (
+    *(Code.BRIGHTNESS, Code.CONTRAST, Code.INVERT, Code.POSTERIZE, Code.SOLARIZE, Code.SOLARIZE_ADD),
+    *(Code.AUTOCONTRAST, Code.EQUALIZE, Code.SHARPNESS, Code.BLUR),
+)
+"""Codes that also work on gray images of uint8."""
+
 _MIXING = (Code.KEEP, Code.ADD, Code.MIX)
 """Codes that sum images. A column of a program contains only one of them."""
 
@@ -54,7 +60,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
         name: Name of the operation in messages; that of a step by default.
 
     Raises:
-        UsageError: A step on colours, and the images are not uint8 of three channels.
+        UsageError: A step on colours, and the images are not uint8 of three channels; gray ones take :data:`_IN_GRAY`.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)
@@ -110,7 +116,9 @@ def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
     """Raises :class:`UsageError` if the images' dtype or channels do not suit the operation."""
     channels = images.shape[1]
     random_erasing = code == Code.ERASE and flags != 0
-    if (code in _ANY_DTYPE and not random_erasing) or (images.dtype == torch.uint8 and channels == 3):
+    # Policies draw saturation in some batches only: they are refused in the first one.
+    in_gray = channels == 1 and code in _IN_GRAY and "Aug" not in name
+    if (code in _ANY_DTYPE and not random_erasing) or (images.dtype == torch.uint8 and (channels == 3 or in_gray)):
         return
     name = name or code.name.lower()
     if random_erasing:
