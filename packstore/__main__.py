@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Runs the command line. An interrupt while it is still loading ends it as quietly as a later one."""
+    """Runs the command line, then exits; with 130 and no traceback if it is interrupted while Python loads modules."""
     try:
         from packstore.cli import main as run
     except KeyboardInterrupt:

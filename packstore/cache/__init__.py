@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from packstore.cache.cache import Cache, Fetch
 from packstore.cache.default import default_cache
-from packstore.cache.folder import Entry
+from packstore.cache.folder import CacheEntry
 
-__all__ = ["Cache", "Entry", "Fetch", "default_cache"]
+__all__ = ["Cache", "CacheEntry", "Fetch", "default_cache"]

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packstore.cache.folder import Entry, Folder, stamp
+from packstore.cache.folder import CacheEntry, CacheFolder, date_stamp
 from packstore.cache.locks import hand_over
 from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, printable
 
@@ -48,10 +48,10 @@ class Cache:
     root: Path
     budget: int
     patience_seconds: float = 60.0
-    _folder: Folder = field(init=False, repr=False, compare=False)
+    _folder: CacheFolder = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_folder", Folder(self.root))
+        object.__setattr__(self, "_folder", CacheFolder(self.root))
 
     def open(self, digest: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
         """Opens an object; fetches it if it is absent or damaged, and may evict others to make room.
@@ -75,14 +75,14 @@ class Cache:
         """
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256")
-        return self._open(digest, nbytes, fetch, digest, url)
+        return self._open_or_fetch(digest, nbytes, fetch, digest, url)
 
     def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
         """Like :meth:`open`, for an object whose digest is unknown: only its size is checked.
 
         ``address`` identifies it: its URL and something that changes with its content (an ETag).
         """
-        return self._open(_address_name(address), nbytes, fetch, None, url)
+        return self._open_or_fetch(_address_name(address), nbytes, fetch, None, url)
 
     def file_at_address(self, address: str) -> Path:
         """Returns the file of an object of :meth:`open_by_address`; it exists while its descriptor is open."""
@@ -96,11 +96,11 @@ class Cache:
         with suppress(OSError):  # it has been evicted, or belongs to another user
             os.utime(path, ns=(int(used * 1e9), path.stat().st_mtime_ns))
 
-    def missing(self, digests: Iterable[str]) -> list[str]:
+    def list_missing(self, digests: Iterable[str]) -> list[str]:
         """Returns the ``digests`` that are not in the cache, in their order."""
         return [digest for digest in digests if not (self._folder.whole / digest).is_file()]
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """Lists all objects, the most recently used last."""
         return self._folder.entries()
 
@@ -123,10 +123,8 @@ class Cache:
                 if error.errno not in (errno.ENOENT, errno.EROFS, errno.EPERM, errno.EACCES):
                     raise
 
-    def _open(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
-        """Opens or fetches an object; retries if the cache's folder is removed meanwhile, which is allowed at any
-        time.
-        """
+    def _open_or_fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
+        """Opens a cached object, or fetches it; retries if somebody removes the cache's folder meanwhile."""
         removed = 0
         while True:
             try:
@@ -143,7 +141,7 @@ class Cache:
 
     def _open_cached(self, name: str, nbytes: int, digest: str | None) -> int | None:
         """Opens and locks a cached object; removes a damaged one. Returns None if there is none, or it was damaged."""
-        descriptor = self._folder.open_whole(name)
+        descriptor = self._folder.open_object(name)
         if descriptor is None:
             return None
         try:
@@ -172,11 +170,11 @@ class Cache:
             return False
         key = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns)
         # A stamp from before the last boot does not count: a power failure can leave a file stamped but incomplete.
-        marked = state.st_mtime_ns == stamp(name) and state.st_ctime >= _boot_time()
+        marked = state.st_mtime_ns == date_stamp(name) and state.st_ctime >= _boot_time()
         if not marked and key not in _proven and (digest is None or _hash_file(descriptor) != digest):
             return False
         try:
-            os.utime(descriptor, ns=(time.time_ns(), stamp(name)))
+            os.utime(descriptor, ns=(time.time_ns(), date_stamp(name)))
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EPERM, errno.EACCES):
                 raise
@@ -207,7 +205,7 @@ class Cache:
                 return None  # another process has fetched it meanwhile
             with folder.writing():
                 folder.reserve(descriptor, nbytes, self.budget)
-            self._fill(descriptor, nbytes, fetch, digest)
+            self._write_fetched(descriptor, nbytes, fetch, digest)
             with folder.writing():
                 if url:
                     folder.note_url(descriptor, url)
@@ -217,7 +215,7 @@ class Cache:
             if not published:
                 folder.abandon(descriptor, path)
 
-    def _fill(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
+    def _write_fetched(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
         """Writes the fetched bytes to a file; fetches again if they are damaged. Raises :class:`DamagedObjectError`."""
         for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from packstore.cache.cache import Cache
-from packstore.cache.folder import Folder
+from packstore.cache.folder import CacheFolder
 from packstore.core.errors import UsageError
 from packstore.core.files import url_message
 from packstore.core.sizes import parse_bytes
@@ -29,7 +29,7 @@ def default_cache() -> Cache:
     root = Path(given or _user_folder()).absolute()
     size = os.environ.get(SIZE)
     if not size:
-        return Cache(root, Folder(root).count_available_bytes() // 2)
+        return Cache(root, CacheFolder(root).count_available_bytes() // 2)
     try:
         return Cache(root, parse_bytes(size))
     except UsageError as error:

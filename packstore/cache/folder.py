@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from packstore.cache.locks import NoLocksError, hold, lock, release
+from packstore.cache.locks import NoLocksError, lock, register_descriptor, release
 from packstore.core.errors import CacheError, CacheFullError, DiskFullError, printable
 from packstore.core.files import beyond_standard_streams
 
@@ -50,7 +50,7 @@ _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CacheEntry:
     """An object in a cache.
 
     Attributes:
@@ -68,7 +68,7 @@ class Entry:
     url: str | None = None
 
 
-class Folder:
+class CacheFolder:
     """The files of one cache.
 
     Attributes:
@@ -107,7 +107,7 @@ class Folder:
     def _prove_locks(self) -> None:
         """Raises :class:`NoLocksError` if the file system grants a second exclusive lock."""
         with self.exclusive():
-            other = hold(self._open(self._marker, os.O_RDWR))
+            other = register_descriptor(self._open(self._marker, os.O_RDWR))
             try:
                 if lock(other, self.root):
                     raise NoLocksError(self.root)
@@ -134,7 +134,7 @@ class Folder:
 
         Lets :class:`OSError` pass.
         """
-        descriptor = hold(self._open(self._marker, os.O_RDWR))
+        descriptor = register_descriptor(self._open(self._marker, os.O_RDWR))
         try:
             if not lock(descriptor, self.root, seconds=_BUSY_SECONDS):
                 raise CacheError(
@@ -145,7 +145,7 @@ class Folder:
         finally:
             release(descriptor)
 
-    def open_whole(self, name: str) -> int | None:
+    def open_object(self, name: str) -> int | None:
         """Opens an object for reading, with a shared lock; None if it is absent. The caller closes it."""
         try:
             descriptor = self._open(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -266,7 +266,7 @@ class Folder:
             if os.path.lexists(whole):
                 path.unlink()
                 return False
-            os.utime(descriptor, ns=(time.time_ns(), stamp(name)))
+            os.utime(descriptor, ns=(time.time_ns(), date_stamp(name)))
             path.rename(whole)
             # In the exclusive context, since changing the lock releases it for a moment. A process that waits for the
             # part sees that it was renamed.
@@ -284,10 +284,10 @@ class Folder:
                 else:
                     path.rename(self.part / f"{name}.{secrets.token_hex(8)}")
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """Lists all objects, the most recently used last."""
         return [
-            Entry(path.name, found.st_size, found.st_atime, self._in_use(path), _read_url(path))
+            CacheEntry(path.name, found.st_size, found.st_atime, self._in_use(path), _read_url(path))
             for path, found in self._list_oldest_first()
         ]
 
@@ -368,7 +368,7 @@ class Folder:
         """Opens a file, for writing if possible; returns None if it is absent or not permitted."""
         for flags in (os.O_RDWR, os.O_RDONLY):
             try:
-                return hold(self._open(path, flags))
+                return register_descriptor(self._open(path, flags))
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -377,7 +377,7 @@ class Folder:
         return None
 
     def _create(self, path: Path) -> int:
-        return hold(self._open(path, os.O_RDWR | os.O_CREAT))
+        return register_descriptor(self._open(path, os.O_RDWR | os.O_CREAT))
 
     def _open(self, path: Path, flags: int) -> int:
         with beyond_standard_streams():
@@ -404,7 +404,7 @@ def _machine_id() -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def stamp(name: str) -> int:
+def date_stamp(name: str) -> int:
     """Returns the modification time of a proven object, in ns: an even number of seconds before 1988, from its
     digest.
     """
@@ -412,7 +412,7 @@ def stamp(name: str) -> int:
 
 
 def _list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields the regular files with names that packstore gives."""
+    """Yields path and state of the regular files whose names match ``names``; nothing if the folder is missing."""
     try:
         entries = list(os.scandir(folder))
     except (FileNotFoundError, NotADirectoryError):

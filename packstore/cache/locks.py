@@ -33,7 +33,7 @@ class NoLocksError(CacheError):
         )
 
 
-def hold(descriptor: int) -> int:
+def register_descriptor(descriptor: int) -> int:
     """Registers an open descriptor, to be closed in forked children, until :func:`release` or :func:`hand_over`;
     returns it.
     """

@@ -18,8 +18,8 @@ from packstore.core.errors import PackstoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
-from packstore.images.encode.options import transposed_by_readers
-from packstore.packing.plan import encode_options, make_encoder, same_encoding_options
+from packstore.images.encode.options import readers_transpose
+from packstore.packing.plan import make_encoder, restore_encode_options, same_encoding_options
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.ledger import Role
@@ -44,13 +44,13 @@ def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder
     """
     image = manifest.image
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
-    encode = encode_options(manifest, decoder, source.options.max_pixels)
+    encode = restore_encode_options(manifest, decoder, source.options.max_pixels)
     store = survey.store
     alike = False
     if store is not None and same_encoding_options(manifest, store):
         alike = True
         # The source's images have their final shape already, except that readers may have to rotate them.
-        turn = encode.exif_transpose and transposed_by_readers(store)
+        turn = encode.exif_transpose and readers_transpose(store)
         encode = replace(encode, size=None, resize=None, max_side=None, exif_transpose=turn)
     try:
         return make_encoder(encode, survey, shape or None, reencode=not alike)
@@ -81,7 +81,7 @@ class Comparison:
         self.has_shapes = manifest.has_column("shape")
         self.splits = {s.name: s for s in manifest.splits}
         self.labels = {c.name for c in self.survey.columns if manifest.has_column(c.name)}
-        self.at_rest = ValueConverter(self.survey)
+        self.to_stored = ValueConverter(self.survey)
         self._seen = np.zeros(len(reader), np.bool_)
         self._in_order = True
 
@@ -96,7 +96,7 @@ class Comparison:
         hashes, order = self._sort_keys()
         previous = -1
         for entries in self._batch_entries():
-            located = self._locate(entries, hashes, order)
+            located = self._find_records(entries, hashes, order)
             records = [record for record, _ in located if record is not None]
             for record in records:
                 self._in_order = self._in_order and record > previous
@@ -119,7 +119,7 @@ class Comparison:
             if record is None:
                 yield Difference(f"the source has {printable(entry.key)}, the store does not")
             elif record in images:
-                for what in self._differences(record, entry, images[record], value):
+                for what in self._compare_record(record, entry, images[record], value):
                     yield Difference(what, record, entry.key)
 
     def compare_order(self) -> Iterator[Difference]:
@@ -201,7 +201,7 @@ class Comparison:
 
     def _sort_keys(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Returns the sorted hashes of all keys, and the record of each."""
-        keys = (key for part in self.reader.parts() for key in part.ragged("key"))
+        keys = (key for part in self.reader.parts() for key in part.ragged_column("key"))
         hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, keys), np.uint64, len(self.reader))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
@@ -213,7 +213,7 @@ class Comparison:
         while batch := list(islice(entries, BATCH_RECORDS)):
             yield batch
 
-    def _locate(
+    def _find_records(
         self, batch: list[Entry], hashes: NDArray[np.uint64], order: NDArray[np.int64]
     ) -> list[tuple[int | None, Entry]]:
         """Returns the entries of a batch, each with its record, or None if no key matches."""
@@ -225,7 +225,7 @@ class Comparison:
             located.append((int(order[place]) if has_record else None, entry))
         return located
 
-    def _differences(self, record: int, entry: Entry, stored: Buffer, value_of: ValueGetter) -> Iterator[str]:
+    def _compare_record(self, record: int, entry: Entry, stored: Buffer, value_of: ValueGetter) -> Iterator[str]:
         """Yields the differences of a record from its entry: labels, split, other values, image."""
         for column, value in zip(self.survey.labels, entry.labels, strict=True):
             own = int(value_of(column.name, record)) if column.name in self.labels else value
@@ -237,7 +237,7 @@ class Comparison:
         try:
             image = self.source.read(entry)
             if isinstance(image, Sample):
-                yield from self._value_differences(record, self.at_rest(entry.key, image), value_of)
+                yield from self._compare_values(record, self.to_stored(entry.key, image), value_of)
                 image = image.image
             shape = value_of("shape", record) if self.has_shapes else None
             difference = self.encoder.compare(entry.key, image, stored, shape)
@@ -246,8 +246,8 @@ class Comparison:
         if difference is not None:
             yield difference
 
-    def _value_differences(self, record: int, values: Mapping[str, Any], value_of: ValueGetter) -> Iterator[str]:
-        """Yields the columns whose value at rest differs from ``values``."""
+    def _compare_values(self, record: int, values: Mapping[str, Any], value_of: ValueGetter) -> Iterator[str]:
+        """Yields a description of each column whose stored value differs from ``values``."""
         for name, value in values.items():
             column = self.reader.manifest.column(name) if name in self.labels else None
             if column is None:

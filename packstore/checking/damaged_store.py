@@ -22,7 +22,7 @@ from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
 from packstore.stores.ownership import is_shard, shard_number
-from packstore.stores.scavenge import Scavenged, scavenge_reader
+from packstore.stores.scavenge import ScavengedData, scavenge_reader
 from packstore.stores.sharded import read_table
 
 _STATE_NOTES = {
@@ -48,7 +48,7 @@ class DamagedFile:
     name: str | None
     start: int
     records: int | None
-    scavenged: Scavenged | None
+    scavenged: ScavengedData | None
     why: str = ""
     width: int | None = None
 
@@ -70,7 +70,7 @@ class DamagedStore:
     shard_size: int | None
 
     @property
-    def counted(self) -> dict[str, int]:
+    def whole_store_counts(self) -> dict[str, int]:
         """Counts of all records: options that the whole store has and its shards do not. Empty for a single file."""
         shard = next((m for m in map(_manifest_of, self.files) if m is not None), None)
         if shard is None or self.shard_size is None:
@@ -85,7 +85,7 @@ class DamagedStore:
 
 
 def inspect_store(path: Path) -> DamagedStore:
-    """Recovers as much as possible of the store at ``path``. Raises :class:`StoreError` if that is nothing."""
+    """Recovers as much as possible of the store at ``path``. Raises :class:`StoreError` if nothing can be recovered."""
     shown = printable(str(path))
     if path.is_dir() and directory_format(path) is None:
         return _inspect_sharded(path)
@@ -113,7 +113,7 @@ def _strip_advice(error: StoreError) -> str:
     return str(error).partition("; restore it")[0]
 
 
-def _open_sound(path: Path) -> Scavenged:
+def _open_sound(path: Path) -> ScavengedData:
     """Returns the content of a store that opens. Raises :class:`StoreError` if it does not."""
     reader = open_reader(path)
     if FORMATS[reader.manifest.format].scavenges_sound_stores:
@@ -281,7 +281,7 @@ def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
     return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
 
 
-def _infer_manifest(scavenged: Scavenged, path: Path) -> RecoveredManifest | None:
+def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
     """Builds a manifest for image files that were found without one; None if the images are not image files."""
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():

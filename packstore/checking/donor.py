@@ -15,7 +15,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Manifest
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.images.encode import Encoded
+from packstore.images.encode import EncodedImage
 from packstore.packing.batches import Link, Linker
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source
@@ -25,11 +25,11 @@ from packstore.stores.link_files import FileState
 _REPORT_EVERY = 4096
 
 
-class Refused(Exception):  # noqa: N818 - the repair reports it for the record
+class CannotReplaceError(Exception):
     """The source cannot replace a record; the message says why."""
 
 
-class Wanted(NamedTuple):
+class DamagedRecord(NamedTuple):
     """A damaged record.
 
     Attributes:
@@ -54,12 +54,12 @@ class Donor:
         self._split = source_split(manifest)
         self._survey = source.survey(self._split)
         self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
-        self._at_rest = ValueConverter(self._survey)
+        self._to_stored = ValueConverter(self._survey)
         self._entries: dict[int, Entry] = {}
 
-    def locate(self, wanted: Iterable[Wanted], progress: ProgressCallback) -> None:
+    def locate(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
         """Finds the samples of damaged records: by key, or by row checksum if the key is damaged."""
-        by_key: dict[int, list[Wanted]] = {}
+        by_key: dict[int, list[DamagedRecord]] = {}
         rows: dict[int, int] = {}
         for each in wanted:
             if each.key is not None:
@@ -79,12 +79,12 @@ class Donor:
                     break
 
     def image(self, record: int) -> bytes | bytearray | memoryview:
-        """Returns the image for a record, encoded like the store's. Raises :class:`Refused`."""
+        """Returns the image for a record, encoded like the store's. Raises :class:`CannotReplaceError`."""
         return self._encode(self._find_entry(record)).record
 
     def link(self, record: int, folder: Path | None) -> Link:
         """Returns the link to a record's image in the source, relative to ``folder`` if that is given. Raises
-        :class:`Refused`.
+        :class:`CannotReplaceError`.
         """
         linker, states = Linker(self._source, folder), dict[str, FileState]()
         try:
@@ -93,11 +93,11 @@ class Donor:
             link = linker.link(entry.key, place, self.image(record), states)
             return linker.finish([link], states)[0]
         except (PackstoreError, OSError) as error:
-            raise Refused(f"the source's image cannot be linked: {error}") from error
+            raise CannotReplaceError(f"the source's image cannot be linked: {error}") from error
 
     def fields(self, record: int) -> Mapping[str, Any]:
         """Returns all columns of a record's row; None for values that the source does not have. Raises
-        :class:`Refused`.
+        :class:`CannotReplaceError`.
         """
         return self._fields(self._find_entry(record))
 
@@ -109,18 +109,18 @@ class Donor:
             yield entry
 
     def _find_entry(self, record: int) -> Entry:
-        """Returns the sample located for a record. Raises :class:`Refused`."""
+        """Returns the sample located for a record. Raises :class:`CannotReplaceError`."""
         entry = self._entries.get(record)
         if entry is None:
-            raise Refused("the source has no sample with its key, label and other fields")
+            raise CannotReplaceError("the source has no sample with its key, label and other fields")
         return entry
 
-    def _encode(self, entry: Entry) -> Encoded:
-        """Encodes a sample's image like the store's. Raises :class:`Refused`."""
+    def _encode(self, entry: Entry) -> EncodedImage:
+        """Encodes a sample's image like the store's. Raises :class:`CannotReplaceError`."""
         try:
             return self._encoder(entry.key, self._source.image(entry))
         except (PackstoreError, OSError) as error:
-            raise Refused(f"the source's image cannot be used: {error}") from error
+            raise CannotReplaceError(f"the source's image cannot be used: {error}") from error
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
         """Returns all columns of a row made from a sample; None for values that the source does not have."""
@@ -145,20 +145,20 @@ class Donor:
         return fields
 
     def _sample_values(self, entry: Entry) -> Mapping[str, Any]:
-        """Returns the values at rest that come with a sample. Raises :class:`Refused`."""
+        """Returns the values of a sample in stored form. Raises :class:`CannotReplaceError`."""
         if not self._survey.sampled:
             return {}
         try:
             sample = self._source.read(entry)
-            return self._at_rest(entry.key, sample) if isinstance(sample, Sample) else {}
+            return self._to_stored(entry.key, sample) if isinstance(sample, Sample) else {}
         except (PackstoreError, OSError) as error:
-            raise Refused(f"the source's sample cannot be used: {error}") from error
+            raise CannotReplaceError(f"the source's sample cannot be used: {error}") from error
 
     def _row_checksum(self, entry: Entry) -> int | None:
         """Returns the row checksum of a record made from this sample; None if the source lacks a field."""
         try:
             fields = self._fields(entry)
-        except Refused:
+        except CannotReplaceError:
             return None
         if any(value is None for value in fields.values()):
             return None

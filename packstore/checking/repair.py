@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.donor import Donor, Refused, Wanted
+from packstore.checking.donor import CannotReplaceError, DamagedRecord, Donor
 from packstore.checking.repair_remote import repair_at_url
 from packstore.checking.repair_report import RepairReport
 from packstore.checking.store_check import StoreCheck, open_files, record_batches, try_key
@@ -39,7 +39,7 @@ from packstore.sources.arguments import SourceArguments
 from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.linked import link_values, links_from
+from packstore.stores.linked import link_base, link_values
 from packstore.stores.sharded import ShardedReader
 
 
@@ -215,15 +215,15 @@ class _Repair:
         """Finds replacements, and writes the new store unless records are lost and ``partial`` is not set; returns the
         report.
         """
-        self.links_from = links_from(self.manifest, destination)
+        self.link_base = link_base(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
-        self.donor.locate((self._identify(record) for record in damaged), self.progress)
+        self.donor.locate((self._describe_damage(record) for record in damaged), self.progress)
         replaced, lost = [], []
         for done, record in enumerate(damaged):
             self.progress(Progress("replace", done, len(damaged), 0))
             try:
                 self._fix_record(record)
-            except Refused as error:
+            except CannotReplaceError as error:
                 lost.append(Problem(str(error), record, try_key(self.reader, record)))
             else:
                 what = [name for name, some in (("image", self.images), ("label and key", self.rows)) if record in some]
@@ -233,7 +233,7 @@ class _Repair:
         )
         if lost and (not partial or len(lost) == len(self.reader)):
             return report
-        self._write({problem.record for problem in lost})
+        self._write_store({problem.record for problem in lost})
         if not lost:
             digest = self.builder.records_digest()
             if digest != self.manifest.records_digest:
@@ -256,12 +256,12 @@ class _Repair:
         )
         return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
 
-    def _identify(self, record: int) -> Wanted:
+    def _describe_damage(self, record: int) -> DamagedRecord:
         """Returns what identifies a record's sample in the source: its key, and if that may be damaged its row
         checksums.
         """
         key = self.columns["key"].get(record)
-        return Wanted(record, key, tuple(self._possible_row_checksums(record)) if record in self.rows else ())
+        return DamagedRecord(record, key, tuple(self._possible_row_checksums(record)) if record in self.rows else ())
 
     def _possible_row_checksums(self, record: int) -> list[int]:
         """Returns the row checksums that a record may have: the stored one, and if that may be damaged, its own."""
@@ -276,8 +276,8 @@ class _Repair:
         return known
 
     def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Returns image and fields of a damaged record, with damaged ones replaced from the source. Raises
-        :class:`Refused`.
+        """Returns image and fields of a damaged record; takes those that are damaged from the source. Raises
+        :class:`CannotReplaceError` unless they match the stored checksums.
         """
         stored = self.columns["checksum"].get(record)
         own = self._try_view(record)
@@ -290,7 +290,7 @@ class _Repair:
                 known.append(xxh3_64_intdigest(own))  # if the source confirms the image, the checksum was damaged
             if actual not in known:
                 expected = " or ".join(f"{value:016x}" for value in known) or "one that is lost"
-                raise Refused(
+                raise CannotReplaceError(
                     f"the source's image has the checksum {actual:016x}, expected {expected}: it is another image, or "
                     "was made with another version of a decoder or encoder"
                 )
@@ -298,10 +298,10 @@ class _Repair:
             fields |= self.donor.fields(record)
             missing = [c.name for c in row_columns(self.manifest.columns) if fields[c.name] is None]
             if missing:
-                raise Refused(f"the source does not have its {' or '.join(missing)}")
+                raise CannotReplaceError(f"the source does not have its {' or '.join(missing)}")
             row, known = row_checksum(self.manifest.columns, fields), self._possible_row_checksums(record)
             if known and row not in known:
-                raise Refused(
+                raise CannotReplaceError(
                     f"its label, key and other fields have the row checksum {row:016x} in the source, expected "
                     f"{known[0]:016x}: they have changed"
                 )
@@ -314,7 +314,7 @@ class _Repair:
         except StoreError:
             return None
 
-    def _write(self, lost: set[int | None]) -> None:
+    def _write_store(self, lost: set[int | None]) -> None:
         """Appends all records but the lost ones, with the shards and splits of the damaged store."""
         splits = self.manifest.splits
         edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
@@ -329,10 +329,10 @@ class _Repair:
                 for name, start, stop in edges:
                     chosen = [r for r in range(max(first, start), min(last, stop)) if r not in lost]
                     if chosen:
-                        nbytes += self._append(chosen, name)
+                        nbytes += self._append_records(chosen, name)
             self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
 
-    def _append(self, records: list[int], split: str) -> int:
+    def _append_records(self, records: list[int], split: str) -> int:
         """Appends some records of one split; returns the bytes of their images."""
         images: list[Any] = []
         rows: list[Mapping[str, Any]] = []
@@ -362,9 +362,9 @@ class _Repair:
         rows = []
         for record in records:
             if record in self.images:
-                link = self.donor.link(record, self.links_from)
+                link = self.donor.link(record, self.link_base)
             else:
-                values = link_values(self.reader, np.array([record]), self.links_from)
+                values = link_values(self.reader, np.array([record]), self.link_base)
                 link = Link(*(values[name][0] for name in self.links))
             rows.append(link)
         return {name: list(column) for name, column in zip(self.links, zip(*rows, strict=True), strict=True)}
@@ -374,7 +374,7 @@ class _ColumnValues:
     """A column of the damaged store; some or all of its values may be unreadable.
 
     Attributes:
-        opens: Whether the column can be read; single values may be damaged all the same.
+        opens: Whether the column can be read; single values may still be damaged.
     """
 
     def __init__(self, reader: Reader, column: Column) -> None:

@@ -32,8 +32,8 @@ from packstore.images.seek_index import index_values
 from packstore.stores import create_store
 from packstore.stores.base import Problem
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.fitting import check_together
-from packstore.stores.scavenge import Scavenged
+from packstore.stores.builder.fitting import check_batch
+from packstore.stores.scavenge import ScavengedData
 
 _BATCH_RECORDS, _BATCH_BYTES = 1024, 8 << 20
 _MAX_COMBINATIONS = 64
@@ -130,7 +130,7 @@ def salvage(
 
 
 @dataclass(slots=True)
-class _Batch:
+class _PendingRecords:
     """Records on their way into the new store; the lists are parallel."""
 
     split: str = ""
@@ -139,7 +139,7 @@ class _Batch:
     nbytes: int = 0
 
 
-class _Lost(Exception):  # noqa: N818 - becomes a line of the report
+class _LostError(Exception):
     """A record cannot be saved; the message says why."""
 
 
@@ -156,7 +156,7 @@ class _Salvage:
         self.allow_unproven = unproven
         self.progress = progress
         self.fields = row_columns(self.manifest.columns)
-        self.batch = _Batch()
+        self.batch = _PendingRecords()
         self.chosen: dict[int, Mapping[str, Any]] = {}  # by record of a file: its fields, if not the likeliest ones
         self.keys: set[int] = set()  # hashes of the saved keys: unproven records may repeat one
         self.recovered = 0
@@ -193,7 +193,7 @@ class _Salvage:
         if not self.recovered:
             return report
         lost = [Skipped(p.key or f"record {p.record}", f"not salvaged: {p.what}") for p in self.missing]
-        counted = self.store.counted
+        counted = self.store.whole_store_counts
         manifest = self.builder.commit(
             origin=self.manifest.origin,
             normalization=self.manifest.normalization,
@@ -228,9 +228,9 @@ class _Salvage:
                     doubts += [] if rows[i - start] else ["its label and key"]
                     doubt = f"nothing proves {' and '.join(doubts)}" if sums is None or image_proven else doubts[0]
                     if doubts and not self.allow_unproven:
-                        raise _Lost(doubt)
+                        raise _LostError(doubt)
                     self._add_record(file, i, image, bool(doubts))
-                except _Lost as error:
+                except _LostError as error:
                     yield record, Problem(str(error), record, key, file.name)
                     continue
                 if doubts:
@@ -275,7 +275,7 @@ class _Salvage:
 
         return by_row
 
-    def _choose_values(self, scavenged: Scavenged, i: int, expected: int) -> bool:
+    def _choose_values(self, scavenged: ScavengedData, i: int, expected: int) -> bool:
         """Searches a record's candidate values for a combination with the row checksum; keeps it in :attr:`chosen`.
 
         Returns whether there is one.
@@ -299,7 +299,7 @@ class _Salvage:
         return False
 
     def _add_record(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
-        """Adds a record to the batch. Raises :class:`_Lost` if one of its fields is lost or impossible."""
+        """Adds a record to the batch. Raises :class:`_LostError` if one of its fields is lost or impossible."""
         assert file.scavenged is not None
         values: dict[str, Any] = {}
         chosen = self.chosen.get(i)
@@ -310,28 +310,28 @@ class _Salvage:
             except (StoreError, IndexError):
                 value = None
             if value is None:
-                raise _Lost(f"its {column.name} is lost")
+                raise _LostError(f"its {column.name} is lost")
             if column.classes is not None and column.kind == "fixed" and not 0 <= int(value) < len(column.classes):
-                raise _Lost(f"its {column.name} is {int(value)}, but there are {len(column.classes)} classes")
+                raise _LostError(f"its {column.name} is {int(value)}, but there are {len(column.classes)} classes")
             values[column.name] = bytes(value) if column.kind == "ragged" else value
         image_column = self.manifest.image
         nbytes = memoryview(image).nbytes
         shape = values.get("shape") if image_column.layout is not None and image_column.kind == "ragged" else None
         if shape is not None and nbytes != int(np.prod(np.asarray(shape, np.int64))):
-            raise _Lost(f"its image has {nbytes} bytes, which does not fit its shape")
+            raise _LostError(f"its image has {nbytes} bytes, which does not fit its shape")
         if doubted:
             one = {
                 name: np.asarray(v)[None] if isinstance(v, (np.ndarray, np.generic)) else [v]
                 for name, v in values.items()
             }
             try:
-                check_together(self.manifest.columns, one, [nbytes], file.start + i)
+                check_batch(self.manifest.columns, one, [nbytes], file.start + i)
             except StoreError as error:
-                raise _Lost(str(error)) from None
+                raise _LostError(str(error)) from None
         if self.allow_unproven:
             mark = xxh3_64_intdigest(values["key"])
             if mark in self.keys:
-                raise _Lost("another record has the same key")
+                raise _LostError("another record has the same key")
             self.keys.add(mark)
         split = self.store.split(file.start + i)
         if self.batch.images and (split != self.batch.split or self.batch.nbytes >= _BATCH_BYTES
@@ -346,7 +346,7 @@ class _Salvage:
 
     def _flush(self) -> None:
         """Appends the batch to the new store."""
-        batch, self.batch = self.batch, _Batch()
+        batch, self.batch = self.batch, _PendingRecords()
         if batch.images:
             values = {
                 c.name: batch.values[c.name] if c.kind == "ragged" else np.stack(batch.values[c.name])
@@ -363,7 +363,7 @@ class _Salvage:
 def _choose_image(
     file: DamagedFile, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]
 ) -> tuple[Buffer, bool]:
-    """Returns the image of a record, and whether its checksum proves it. Raises :class:`_Lost` if there is none."""
+    """Returns the image of a record, and whether its checksum proves it. Raises :class:`_LostError` if none is left."""
     assert file.scavenged is not None
     candidates = file.scavenged.images(i)
     expected = None if sums is None else int(sums[i])
@@ -375,7 +375,7 @@ def _choose_image(
     width = file.width
     candidates = [c for c in candidates if width is None or memoryview(c).nbytes == width]
     if not candidates:
-        raise _Lost("its image was not found")
+        raise _LostError("its image was not found")
     return candidates[-1], False
 
 

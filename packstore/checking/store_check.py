@@ -46,7 +46,7 @@ _Explained = Generator[Problem, None, set[str]]
 """Yields problems; returns the columns whose damage these explain."""
 
 
-class OpenFile(NamedTuple):
+class StoreFile(NamedTuple):
     """An open file of a store: the store itself, or one shard.
 
     Attributes:
@@ -179,7 +179,7 @@ class StoreCheck:
             bad = yield from self._check_images(self._reader, batches(), [columns for *_, columns in kept])
             for (number, name, columns), some in zip(kept, bad, strict=True):
                 if some or columns.unsound:
-                    file = OpenFile(columns.start, name, self._reader.part(number))
+                    file = StoreFile(columns.start, name, self._reader.part(number))
                     yield from self._report_images(file, columns, some)
         count = f"{reached:,} records" if reached == records else f"{reached:,} of {records:,} records"
         if self._quick and remote:
@@ -198,8 +198,9 @@ class StoreCheck:
             self._named.add(problem.record)
         return problem
 
-    def _check_columns(self, file: OpenFile) -> Generator[Problem, None, _Columns]:
-        """Yields the problems of one file's columns, rows, and the digest of its records."""
+    def _check_columns(self, file: StoreFile) -> Generator[Problem, None, _Columns]:
+        """Checks columns, rows and the records digest of one file: yields problems, returns facts for the check of its
+        images."""
         columns: dict[str, ColumnData] = {}
         unsound: dict[str, str] = {}
         described = [c for c in file.reader.manifest.columns[1:] if not (self._quick and c.one_by_one)]
@@ -232,7 +233,7 @@ class StoreCheck:
         checksums = np.array(columns["checksum"]) if "checksum" in columns else None
         return _Columns(file.start, checksums, unsound, explained)
 
-    def _check_records_digest(self, file: OpenFile, columns: dict[str, ColumnData]) -> Iterator[Problem]:
+    def _check_records_digest(self, file: StoreFile, columns: dict[str, ColumnData]) -> Iterator[Problem]:
         """Yields a problem if undamaged columns do not have the records digest in their manifest."""
         manifest, count = file.reader.manifest, len(file.reader)
         checksums, rows = columns["checksum"], columns.get(ROW_CHECKSUM.name)
@@ -246,7 +247,7 @@ class StoreCheck:
             what = f"the digest of the records is {digest}, expected {manifest.records_digest}"
             yield Problem(what, shard=file.name)
 
-    def _check_rows(self, file: OpenFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Explained:
+    def _check_rows(self, file: StoreFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Explained:
         """Yields a problem for each record whose fields do not match their row checksum."""
         manifest = file.reader.manifest
         fields = [c.name for c in row_columns(manifest.columns)]
@@ -277,7 +278,7 @@ class StoreCheck:
             )
         return unsound.intersection((*fields, ROW_CHECKSUM.name))
 
-    def _batches_of(self, file: OpenFile) -> Iterator[Batch]:
+    def _batches_of(self, file: StoreFile) -> Iterator[Batch]:
         """Yields the records of one file in batches."""
         checks = self._image_checks
         for batch in record_batches(file.reader, _BATCH_RECORDS if checks is None else checks.batch_records):
@@ -328,7 +329,7 @@ class StoreCheck:
             self._progress(Progress("verify", self._read, total, self.checked_bytes))
         return bad_of
 
-    def _report_images(self, file: OpenFile, columns: _Columns, bad: dict[int, Mismatch]) -> Iterator[Problem]:
+    def _report_images(self, file: StoreFile, columns: _Columns, bad: dict[int, Mismatch]) -> Iterator[Problem]:
         """Yields a problem for each of the file's records ``bad``, and for each damaged column that no damaged record
         explains."""
         unsound = "checksum" in columns.unsound
@@ -352,22 +353,22 @@ class StoreCheck:
             what = f"column {name!r} is damaged: its SHA-256 is {columns.unsound[name]}, expected {expected}"
             yield Problem(what, shard=file.name)
 
-    def _report_record(self, file: OpenFile, i: int, what: str) -> Iterator[Problem]:
+    def _report_record(self, file: StoreFile, i: int, what: str) -> Iterator[Problem]:
         """Yields a problem of a record, unless it was reported already."""
         record = file.start + i
         if record not in self._named:
             yield self._mark_reported(Problem(what, record, try_key(file.reader, i), file.name))
 
 
-def open_files(reader: Reader) -> Iterator[OpenFile | None]:
+def open_files(reader: Reader) -> Iterator[StoreFile | None]:
     """Yields the files of a store, in order; None for a shard that does not open."""
     if not isinstance(reader, ShardedReader):
-        yield OpenFile(0, None, reader)
+        yield StoreFile(0, None, reader)
         return
     start = 0
     for number, shard in enumerate(reader.manifest.shards or ()):
         try:
-            yield OpenFile(start, shard.name, reader.shard(number))
+            yield StoreFile(start, shard.name, reader.shard(number))
         except UnreachableError:  # the shard may be intact
             raise
         except StoreError:

@@ -276,15 +276,15 @@ class _Verification:
         value = cache(self.reader.value)  # each value of a batch is read once, too
         faults: list[tuple[int, str]] = []
         for column, decoder in self.decoders:
-            faults += self._undecodable(column, decoder, images, value)
+            faults += self._find_undecodable(column, decoder, images, value)
         if self.compares_indexes:
-            faults += self._wrong_indexes(images, value)
+            faults += self._find_wrong_indexes(images, value)
         for record, what in sorted(faults):
             yield Problem(what, record, try_key(self.reader, record))
         if self.comparison is not None:
             yield from self.comparison.compare(batch, images, value)
 
-    def _undecodable(
+    def _find_undecodable(
         self, column: Column, decoder: Decoder, images: Mapping[int, Buffer], value: ValueGetter
     ) -> Iterator[tuple[int, str]]:
         """Yields the records of which an image of ``column`` does not decode."""
@@ -306,7 +306,7 @@ class _Verification:
                     which = f"image {number} of {column.name!r}" if column.form == "files" else f"{column.name!r}"
                     yield record, f"{which} does not decode: {image}"
 
-    def _wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
+    def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
         """Yields the records whose seek index differs from one computed from their file."""
         for record, index in zip(images, make_indexes([*images.values()]), strict=False):
             try:

@@ -47,7 +47,7 @@ from packstore.core.errors import WITHOUT_TORCH, AmbiguousSourceError, Packstore
 EXIT_FAILURE, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
-class _Commands(click.Group):
+class _OrderedGroup(click.Group):
     """Lists commands in the order of typical use instead of alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -69,7 +69,7 @@ def _show_version(context: click.Context, _parameter: click.Parameter, wanted: b
 
 
 @click.group(
-    cls=_Commands,
+    cls=_OrderedGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Every command has examples: packstore COMMAND --help",
 )
@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     gc.set_threshold(100_000, 50, 100)
     debug = "--debug" in arguments
     if debug:
-        # Also accepted after the command, where one appends it when a command has just failed.
+        # Also accepted after the command: that is quick to append to a command that has just failed.
         arguments = ["--debug", *(a for a in arguments if a != "--debug")]
     try:
         code = cli.main(arguments, prog_name="packstore", standalone_mode=False)

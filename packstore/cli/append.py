@@ -13,8 +13,8 @@ from packstore.cli.common import (
     StorePath,
     format_column_classes,
     human_bytes,
+    pluralize,
     progress_bar,
-    quantity,
     shell_quote,
 )
 from packstore.cli.convert import EXIT_SKIPPED
@@ -97,7 +97,7 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
         click.echo(f"prove it with: packstore verify {shell_quote(store)}")
     if report.skipped:
         if quiet:
-            skipped = quantity(len(report.skipped), "file")
+            skipped = pluralize(len(report.skipped), "file")
             click.echo(f"{printable(str(store))}: {skipped} skipped; see packstore info {shell_quote(store)}", err=True)
         raise click.exceptions.Exit(EXIT_SKIPPED)
 
@@ -107,15 +107,15 @@ def describe_plan(plan: AppendPlan) -> str:
     from packstore.packing.append_plan import new_classes
 
     lines = [
-        f"store        {printable(str(plan.store))}, {quantity(plan.manifest.records, 'record')} now",
+        f"store        {printable(str(plan.store))}, {pluralize(plan.manifest.records, 'record')} now",
         f"source       {printable(str(plan.source.path))} ({plan.source.kind})",
-        f"adds         {quantity(sum(plan.added.values()), 'record')}",
+        f"adds         {pluralize(sum(plan.added.values()), 'record')}",
     ]
     lines += [f"  {name:<10} {count:,}" for name, count in plan.added.items() if name]
     added = new_classes(plan.manifest.columns, plan.columns)
     lines += [f"new classes  {said}" for said in map(format_column_classes, added, added.values())]
     if plan.duplicates:
-        lines.append(f"duplicates   {quantity(plan.duplicates, 'sample')} left out")
+        lines.append(f"duplicates   {pluralize(plan.duplicates, 'sample')} left out")
     if plan.way == "link":
         lines.append("estimate     links only: the shards are used unchanged")
     else:
@@ -127,8 +127,8 @@ def describe_plan(plan: AppendPlan) -> str:
 def describe_report(report: AppendReport) -> str:
     """Describes the finished append."""
     added = sum(report.added.values())
-    total = quantity(report.manifest.records, "record")
-    lines = [f"{printable(str(report.store))}: {bold(quantity(added, 'record') + ' more')}, {total} now"]
+    total = pluralize(report.manifest.records, "record")
+    lines = [f"{printable(str(report.store))}: {bold(pluralize(added, 'record') + ' more')}, {total} now"]
     if any(report.added):
         lines.append("  added    " + ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
     elif not added and not report.duplicates and not report.skipped:
@@ -137,15 +137,15 @@ def describe_report(report: AppendReport) -> str:
         lines.append(f"  {yellow('new classes')} {format_column_classes(name, classes)}")
     lines.append(f"  shards   {len(report.manifest.shards or ()) or 1}")
     if report.linked:
-        lines.append(f"           {quantity(report.linked, 'shard')} used unchanged")
+        lines.append(f"           {pluralize(report.linked, 'shard')} used unchanged")
     if report.rewritten:
         lines.append(
-            f"  copied   {quantity(report.rewritten, 'record')} of a shard with several splits, to one shard for each"
+            f"  copied   {pluralize(report.rewritten, 'record')} of a shard with several splits, to one shard for each"
         )
     if report.duplicates:
-        left_out = f"{quantity(report.duplicates, 'sample')} with keys of the store; their content was not compared"
+        left_out = f"{pluralize(report.duplicates, 'sample')} with keys of the store; their content was not compared"
         lines.append(f"  {yellow('left out')} {left_out}")
     if report.skipped:
-        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'sample')}:")
+        lines.append(f"  {yellow('skipped')}  {pluralize(len(report.skipped), 'sample')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
     return "\n".join(lines)

@@ -13,8 +13,8 @@ from packstore.cli.common import (
     LocalPath,
     StorePath,
     echo_rows,
+    pluralize,
     progress_bar,
-    quantity,
     suggest_packing,
 )
 from packstore.cli.options import cache_options, max_pixels_option, quiet_option, workers_option
@@ -96,15 +96,15 @@ def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: 
         if only is not None and kind not in only:
             continue
         mark = red(kind) if kind in failing else bold(kind)
-        lines.append(f"{mark}  {quantity(count, 'finding')}: {KINDS[kind]}")
+        lines.append(f"{mark}  {pluralize(count, 'finding')}: {KINDS[kind]}")
         lines += [f"  {_describe_finding(finding)}" for finding in report.of(kind)[:_LISTED]]
         if count > _LISTED:
             lines.append(f"  … and {count - _LISTED:,} more (--json lists them)")
     if only is None:
         total = sum(report.counts.values())
-        found = quantity(total, "finding") if total else "nothing found"
+        found = pluralize(total, "finding") if total else "nothing found"
         more = "" if report.pixels else "; --pixels looks at the images too"
-        lines.append(f"{printable(str(report.path))}: {bold(found)} ({quantity(report.records, 'record')}{more})")
+        lines.append(f"{printable(str(report.path))}: {bold(found)} ({pluralize(report.records, 'record')}{more})")
     return "\n".join(lines)
 
 

@@ -15,8 +15,8 @@ from packstore.cli.common import (
     LocalPath,
     StorePath,
     human_bytes,
+    pluralize,
     progress_bar,
-    quantity,
     shell_quote,
     suggest_packing,
     wrap_text,
@@ -161,19 +161,19 @@ def describe(report: BenchReport) -> str:
     split = f" ({printable(report.split)})" if report.split else ""
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     what = (
-        f"{report.path}{split}: {quantity(report.records, 'record')}, {m.encoding} in "
+        f"{report.path}{split}: {pluralize(report.records, 'record')}, {m.encoding} in "
         f"{FORMATS[m.format].title}, {human_bytes(report.record_bytes)} each, median {width} x {height} pixels"
     )
     how = (
-        f"{report.augment}, batches of {report.options.batch_size}, {quantity(rates.threads, 'thread')} on "
-        f"{quantity(rates.cores, 'core')}, to {report.options.device}"
+        f"{report.augment}, batches of {report.options.batch_size}, {pluralize(rates.threads, 'thread')} on "
+        f"{pluralize(rates.cores, 'core')}, to {report.options.device}"
     )
     wide = max(12, *(len(stage.name) + 1 for stage in report.stages))
     lines = [
         *wrap_text("", what, columns),
         *wrap_text("", how, columns),
         "",
-        f"{'images/s':<{wide}}{'1 thread':>11}{quantity(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
+        f"{'images/s':<{wide}}{'1 thread':>11}{pluralize(rates.threads, 'thread') if rates.threads > 1 else '':>12}",
     ]
     for stage in report.stages:
         many = stage.all if rates.threads > 1 or stage.one is None else None
@@ -183,7 +183,7 @@ def describe(report: BenchReport) -> str:
     if report.trials:
         now = report.trials[0]
         shown = min(128, report.records)
-        lines += ["", f"tried with {quantity(shown, 'image')}, images/s end to end:"]
+        lines += ["", f"tried with {pluralize(shown, 'image')}, images/s end to end:"]
         for trial in report.trials:
             gain = f"{trial.images_per_second / now.images_per_second:.2f} x" if trial is not now else ""
             mode = " (resident)" if trial.mode == "resident" else ""
@@ -213,7 +213,7 @@ def _describe_verdict(report: BenchReport) -> list[str]:
             "copy": "copying allows",
             "read": "the disk allows",
         }[verdict.then]
-        enough = f"{quantity(verdict.cores, 'core')} for the {verdict.then_rate:,.0f} images/s that {after}"
+        enough = f"{pluralize(verdict.cores, 'core')} for the {verdict.then_rate:,.0f} images/s that {after}"
         lines.append(f"cores    reading, decoding and augmenting need {enough}")
     if rates.target is not None and rates.loader < rates.target:
         lines.append(f"target   {rates.loader / rates.target:.0%} of {rates.target:,.0f} images/s")

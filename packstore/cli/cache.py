@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import ByteSize, StorePath, human_bytes, progress_bar, quantity
+from packstore.cli.common import ByteSize, StorePath, human_bytes, pluralize, progress_bar
 from packstore.cli.options import cache_options, quiet_option
 from packstore.core.errors import StoreError, UsageError, printable
 
@@ -68,7 +68,7 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
                 f"the cache {printable(str(reader.cache.root))} is too small: the store needs {nbytes:,} bytes, "
                 f"it may hold {budget:,}; give it more with --cache-size or PACKSTORE_CACHE_SIZE"
             )
-        absent = len(reader.cache.missing(shard.digest for shard in shards))
+        absent = len(reader.cache.list_missing(shard.digest for shard in shards))
         with progress_bar(quiet) as progress:
             done_bytes = 0
             for number, _ in enumerate(ordered_map(reader.prefetch, range(len(shards)), workers)):
@@ -76,7 +76,7 @@ def prefetch(url: Path, workers: int, quiet: bool) -> None:
                 progress(Progress("fetch", number + 1, len(shards), done_bytes))
         if not quiet:
             click.echo(
-                f"{printable(str(reader.cache.root))}: {quantity(absent, 'shard')} fetched, "
+                f"{printable(str(reader.cache.root))}: {pluralize(absent, 'shard')} fetched, "
                 f"{human_bytes(reader.counts.fetched_bytes)}; {len(shards) - absent:,} were there already"
             )
 
@@ -108,7 +108,7 @@ def list_entries(as_json: bool) -> None:
         where, size = printable(entry.url or entry.name), human_bytes(entry.nbytes)
         click.echo(f"{where}  {size:>8}  {then}{'  in use' if entry.in_use else ''}")
     click.echo(
-        f"{printable(str(found.root))}: {quantity(len(entries), 'object')}, {human_bytes(used)} of "
+        f"{printable(str(found.root))}: {pluralize(len(entries), 'object')}, {human_bytes(used)} of "
         f"{human_bytes(found.budget)}"
     )
 

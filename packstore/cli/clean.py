@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import StorePath, human_bytes, quantity
+from packstore.cli.common import StorePath, human_bytes, pluralize
 from packstore.core.errors import UsageError, printable
 from packstore.core.urls import UrlPath
 
@@ -116,13 +116,13 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
         click.echo(f"{url}/{printable(info.name)}: {human_bytes(info.nbytes)}, written {since}")
     if len(found.objects) > _LISTED:
         click.echo(f"… and {len(found.objects) - _LISTED:,} more")
-    click.echo(f"{url}: {quantity(len(found.objects), 'object')} of {human_bytes(found.nbytes)} that no version needs")
+    click.echo(f"{url}: {pluralize(len(found.objects), 'object')} of {human_bytes(found.nbytes)} that no version needs")
     if dry_run or not _confirm(yes):
         return
     removed = remove_unneeded(objects, found, now, grace_seconds)
     for name in removed.foreign:
         click.echo(f"{url}: {printable(name)} does not have the SHA-256 in its name, so it stays", err=True)
-    click.echo(f"removed {quantity(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")
+    click.echo(f"removed {pluralize(len(removed.objects), 'object')} of {human_bytes(removed.nbytes)}")
 
 
 def _is_store(path: Path) -> bool:

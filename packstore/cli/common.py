@@ -233,17 +233,17 @@ def format_classes(classes: Sequence[str]) -> str:
     return f"{len(classes):,} ({shown}{', …' if len(classes) > _LISTED else ''})"
 
 
-def quantity(n: int, noun: str, plural: str | None = None) -> str:
+def pluralize(n: int, noun: str, plural: str | None = None) -> str:
     """Formats a number with its noun: ``1 record``, ``1,200 records``."""
     return f"{n:,} {noun if n == 1 else plural or noun + 's'}"
 
 
-def describe_unified(unified: Mapping[str, int]) -> list[str]:
+def describe_conversions(unified: Mapping[str, int]) -> list[str]:
     """Describes images of other modes that became the store's: ``12 gray images: all channels are equal``."""
     from packstore.images.losses import UNIFIED
 
     named = ((count, *UNIFIED[name]) for name, count in unified.items())
-    return [f"{quantity(count, one, several)}: {way}" for count, one, several, way in named]
+    return [f"{pluralize(count, one, several)}: {way}" for count, one, several, way in named]
 
 
 def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
@@ -258,10 +258,10 @@ def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
         return []
     packed, read, evidence, left = (ledger.count(role) for role in Role)
     images = sum(ledger.suffixes.get(suffix, 0) for suffix in IMAGE_SUFFIXES)
-    done = f"packed or, in {quantity(skipped, 'sample')}, skipped" if skipped else "packed"
-    parts = [f"{quantity(packed, 'image' if images >= packed else 'file')} {done}"]
+    done = f"packed or, in {pluralize(skipped, 'sample')}, skipped" if skipped else "packed"
+    parts = [f"{pluralize(packed, 'image' if images >= packed else 'file')} {done}"]
     if read:
-        parts.append(f"{quantity(read, 'annotation file')} read")
+        parts.append(f"{pluralize(read, 'annotation file')} read")
     if evidence:
         parts.append(f"{evidence:,} of evidence ({_join_first(ledger.names(Role.EVIDENCE), evidence)})")
     if left:

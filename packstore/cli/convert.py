@@ -17,15 +17,15 @@ from packstore.cli.common import (
     LocalPath,
     PluginChoice,
     StorePath,
+    describe_conversions,
     describe_ledger,
     describe_normalization,
-    describe_unified,
     echo_rows,
     format_classes,
     format_source_options,
     human_bytes,
+    pluralize,
     progress_bar,
-    quantity,
     shell_quote,
 )
 from packstore.cli.options import (
@@ -189,7 +189,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
     if report.skipped:
         if quiet:
             click.echo(
-                f"{dest}: {quantity(len(report.skipped), 'sample')} skipped; see packstore info {shell_quote(dest)}",
+                f"{dest}: {pluralize(len(report.skipped), 'sample')} skipped; see packstore info {shell_quote(dest)}",
                 err=True,
             )
         raise click.exceptions.Exit(EXIT_SKIPPED)
@@ -221,7 +221,7 @@ def describe_plan(plan: Plan) -> str:
     lines += [f"files        {text}" for text in describe_ledger(survey.ledger)]
     if plan.shards is not None:
         limit, by_samples = plan.shards.limit, plan.shards.by == "samples"
-        most = quantity(limit, "image") if by_samples else f"{human_bytes(limit)} of the source"
+        most = pluralize(limit, "image") if by_samples else f"{human_bytes(limit)} of the source"
         lines.append(f"shards       of at most {most}, one split each")
     free = "" if plan.free_bytes is None else f" ({human_bytes(plan.free_bytes)} free)"
     lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}{free}")
@@ -236,7 +236,7 @@ def describe_report(report: ConvertReport) -> str:
     rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"
     ratio = report.disk_bytes / max(1, report.source_bytes)
     lines = [
-        f"{printable(str(report.destination))}: {bold(quantity(manifest.records, 'record'))} "
+        f"{printable(str(report.destination))}: {bold(pluralize(manifest.records, 'record'))} "
         f"({manifest.encoding} in {FORMATS[manifest.format].title})"
     ]
     if manifest.image.mode is not None:
@@ -268,25 +268,25 @@ def describe_report(report: ConvertReport) -> str:
     if manifest.is_linked:
         lines += [f"  links    {text}" for text in describe_links(report)]
     if report.resumed:
-        lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
+        lines.append(f"  resumed  {pluralize(report.resumed, 'record')} taken over from an interrupted run")
     lines += [f"  files    {text}" for text in describe_ledger(report.ledger, skipped=len(report.skipped))]
     if report.kept:
         lines.append(
-            f"  as is    {quantity(sum(report.kept.values()), 'progressive file')} that cannot become baseline:"
+            f"  as is    {pluralize(sum(report.kept.values()), 'progressive file')} that cannot become baseline:"
         )
         kept = list(report.kept.items())[:_LISTED]
-        lines += [f"    {printable(reason)}: {quantity(count, 'file')}" for reason, count in kept]
+        lines += [f"    {printable(reason)}: {pluralize(count, 'file')}" for reason, count in kept]
         if len(report.kept) > _LISTED:
             lines.append(f"    … and {len(report.kept) - _LISTED:,} other reasons")
     if report.palette:
         lines += _describe_palette(report.palette)
     if report.oriented:
         lines.append(f"  EXIF     {_describe_orientation(report)}")
-    for number, text in enumerate(describe_unified(report.unified)):
+    for number, text in enumerate(describe_conversions(report.unified)):
         lines.append(f"  {'' if number else 'unified':<8} {text}")
     lines += [f"  {yellow('note')}     {text}" for text in report.notes]
     if report.skipped:
-        lines.append(f"  {yellow('skipped')}  {quantity(len(report.skipped), 'sample')}:")
+        lines.append(f"  {yellow('skipped')}  {pluralize(len(report.skipped), 'sample')}:")
         lines += [f"    {printable(s.key)}: {printable(s.reason)}" for s in report.skipped]
     return "\n".join(lines)
 
@@ -294,11 +294,11 @@ def describe_report(report: ConvertReport) -> str:
 def describe_links(report: ConvertReport) -> list[str]:
     """Describes the files that a new linked store points to."""
     from packstore.stores import open_store
-    from packstore.stores.linked import folder_of, linked_files
+    from packstore.stores.linked import folder_of, list_linked_files
 
     with open_store(report.destination) as reader:
-        places = linked_files(reader, folder_of(reader.path))
-    lines = [f"to {quantity(len(places), 'file')}, which must stay where they are"]
+        places = list_linked_files(reader, folder_of(reader.path))
+    lines = [f"to {pluralize(len(places), 'file')}, which must stay where they are"]
     if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
         lines.append("training still opens a small file for each image; without --link it opens only the store")
     return lines
@@ -323,22 +323,22 @@ def _uint8_saving(report: ConvertReport) -> str | None:
 
 
 def _common_shape(report: ConvertReport) -> list[int] | None:
-    """Returns the shape of all images of a store of pixels with room for different shapes; None if they differ, or if
-    the store is remote. Reads the column ``shape``."""
+    """Returns the shape of all images if they have one, although the store allows different shapes; else None. Reads
+    the column ``shape``; None for a store of files and for a remote store."""
     from packstore.stores import open_store
 
     manifest = report.manifest
     if manifest.holds_files or manifest.image.kind == "fixed" or isinstance(report.destination, UrlPath):
         return None
     with open_store(report.destination) as reader:
-        shapes = reader.fixed("shape")
+        shapes = reader.fixed_column("shape")
         found: list[int] = shapes[0].tolist()
         return found if (shapes == shapes[0]).all() else None
 
 
 def _describe_palette(classes: tuple[str, ...]) -> list[str]:
     named = ", ".join(printable(name) for name in classes[:_LISTED]) + (", …" if len(classes) > _LISTED else "")
-    where = f" of {quantity(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
+    where = f" of {pluralize(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
     return [
         f"  {yellow('palette')}  all images{where} are PNG with a palette: are they masks?",
         "           They load as colours and not as indices; see packstore guide packing",
@@ -346,7 +346,7 @@ def _describe_palette(classes: tuple[str, ...]) -> list[str]:
 
 
 def _describe_orientation(report: ConvertReport) -> str:
-    some = f"{report.oriented:,} of {quantity(report.manifest.records, 'image')}"
+    some = f"{report.oriented:,} of {pluralize(report.manifest.records, 'image')}"
     verb = "has" if report.oriented == 1 else "have"
     if report.orientation == "not applied":
         return f"{some} {verb} an EXIF orientation that is not applied; --exif-transpose turns them upright"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import LocalPath, quantity, shell_quote
+from packstore.cli.common import LocalPath, pluralize, shell_quote
 from packstore.core.errors import printable
 
 
@@ -27,5 +27,5 @@ def demo(directory: Path) -> None:
 
     make_demo(directory)
     files = sum(1 for p in directory.rglob("*") if p.is_file())
-    made = f"{printable(str(directory))}: {quantity(files, 'file')}"
+    made = f"{printable(str(directory))}: {pluralize(files, 'file')}"
     click.echo(f"{made}; now try: packstore convert {shell_quote(directory)} demo.lmdb")

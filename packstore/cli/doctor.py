@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from packstore.cli.colour import yellow
-from packstore.cli.common import LocalPath, quantity, wrap_text
+from packstore.cli.common import LocalPath, pluralize, wrap_text
 from packstore.core.files import url_message
 
 if TYPE_CHECKING:
@@ -79,5 +79,5 @@ def describe(report: Report) -> str:
             first, *rest = wrap_text(f"{'!':>{width + 2}}  ", fact.problem, columns)
             lines += [first.replace("!", yellow("!"), 1), *rest]
     count = len(report.problems)
-    verdict = "no problems" if not count else f"{quantity(count, 'problem')}, marked with !"
+    verdict = "no problems" if not count else f"{pluralize(count, 'problem')}, marked with !"
     return "\n".join([*lines, "", verdict])

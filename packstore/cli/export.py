@@ -16,8 +16,8 @@ from packstore.cli.common import (
     PluginChoice,
     StorePath,
     human_bytes,
+    pluralize,
     progress_bar,
-    quantity,
     shell_quote,
     suggest_packing,
 )
@@ -125,13 +125,13 @@ def describe_plan(plan: ExportPlan) -> str:
 def describe_report(report: ExportReport, store: Path, *, bare: bool = False) -> str:
     """Describes the finished export."""
     lines = [
-        f"{printable(str(report.destination))}: {bold(quantity(report.manifest.records, 'record'))} ({report.kind})"
+        f"{printable(str(report.destination))}: {bold(pluralize(report.manifest.records, 'record'))} ({report.kind})"
     ]
     if report.shards:
         lines.append(f"  shards   {report.shards:,}")
     lines.append(f"  bytes    {human_bytes(report.disk_bytes)} on disk")
     if report.resumed:
-        lines.append(f"  resumed  {quantity(report.resumed, 'record')} taken over from an interrupted run")
+        lines.append(f"  resumed  {pluralize(report.resumed, 'record')} taken over from an interrupted run")
     lines.append(f"  time     {report.seconds:.1f} s")
     if not bare:
         lines.append(

@@ -15,7 +15,7 @@ from packstore.cli.common import wrap_text
 
 
 @click.command(short_help="Read the guide, page by page.")
-@click.argument("topic", required=False, shell_complete=lambda _context, _argument, start: _topics(start))
+@click.argument("topic", required=False, shell_complete=lambda _context, _argument, start: _complete_topics(start))
 def guide(topic: str | None) -> None:
     """Show the guide's page TOPIC in a pager; without TOPIC, list the pages.
 
@@ -25,7 +25,7 @@ def guide(topic: str | None) -> None:
       packstore guide packing
       packstore guide formats > formats.md
     """
-    pages = _pages()
+    pages = _find_pages()
     if topic is None:
         width = max(map(len, pages))
         for name, path in pages.items():
@@ -33,7 +33,7 @@ def guide(topic: str | None) -> None:
             click.echo("\n".join(wrap_text(f"{name:<{width}}  ", " ".join(summary.split()), 80)))
         return
     if topic not in pages:
-        near = _topics(topic) or difflib.get_close_matches(topic, pages, 1, cutoff=0.75)
+        near = _complete_topics(topic) or difflib.get_close_matches(topic, pages, 1, cutoff=0.75)
         hint = f"did you mean {near[0]}? " if near else ""
         raise click.UsageError(f"no page about {topic!r}; {hint}pages: {', '.join(pages)}")
     text = pages[topic].read_text("utf-8")
@@ -42,12 +42,12 @@ def guide(topic: str | None) -> None:
     click.echo_via_pager(text)
 
 
-def _pages() -> dict[str, Path]:
+def _find_pages() -> dict[str, Path]:
     return {path.stem: path for path in sorted(Path(__file__).parents[1].glob("guide/*.md"))}
 
 
-def _topics(start: str) -> list[str]:
-    return [name for name in _pages() if name.startswith(start)]
+def _complete_topics(start: str) -> list[str]:
+    return [name for name in _find_pages() if name.startswith(start)]
 
 
 def format_page(page: str, columns: int) -> str:
@@ -68,9 +68,9 @@ def _format_text(text: str, columns: int) -> Iterator[str]:
             header = []
         if line.startswith("|"):
             if not header:
-                header = _cells(line)
+                header = _split_cells(line)
             elif not set(line) <= set("|-: "):
-                first, *others = _cells(line)
+                first, *others = _split_cells(line)
                 yield from wrap_text("- ", first, columns)
                 for name, cell in zip(header[1:], others, strict=True):
                     yield from wrap_text(f"  {name}: ", cell, columns) if cell else ()
@@ -80,5 +80,5 @@ def _format_text(text: str, columns: int) -> Iterator[str]:
             yield from wrap_text(marker[0].lstrip("\n"), line.removeprefix(marker[1] or ""), columns)
 
 
-def _cells(row: str) -> list[str]:
+def _split_cells(row: str) -> list[str]:
     return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip("|"))]

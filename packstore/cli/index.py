@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from packstore.cli.common import StorePath, progress_bar, quantity
+from packstore.cli.common import StorePath, pluralize, progress_bar
 from packstore.cli.options import quiet_option
 from packstore.core.errors import printable
 
@@ -30,5 +30,5 @@ def index(store: Path, quiet: bool) -> None:
     with progress_bar(quiet) as progress:
         report = add_index(store, progress=progress)
     if not quiet:
-        count = quantity(report.manifest.records, "record")
+        count = pluralize(report.manifest.records, "record")
         click.echo(f"{printable(str(store))}: {f'{count} indexed' if report.written else 'has a seek index already'}")

@@ -14,13 +14,13 @@ import click
 from packstore.cli.common import (
     LocalPath,
     StorePath,
+    describe_conversions,
     describe_normalization,
-    describe_unified,
     echo_rows,
     format_source_options,
     human_bytes,
+    pluralize,
     progress_bar,
-    quantity,
 )
 from packstore.cli.options import cache_options, source_options
 from packstore.cli.source_info import describe_column, user_columns
@@ -108,7 +108,7 @@ def info(
         return
     with reader:
         if as_json:
-            more = {"cost": [asdict(each) for each in _costs(reader, nodes, batch_size)]} if cost else {}
+            more = {"cost": [asdict(each) for each in _reading_costs(reader, nodes, batch_size)]} if cost else {}
             click.echo(json.dumps(to_json(reader, counts) | more, indent=2))
         elif cost:
             click.echo(describe_cost(reader, nodes, batch_size))
@@ -121,14 +121,14 @@ def info(
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Whether a cluster conversion to a URL is unfinished: its plan still lies there."""
+    """Tells if a cluster conversion to a URL is unfinished: its plan still exists there."""
     from packstore.objects import open_objects
 
     objects = open_objects(path)
     return objects.can_list and any(each.name.endswith("/plan.json") for each in objects.list("_work/convert-"))
 
 
-def _costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
+def _reading_costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
     from packstore.cache import default_cache
     from packstore.training.cost import costs
 
@@ -140,7 +140,7 @@ def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:
     from packstore.cache import default_cache
 
     each = f"a cache of {human_bytes(default_cache().budget)}"
-    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _costs(reader, nodes, batch_size)]
+    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _reading_costs(reader, nodes, batch_size)]
     rows = [(f"on {nodes:,} nodes, each with {each}" if nodes > 1 else f"with {each}", "requests", "bytes"), *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
@@ -173,7 +173,7 @@ def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
     """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
-    counts = _class_counts(reader) if (counted or _few_shards(reader)) and not _has_label_lists(manifest) else None
+    counts = _class_counts(reader) if (counted or _has_few_shards(reader)) and not _has_label_lists(manifest) else None
     return {
         "path": str(reader.path),
         "dataset_digest": manifest.dataset_digest,
@@ -185,7 +185,7 @@ def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
 
 def describe(reader: Reader, counted: bool = False) -> str:
     """Describes a store in rows of a name and a text. Counts classes if ``counted``, or if there are few shards."""
-    from packstore.packing.report import unified_counts
+    from packstore.packing.report import read_conversion_counts
 
     m = reader.manifest
     disk = reader.disk_bytes()
@@ -199,17 +199,17 @@ def describe(reader: Reader, counted: bool = False) -> str:
     ]
     if oriented := m.options.get("exif_oriented"):
         rows.append(("", f"{oriented:,} of them have an EXIF orientation, {_describe_orientation(m)}"))
-    rows += [("", text) for text in describe_unified(unified_counts(m))]
+    rows += [("", text) for text in describe_conversions(read_conversion_counts(m))]
     if m.normalization:
         rows.append(("normalised", describe_normalization(m.normalization)))
     for split in m.splits:
-        rows.append(("split", f"{printable(split.name)}: {quantity(len(split), 'record')} from {split.start:,}"))
+        rows.append(("split", f"{printable(split.name)}: {pluralize(len(split), 'record')} from {split.start:,}"))
     if m.classes is not None:
         shown = ", ".join(printable(c) for c in m.classes[:_LISTED])
         rows.append(("classes", f"{len(m.classes):,}: {shown}{', …' if len(m.classes) > _LISTED else ''}"))
         if _has_label_lists(m):
             rows.append(("per class", "not counted: records have lists of classes"))
-        elif counted or _few_shards(reader):
+        elif counted or _has_few_shards(reader):
             rows.append(("per class", _format_range(list(_class_counts(reader).values()))))
         else:
             rows.append(("per class", "not counted, since that opens all shards (--counts counts)"))
@@ -230,7 +230,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
     rows.append(("origin", printable(f"{m.origin.name} ({m.origin.kind})")))
-    told = ("exif_oriented", *unified_counts(m))  # above
+    told = ("exif_oriented", *read_conversion_counts(m))  # above
     given = {k: v for k, v in m.options.items() if v is not None and v is not False and k not in told}
     shown = ", ".join(k if v is True else f"{k} {v}" for k, v in sorted(given.items())).replace("_", " ")
     rows.append(("options", printable(shown) or "none"))
@@ -239,7 +239,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         roles = (files.packed, "packed"), (files.annotation + files.evidence, "read"), (files.left, "left")
         rows.append(("files", ", ".join(f"{count:,} {what}" for count, what in roles if count) + " of the source"))
     if m.skipped:
-        rows.append(("skipped", f"{quantity(len(m.skipped), 'sample')}:"))
+        rows.append(("skipped", f"{pluralize(len(m.skipped), 'sample')}:"))
         rows += [("", f"{printable(s.key)}: {printable(s.reason)}") for s in m.skipped[:_LISTED]]
         if len(m.skipped) > _LISTED:
             rows.append(("", f"… and {len(m.skipped) - _LISTED:,} more (--json lists them)"))
@@ -250,9 +250,9 @@ def describe(reader: Reader, counted: bool = False) -> str:
 
 def describe_places(reader: Reader) -> str:
     """Describes the files that a linked store points to."""
-    from packstore.stores.linked import folder_of, linked_files
+    from packstore.stores.linked import folder_of, list_linked_files
 
-    places = linked_files(reader, folder_of(reader.path))
+    places = list_linked_files(reader, folder_of(reader.path))
     if len(places) == 1:
         return f"1 file, {printable(next(iter(places)))}"
     common = os.path.commonprefix([*places])  # noqa: RUF071 - cut at a slash below; of URLs, too
@@ -264,21 +264,21 @@ def _image_type(manifest: Manifest) -> str:
 
 
 def _describe_orientation(manifest: Manifest) -> str:
-    from packstore.images.encode.options import transposed_by_readers
+    from packstore.images.encode.options import readers_transpose
 
     if not manifest.options.get("exif_transpose"):
         return "which is not applied"
-    return "applied when they are loaded" if transposed_by_readers(manifest) else "which was applied"
+    return "applied when they are loaded" if readers_transpose(manifest) else "which was applied"
 
 
-def _few_shards(reader: Reader) -> bool:
-    """Whether the store is local and has few enough shards to open them all."""
+def _has_few_shards(reader: Reader) -> bool:
+    """Tells if the store is local and has few enough shards to open them all."""
     shards = reader.manifest.shards
     return reader.nbytes is None and (shards is None or len(shards) <= _COUNTED_SHARDS)
 
 
 def _has_label_lists(manifest: Manifest) -> bool:
-    """Whether each record has a list of classes in ``label``."""
+    """Tells if each record has a list of classes in ``label``."""
     return manifest.has_column("label") and manifest.column("label").kind == "ragged"
 
 
@@ -291,7 +291,7 @@ def _class_counts(reader: Reader) -> dict[str, int]:
         return {}
     counts = np.zeros(len(classes), np.int64)
     for part in reader.parts():
-        labels = part.fixed("label")
+        labels = part.fixed_column("label")
         # Labels of a damaged store can be out of range: verify reports them, so they are left out here.
         counts += np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
     return {name: int(count) for name, count in zip(classes, counts, strict=True)}

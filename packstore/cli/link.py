@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import StorePath, progress_bar, quantity
+from packstore.cli.common import StorePath, pluralize, progress_bar
 from packstore.cli.options import quiet_option
 from packstore.core.errors import printable
 
@@ -37,6 +37,6 @@ def link(store: Path, rebase: tuple[str, str] | None, quiet: bool, **options: An
     with progress_bar(quiet) as progress:
         report = relink(store, rebase=rebase or None, progress=progress, **options)
     if not quiet:
-        compared = f"; {quantity(report.proven, 'image')} compared" if report.proven else ""
-        files = f"links to {quantity(report.files, 'file')}, {report.moved:,} of them moved"
+        compared = f"; {pluralize(report.proven, 'image')} compared" if report.proven else ""
+        files = f"links to {pluralize(report.files, 'file')}, {report.moved:,} of them moved"
         click.echo(f"{printable(str(store))}: {files}{compared}")

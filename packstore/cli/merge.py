@@ -15,8 +15,8 @@ from packstore.cli.common import (
     StorePath,
     format_column_classes,
     human_bytes,
+    pluralize,
     progress_bar,
-    quantity,
     shell_quote,
 )
 from packstore.cli.options import cache_options, dry_run_option, format_option, overwrite_option, quiet_option
@@ -102,10 +102,12 @@ def describe_plan(plan: Composition, duplicates: int = 0) -> str:
     for column in plan.columns:
         if column.classes is not None:
             lines.append(f"classes      {format_column_classes(column.name, column.classes)}")
-    lines.append(f"linked       {quantity(plan.linked_shards, 'shard')} with {quantity(plan.linked_records, 'record')}")
-    lines.append(f"copied       {quantity(plan.copied_records, 'record')}, about {human_bytes(plan.estimate_bytes)}")
+    lines.append(
+        f"linked       {pluralize(plan.linked_shard_count, 'shard')} with {pluralize(plan.linked_count, 'record')}"
+    )
+    lines.append(f"copied       {pluralize(plan.copied_count, 'record')}, about {human_bytes(plan.estimate_bytes)}")
     if duplicates:
-        lines.append(f"duplicates   {quantity(duplicates, 'record')} left out")
+        lines.append(f"duplicates   {pluralize(duplicates, 'record')} left out")
     lines.append("nothing was written (--dry-run)")
     return "\n".join(lines)
 
@@ -114,7 +116,7 @@ def describe_report(report: MergeReport) -> str:
     """Describes the finished merge or selection."""
     manifest = report.manifest
     lines = [
-        f"{printable(str(report.destination))}: {bold(quantity(manifest.records, 'record'))} "
+        f"{printable(str(report.destination))}: {bold(pluralize(manifest.records, 'record'))} "
         f"({manifest.encoding} in {FORMATS[manifest.format].title})"
     ]
     if manifest.splits:
@@ -124,11 +126,11 @@ def describe_report(report: MergeReport) -> str:
         if column.classes is not None:
             lines.append(f"  classes  {format_column_classes(column.name, column.classes)}")
     if report.linked:
-        lines.append(f"  linked   {quantity(report.linked, 'shard')} without copying")
+        lines.append(f"  linked   {pluralize(report.linked, 'shard')} without copying")
     if report.copied:
-        lines.append(f"  copied   {quantity(report.copied, 'record')}")
+        lines.append(f"  copied   {pluralize(report.copied, 'record')}")
     if report.duplicates:
-        lines.append(f"  {yellow('left out')} {quantity(report.duplicates, 'record')} with keys of an earlier store")
+        lines.append(f"  {yellow('left out')} {pluralize(report.duplicates, 'record')} with keys of an earlier store")
     lines.append(f"  time     {report.seconds:.1f} s")
     lines.append(f"prove it with: packstore verify {shell_quote(report.destination)}")
     return "\n".join(lines)
@@ -137,5 +139,5 @@ def describe_report(report: MergeReport) -> str:
 def describe_moves(moved: Mapping[tuple[str, str], int]) -> list[str]:
     """Returns a line for each pair of splits between which records move, with their number."""
     return [
-        f"{quantity(count, 'record')} from {printable(old)} to {printable(new)}" for (old, new), count in moved.items()
+        f"{pluralize(count, 'record')} from {printable(old)} to {printable(new)}" for (old, new), count in moved.items()
     ]

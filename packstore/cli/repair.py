@@ -12,8 +12,8 @@ import click
 from packstore.cli.common import (
     LocalPath,
     StorePath,
+    pluralize,
     progress_bar,
-    quantity,
     suggest_packing,
 )
 from packstore.cli.options import (
@@ -101,6 +101,6 @@ def describe(report: RepairReport) -> str:
         lines.append(f"{damaged}: {counts}; nothing was written (--partial writes the rest)")
         return "\n".join(lines)
     same = "; the digest is that of the undamaged store" if report.identical else ""
-    lines.append(f"{printable(str(report.destination))}: {quantity(report.copied + len(report.replaced), 'record')}, "
+    lines.append(f"{printable(str(report.destination))}: {pluralize(report.copied + len(report.replaced), 'record')}, "
                  f"{counts}{same}")  # fmt: skip
     return "\n".join(lines)

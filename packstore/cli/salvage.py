@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from packstore.cli.common import LocalPath, progress_bar, quantity, shell_quote, suggest_packing
+from packstore.cli.common import LocalPath, pluralize, progress_bar, shell_quote, suggest_packing
 from packstore.cli.options import json_option, quiet_option
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
@@ -88,7 +88,7 @@ def describe(report: SalvageReport) -> str:
     if report.destination is None:
         lines.append(f"{printable(str(report.damaged))}: {counts}; nothing was written")
         return "\n".join(lines)
-    lines.append(f"{printable(str(report.destination))}: {quantity(report.recovered, 'record')}, {counts}")
+    lines.append(f"{printable(str(report.destination))}: {pluralize(report.recovered, 'record')}, {counts}")
     if report.complete:
         lines.append(f"prove it with: packstore verify {shell_quote(report.destination)}")
     return "\n".join(lines)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from packstore.cli.common import LocalPath, StorePath, quantity, suggest_packing
+from packstore.cli.common import LocalPath, StorePath, pluralize, suggest_packing
 from packstore.cli.options import cache_options
 from packstore.cli.terminal_images import terminal_graphics
 from packstore.core.errors import UsageError, printable
@@ -69,7 +69,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
         if out != Path("-"):
             more = write_sheet(store, out, chosen)
             if more:
-                missing = quantity(more, "more class", "more classes")
+                missing = pluralize(more, "more class", "more classes")
                 click.echo(f"{printable(str(out))} has no room for {missing}; a .pdf has")
             return
         graphics = terminal_graphics()
@@ -78,7 +78,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
         image, more = sheet_image(store, chosen)
     _show_in_terminal(image, graphics)
     if more:
-        click.echo(f"… and {quantity(more, 'more class', 'more classes')}")
+        click.echo(f"… and {pluralize(more, 'more class', 'more classes')}")
 
 
 def _show_in_terminal(image: Any, graphics: str) -> None:

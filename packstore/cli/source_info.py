@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from packstore.cli.common import describe_ledger, format_classes, human_bytes, packing_command, quantity
+from packstore.cli.common import describe_ledger, format_classes, human_bytes, packing_command, pluralize
 from packstore.core.errors import PackstoreError, printable
 from packstore.core.modes import parse_mode
 from packstore.core.registry import SOURCES
@@ -49,7 +49,7 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
     return {
         "path": str(source.path),
         "kind": source.kind,
-        "help": _help(source),
+        "help": _describe_kind(source),
         "evidence": source.evidence,
         "records": survey.records if counted else None,
         "splits": {name: count if counted else None for name, count in survey.splits.items()},
@@ -94,7 +94,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     """Describes a source in rows of a name and a text. ``options`` are the given source options of the command line."""
     rows = [
         ("path", printable(str(source.path))),
-        ("source", f"{printable(_help(source))} ({source.kind})"),
+        ("source", f"{printable(_describe_kind(source))} ({source.kind})"),
     ]
     if source.evidence:
         rows.append(("known by", printable(source.evidence)))
@@ -102,7 +102,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     rows.append(("samples", f"{survey.records:,}, {size}" if survey.counted else "not known before all are read"))
     for name, count in survey.splits.items():
         if name:
-            rows.append(("split", f"{printable(name)}: {quantity(count, 'sample')}" if survey.counted else name))
+            rows.append(("split", f"{printable(name)}: {pluralize(count, 'sample')}" if survey.counted else name))
     shape = f" of shape {_format_shape(survey.shape)}" if survey.shape else ""
     files = survey.encoding in ("original", "jpeg")
     rows.append(("column image", f"image files, packed byte for byte{shape}" if files else f"{survey.encoding}{shape}"))
@@ -188,8 +188,8 @@ def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
 
 
-def _help(source: Source) -> str:
-    """A few words on the kind of a source; for a bridge, the library that has read it."""
+def _describe_kind(source: Source) -> str:
+    """Describes the kind of a source in a few words; names the library of a bridge."""
     bridge = find_bridge(source.path)
     return f"read by {bridge[0]}" if bridge is not None else str(SOURCES[source.kind].help)
 

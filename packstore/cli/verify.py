@@ -13,8 +13,8 @@ from packstore.cli.colour import bold, red
 from packstore.cli.common import (
     StorePath,
     human_bytes,
+    pluralize,
     progress_bar,
-    quantity,
     shell_quote,
     suggest_packing,
 )
@@ -123,7 +123,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
         lines.append(
-            f"note     {quantity(len(manifest.skipped), 'sample')} skipped when it was packed (packstore info)"
+            f"note     {pluralize(len(manifest.skipped), 'sample')} skipped when it was packed (packstore info)"
         )
     # A store of another dataset or with another encoding differs in every record: a few are enough.
     differing = {problem.record for problem in report.problems} - {None}
@@ -139,12 +139,12 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
     if report.ok:
         size = human_bytes(manifest.image_bytes)
         verdict = "nothing wrong at a quick look" if report.quick else "whole"
-        lines.append(f"{path}: {bold(verdict)} ({quantity(manifest.records, 'record')}, {size} of images)")
+        lines.append(f"{path}: {bold(verdict)} ({pluralize(manifest.records, 'record')}, {size} of images)")
     else:
         what = "differs" if report.problem_count == report.differences else "NOT whole"
         if report.problem_count == report.double_keys:
             what = "keys occur twice"
-        lines.append(f"{path}: {red(what)}, {quantity(report.problem_count, 'problem')}")
+        lines.append(f"{path}: {red(what)}, {pluralize(report.problem_count, 'problem')}")
         if report.problem_count == report.double_keys:
             lines.append(
                 f"every record is undamaged; to leave out repeated keys: packstore audit {there} --json audit.json, "

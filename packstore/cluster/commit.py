@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 
 import packstore
-from packstore.cluster.receipts import TaskReceipt, nonempty_in_order, sum_counts
+from packstore.cluster.receipts import TaskReceipt, receipts_with_records, sum_counts
 from packstore.cluster.run import ClusterRun
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
 from packstore.objects import ObjectStore
-from packstore.packing.plan import Plan, recorded_options
+from packstore.packing.plan import Plan, options_to_record
 from packstore.packing.records import source_origin, store_columns
 from packstore.stores.base import encode_manifest
 from packstore.stores.builder.assembly import ShardList, build_head
@@ -36,7 +36,7 @@ def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], pre
         StoreError: Two records have the same key, or a shard no longer exists.
         LostRaceError: Somebody else has published another store meanwhile.
     """
-    filled, objects = nonempty_in_order(receipts), run.objects
+    filled, objects = receipts_with_records(receipts), run.objects
     _refuse_duplicates(filled, FORMATS[plan.format], objects)
     shards = _renumber_shards(filled, objects)
     manifest = _build_manifest(plan, receipts, filled, shards)
@@ -60,7 +60,7 @@ def _build_manifest(
     columns = [replace(column, nbytes=0, digest=None) for column in store_columns(plan, encoder)]
     nbytes = sum_counts(receipt.columns for receipt in filled)
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
-    options, store = dict(recorded_options(plan)), plan.survey.store
+    options, store = dict(options_to_record(plan)), plan.survey.store
     options |= sum_counts(receipt.counted for receipt in receipts)
     if oriented := sum(receipt.oriented for receipt in receipts):
         options["exif_oriented"] = oriented
@@ -127,7 +127,7 @@ class _RemoteKeys:
             file.writelines(self._objects.stream(shard_object(shard)))
             file.flush()
             with self._format.open(Path(shard.name), file.fileno()) as reader:
-                return [bytes(key) for key in reader.ragged("key")]
+                return [bytes(key) for key in reader.ragged_column("key")]
 
 
 def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:

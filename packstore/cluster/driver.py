@@ -11,16 +11,16 @@ from packstore.cluster.commit import commit_run
 from packstore.cluster.on_ray import RayRunner
 from packstore.cluster.pending_tasks import PendingTasks
 from packstore.cluster.receipts import TaskReceipt, sum_counts
-from packstore.cluster.run import SharedPlan, changed_error, identify_run, join_run
+from packstore.cluster.run import SharedPlan, identify_run, join_run, source_changed_error
 from packstore.cluster.runners import LocalRunner, ProcessRunner, Runner
-from packstore.cluster.task import Job
+from packstore.cluster.task import ClusterJob
 from packstore.core.errors import SampleError, SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
-from packstore.packing.report import ConvertReport, palette_classes, unified_counts
+from packstore.packing.report import ConvertReport, palette_classes, read_conversion_counts
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object
@@ -76,8 +76,8 @@ class Driver:
         resumed = sum(receipt.records for receipt in self._receipts.values())
         self._report_progress()
         try:
-            with make_runner(Job(plan, run), len(shared.cuts)) as runner:
-                self._pack(shared, runner)
+            with make_runner(ClusterJob(plan, run), len(shared.cuts)) as runner:
+                self._run_tasks(shared, runner)
         except BaseException as stopped:
             if not isinstance(stopped, Exception):  # a signal
                 stopped.add_note(
@@ -85,7 +85,7 @@ class Driver:
                 )
             raise
         if plan.source.stamp() != self._stamp:
-            raise changed_error(plan, "its stamp is another one")
+            raise source_changed_error(plan, "its stamp is another one")
         receipts = [self._receipts[number] for number in range(len(shared.cuts))]
         self._refuse_skipped(receipts)
         manifest = commit_run(plan, run, receipts, previous)
@@ -115,14 +115,14 @@ class Driver:
         manifest = read_head(self._objects).manifest
         return manifest if encode_manifest(manifest) == head else None
 
-    def _pack(self, shared: SharedPlan, runner: Runner) -> None:
+    def _run_tasks(self, shared: SharedPlan, runner: Runner) -> None:
         """Runs all tasks without a receipt. If tasks fail, raises the error of the first in order."""
         plan, pending = self._plan, PendingTasks()
         assert plan.shards is not None
         number = -1
         for number, entries in enumerate(plan.shards.shards(plan.source.entries(plan.options.split))):
             if number >= len(shared.cuts) or len(entries) != shared.cuts[number]:
-                raise changed_error(plan, f"shard {number} has other samples now")
+                raise source_changed_error(plan, f"shard {number} has other samples now")
             if number in self._receipts:
                 continue
             while len(pending) >= runner.slots:
@@ -137,7 +137,7 @@ class Driver:
         if self._failed:
             raise self._failed[min(self._failed)]
         if number + 1 != len(shared.cuts):
-            raise changed_error(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
+            raise source_changed_error(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
 
     def _collect(self, runner: Runner, pending: PendingTasks) -> None:
         """Waits for outcomes and stores them; also submits copies of stragglers. The first outcome of a task counts."""
@@ -190,7 +190,7 @@ class Driver:
             ledger=self._plan.survey.ledger,
             resumed=resumed,
             oriented=int(manifest.options.get("exif_oriented") or 0),
-            unified=unified_counts(manifest),
+            unified=read_conversion_counts(manifest),
             notes=self._plan.survey.notes,
         )
         return replace(
@@ -204,7 +204,7 @@ def _parse_labels(counts: Counter[str]) -> Counter[int]:
     return Counter({int(label): count for label, count in counts.items()})
 
 
-def make_runner(job: Job, tasks: int) -> Runner:
+def make_runner(job: ClusterJob, tasks: int) -> Runner:
     """Returns the runner that the option ``cluster`` asks for."""
     name, _, detail = (job.plan.options.cluster or "").partition(":")
     if name == "ray":
@@ -215,7 +215,7 @@ def make_runner(job: Job, tasks: int) -> Runner:
     return LocalRunner(job)
 
 
-def _with_threads(job: Job, threads: int) -> Job:
+def _with_threads(job: ClusterJob, threads: int) -> ClusterJob:
     """Returns the job with this many threads a task, unless the user has chosen a number."""
     options = replace(job.plan.options, workers=job.plan.options.workers or threads)
     return replace(job, plan=replace(job.plan, options=options))

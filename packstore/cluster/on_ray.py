@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from packstore.cluster.receipts import TaskReceipt
-from packstore.cluster.runners import ENDING_SECONDS, TRIES, Outcome, Runner, attempt_pickled
-from packstore.cluster.task import Job
+from packstore.cluster.runners import ENDING_SECONDS, TRIES, Outcome, Runner, try_pickled_task
+from packstore.cluster.task import ClusterJob
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.sources.base import Entry
 
@@ -24,7 +24,7 @@ class RayRunner(Runner):
             one is started on this machine, and :meth:`close` ends it.
     """
 
-    def __init__(self, job: Job, tasks: int, address: str) -> None:
+    def __init__(self, job: ClusterJob, tasks: int, address: str) -> None:
         try:
             import ray
         except ImportError:
@@ -39,12 +39,12 @@ class RayRunner(Runner):
         self._of = f"of {tasks:,}: {printable(job.run.objects.url)}"
         self._job = ray.put(pickle.dumps(job))
         self._cores = job.plan.options.workers or 1
-        self._task: Any = ray.remote(num_cpus=self._cores, max_retries=TRIES - 1)(attempt_pickled)
+        self._task: Any = ray.remote(num_cpus=self._cores, max_retries=TRIES - 1)(try_pickled_task)
         self._refs: dict[Any, int] = {}
 
     @property
     def slots(self) -> int:
-        """Twice as many as the cluster runs at once, so that no core waits for its next task; a cluster may grow and
+        """Number of tasks to submit: twice as many as the cluster runs at once, so that no core waits; it may grow and
         shrink.
         """
         return 2 * self.at_once
@@ -60,7 +60,7 @@ class RayRunner(Runner):
     def wait(self, seconds: float | None = None) -> list[Outcome]:
         self._ray.wait(list(self._refs), num_returns=1, timeout=seconds)
         ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
-        return [Outcome(self._refs.pop(ref), self._result(ref)) for ref in ready]
+        return [Outcome(self._refs.pop(ref), self._receive_result(ref)) for ref in ready]
 
     def drop(self, number: int) -> None:
         for ref in [ref for ref, its in self._refs.items() if its == number]:
@@ -79,7 +79,7 @@ class RayRunner(Runner):
             self._ray.shutdown()
             self._connected = False
 
-    def _result(self, ref: Any) -> TaskReceipt | BaseException:
+    def _receive_result(self, ref: Any) -> TaskReceipt | BaseException:
         """Returns the receipt of a finished task, or its error."""
         try:
             result: TaskReceipt | BaseException = self._ray.get(ref)

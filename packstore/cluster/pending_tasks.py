@@ -54,11 +54,11 @@ class PendingTasks:
         return task.copies - 1
 
     def stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
-        """Returns the stragglers to start another copy of, as many as workers are idle; ``at_once``: number of workers.
+        """Returns stragglers to copy to idle workers, at most one for each; ``at_once`` is the number of workers.
 
-        Returns at least one if all tasks are stragglers: perhaps every worker hangs.
+        If all tasks are stragglers, perhaps every worker hangs: then it returns at least one.
         """
-        limit = self._limit()
+        limit = self._straggler_limit()
         if limit is None:
             return []
         now = time.monotonic()
@@ -71,12 +71,12 @@ class PendingTasks:
 
     def seconds_to_straggler(self) -> float | None:
         """Returns the seconds until the next task becomes a straggler; None if unknown, or if all are already."""
-        limit, now = self._limit(), time.monotonic()
+        limit, now = self._straggler_limit(), time.monotonic()
         if limit is None:
             return None
         left = [task.began + limit - now for task in self._tasks.values()]
         return min((seconds for seconds in left if seconds > 0), default=None)
 
-    def _limit(self) -> float | None:
+    def _straggler_limit(self) -> float | None:
         """Returns the seconds after which a task is a straggler; None before any task has ended."""
         return max(LEAST_SECONDS, FACTOR * self._seconds[len(self._seconds) // 2]) if self._seconds else None

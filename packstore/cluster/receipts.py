@@ -150,6 +150,6 @@ def sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     return added
 
 
-def nonempty_in_order(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
+def receipts_with_records(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
     """Returns the receipts of shards with records, in the order of their tasks."""
     return [receipt for receipt in sorted(receipts, key=lambda r: r.number) if receipt.shard is not None]

@@ -59,14 +59,14 @@ class SharedPlan:
             fingerprint = plain.pop("fingerprint")
             if not isinstance(fingerprint, dict):
                 raise TypeError("fingerprint is no object")
-            rest = from_plain(_SCHEMA, _Rest, plain, "plan")
+            rest = from_plain(_SCHEMA, _FixedParts, plain, "plan")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ManifestError) as error:
             raise StoreError(f"{where} is not a conversion's plan ({printable(str(error))}); use --restart") from None
         return cls(fingerprint, rest.cuts, rest.normalization)
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
+class _FixedParts:
     """The parts of a :class:`SharedPlan` with a fixed schema."""
 
     cuts: tuple[int, ...]
@@ -74,14 +74,14 @@ class _Rest:
 
 
 _SCHEMA: Schemas = {
-    _Rest: {"cuts": [int], "normalization": (Normalization, None)},
+    _FixedParts: {"cuts": [int], "normalization": (Normalization, None)},
     Normalization: {"mean": [float], "std": [float]},
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """Objects of a run, under ``_work/<name>/``."""
+    """Names, reads and deletes the objects of a run, under ``_work/<name>/``."""
 
     objects: ObjectStore
     name: str
@@ -132,7 +132,7 @@ class ClusterRun:
 
 def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
     """Returns the run of a plan: the same for all drivers with the same source and options."""
-    fingerprint = _fingerprint(plan)
+    fingerprint = _plan_fingerprint(plan)
     chosen: dict[str, Any] = {name: fingerprint[name] for name in _CHOSEN_BY_USER}
     chosen["normalize"] = "auto" if plan.auto_normalize else to_plain(plan.encode.normalization)
     return ClusterRun(objects, f"convert-{sha256_json(chosen)[:12]}")
@@ -171,7 +171,7 @@ def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[P
     return replace(plan, encode=encode, auto_normalize=False), theirs
 
 
-def _fingerprint(plan: Plan) -> dict[str, Any]:
+def _plan_fingerprint(plan: Plan) -> dict[str, Any]:
     """Returns the fingerprint of a plan without its normalisation."""
     encoder = plan.make_encoder()
     fingerprint: dict[str, Any] = to_plain(conversion_fingerprint(plan, encoder, store_columns(plan, encoder)))
@@ -191,11 +191,11 @@ def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any]
         cuts.append(len(shard))
         progress(Progress("plan", entries.consumed, total, 0))
     if entries.consumed != total:
-        raise changed_error(plan, f"{total} images at first, {entries.consumed} then")
-    return _fingerprint(plan) | {"entries": entries.digest()}, tuple(cuts)
+        raise source_changed_error(plan, f"{total} images at first, {entries.consumed} then")
+    return _plan_fingerprint(plan) | {"entries": entries.digest()}, tuple(cuts)
 
 
-def changed_error(plan: Plan, how: str) -> SourceError:
+def source_changed_error(plan: Plan, how: str) -> SourceError:
     """Returns the error for a source that changed while it was packed."""
     return SourceError(
         f"{printable(str(plan.source.path))} changed while it was packed: {how}; run the conversion again with "

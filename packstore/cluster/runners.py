@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from packstore.cluster.receipts import TaskReceipt
-from packstore.cluster.task import Job, run_task
+from packstore.cluster.task import ClusterJob, run_task
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.sources.base import Entry
 
@@ -81,7 +81,7 @@ class LocalRunner(Runner):
 
     slots = 1
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ClusterJob) -> None:
         self._job = job
         self._task: tuple[int, Sequence[Entry]] | None = None
 
@@ -90,11 +90,11 @@ class LocalRunner(Runner):
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
         assert self._task is not None
-        return [attempt(self._job, *self._task)]
+        return [try_task(self._job, *self._task)]
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
+class _WorkerProcess:
     """A worker process, and the task that it has now."""
 
     process: subprocess.Popen[bytes]
@@ -112,13 +112,13 @@ class ProcessRunner(Runner):
 
     slots = 1
 
-    def __init__(self, job: Job, count: int) -> None:
+    def __init__(self, job: ClusterJob, count: int) -> None:
         self.slots = count
         self._pickled = pickle.dumps(job)
-        self._workers: list[_Worker] = []
-        self._dropped: list[_Worker] = []
+        self._workers: list[_WorkerProcess] = []
+        self._dropped: list[_WorkerProcess] = []
         self._tries: dict[int, int] = {}
-        self._answers: SimpleQueue[tuple[_Worker, TaskReceipt | BaseException | None]] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[_WorkerProcess, TaskReceipt | BaseException | None]] = SimpleQueue()
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
         worker = next((worker for worker in self._workers if worker.task is None), None) or self._start_worker()
@@ -154,7 +154,7 @@ class ProcessRunner(Runner):
         self._workers.clear()
         self._dropped.clear()
 
-    def _start_worker(self) -> _Worker:
+    def _start_worker(self) -> _WorkerProcess:
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -166,11 +166,11 @@ class ProcessRunner(Runner):
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 start_new_session=True,  # Ctrl-C reaches only the driver, which ends them
             )
-        worker = _Worker(process, Connection(ours.detach()))
+        worker = _WorkerProcess(process, Connection(ours.detach()))
         self._workers.append(worker)
         return worker
 
-    def _run_in_worker(self, worker: _Worker) -> None:
+    def _run_in_worker(self, worker: _WorkerProcess) -> None:
         """Sends a worker its task and queues its answer for :meth:`wait`: None if it has died."""
         result: TaskReceipt | BaseException | None = None
         try:
@@ -185,7 +185,7 @@ class ProcessRunner(Runner):
             result = error
         self._answers.put((worker, result))
 
-    def _handle_answer(self, worker: _Worker, result: TaskReceipt | BaseException | None) -> Outcome | None:
+    def _handle_answer(self, worker: _WorkerProcess, result: TaskReceipt | BaseException | None) -> Outcome | None:
         """Returns the outcome in a worker's answer; if the worker has died, submits its task again and returns None."""
         assert worker.task is not None
         number, entries = worker.task
@@ -203,7 +203,7 @@ class ProcessRunner(Runner):
         return Outcome(number, result)
 
 
-def _end_worker(worker: _Worker) -> None:
+def _end_worker(worker: _WorkerProcess) -> None:
     """Lets a worker clean up and end."""
     if worker.task is None:
         worker.connection.close()
@@ -212,7 +212,7 @@ def _end_worker(worker: _Worker) -> None:
     worker.process.send_signal(signal.SIGCONT)  # wakes a stopped worker
 
 
-def attempt(job: Job, number: int, entries: Sequence[Entry]) -> Outcome:
+def try_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> Outcome:
     """Runs a task; returns its receipt or error. Raises only what ends the process, such as KeyboardInterrupt."""
     try:
         return Outcome(number, run_task(job, number, entries))
@@ -227,16 +227,16 @@ def serve(descriptor: int) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         job = connection.recv_bytes()
         while True:
-            connection.send(attempt_pickled(job, *connection.recv()))
+            connection.send(try_pickled_task(job, *connection.recv()))
 
 
-def attempt_pickled(job: bytes, number: int, entries: Sequence[Entry]) -> TaskReceipt | BaseException:
-    """Runs :func:`attempt` on a pickled job, in a worker process."""
+def try_pickled_task(job: bytes, number: int, entries: Sequence[Entry]) -> TaskReceipt | BaseException:
+    """Runs :func:`try_task` on a pickled job, in a worker process."""
     try:
         opened = pickle.loads(job)
     except Exception as error:  # the source cannot be opened on this machine, or the software differs
         return add_traceback(error)
-    return add_traceback(attempt(opened, number, entries).result)
+    return add_traceback(try_task(opened, number, entries).result)
 
 
 def add_traceback(result: TaskReceipt | BaseException) -> TaskReceipt | BaseException:

@@ -35,7 +35,7 @@ _sources: dict[tuple[str, str], Source] = {}
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """Data that all tasks of a run need. It pickles without the opened source, which each process opens itself.
 
     Attributes:
@@ -61,7 +61,7 @@ def library_versions(plan: Plan) -> dict[str, str]:
     return {"packstore": packstore.__version__} | plan.make_encoder().versions()
 
 
-def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions: dict[str, str]) -> Job:
+def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions: dict[str, str]) -> ClusterJob:
     """Unpickles a job in another process; opens its source, once a process.
 
     Raises :class:`StoreError` if the software differs from the driver's, since records might differ too.
@@ -80,10 +80,10 @@ def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions:
     key = run.objects.url, run.name
     if key not in _sources:
         _sources[key] = open_source(**opening)
-    return Job(replace(plan, source=_sources[key]), run)
+    return ClusterJob(replace(plan, source=_sources[key]), run)
 
 
-def run_task(job: Job, number: int, entries: Sequence[Entry]) -> TaskReceipt:
+def run_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> TaskReceipt:
     """Packs shard ``number`` from its entries, uploads it, and creates its receipt.
 
     Raises:
@@ -96,7 +96,7 @@ def run_task(job: Job, number: int, entries: Sequence[Entry]) -> TaskReceipt:
         packed = pack_shard(plan, entries, path)
         receipt = _make_receipt(number, entries, packed)
         if packed.manifest is not None:
-            receipt = _upload(receipt, packed.manifest, path, objects)
+            receipt = _upload_shard(receipt, packed.manifest, path, objects)
     create_receipt(objects, job.run.receipt(number), receipt)
     return receipt
 
@@ -120,7 +120,7 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
     )
 
 
-def _upload(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
+def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
     """Uploads a shard that was sealed and read back; returns the receipt with it."""
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))

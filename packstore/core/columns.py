@@ -183,7 +183,7 @@ def parse_fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
     return value
 
 
-def one_by_one(column: Column, count: int, read: Callable[[int], Buffer]) -> LazyRagged | LazyArray:
+def lazy_column(column: Column, count: int, read: Callable[[int], Buffer]) -> LazyRagged | LazyArray:
     """Returns a column that reads each value on access; ``read`` returns the bytes of a value by its number."""
     return LazyArray(column, count, read) if column.kind == "fixed" else LazyRagged(count, read)
 

@@ -8,6 +8,7 @@ _MASK = 0xA282EAD8
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Returns the CRC-32C of ``data``, rotated and with a constant added (``tensorflow/core/lib/hash/crc32c.h``)."""
+    """Computes the CRC-32C of ``data`` and masks it: rotates it and adds a constant, as TensorFlow does
+    (``tensorflow/core/lib/hash/crc32c.h``)."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF

@@ -15,7 +15,7 @@ WITHOUT_TORCH = (
     "verifies, repairs, selects and exports stores, and packstore.open reads them; resizing, datasets, loaders and "
     "bench need it"
 )
-"""What follows the name of something that is not there without torch."""
+"""End of the message about a name that exists only with torch installed."""
 
 
 class PackstoreError(Exception):

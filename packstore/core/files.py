@@ -71,7 +71,7 @@ def check_paths(*paths: str | os.PathLike[str] | None) -> None:
 
 
 def refuse_inside(destination: Path, other: Path) -> None:
-    """Raises :class:`DestinationError` if one of the paths is the other or lies in it."""
+    """Raises :class:`DestinationError` if the paths are equal, or if one is inside the other."""
     new, old = destination.resolve(), other.resolve()
     if new == old or new.is_relative_to(old) or old.is_relative_to(new):
         raise DestinationError(

@@ -328,7 +328,7 @@ class Manifest:
         digest = plain.pop("digest", None)
         try:
             # Canonical text is hashed directly; other text is converted to the canonical form first.
-            found = digest if _is_sealed(raw, digest) else sha256_json(plain)
+            found = digest if _has_own_digest(raw, digest) else sha256_json(plain)
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the manifest cannot be read: {error}") from None
         if digest != found:
@@ -351,7 +351,7 @@ def _without_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
     return plain | {"encoding": "jpeg" if resized else "original", "options": kept}
 
 
-def _is_sealed(text: bytes, digest: object) -> bool:
+def _has_own_digest(text: bytes, digest: object) -> bool:
     """Tells if ``text`` without its field ``digest`` has this SHA-256."""
     field = f'"digest":"{digest}",'.encode("ascii", "replace")
     return hashlib.sha256(text.rstrip().replace(field, b"", 1)).hexdigest() == digest

@@ -51,7 +51,7 @@ class ClassFolders:
         self._counts: list[NDArray[np.int64]] = []
         if not manifest.has_column("label") or manifest.column("label").type != "label":
             return
-        labels = reader.fixed("label")
+        labels = reader.fixed_column("label")
         if manifest.classes is not None:
             self.names = make_distinct([safe_name(name) for name in manifest.classes])
             self.renamed = sum(a != b for a, b in zip(self.names, manifest.classes, strict=True))
@@ -63,7 +63,9 @@ class ClassFolders:
         while self.missing in self.names:
             self.missing += "_"
         ranges = [(split.start, split.stop) for split in manifest.splits] or [(0, len(labels))]
-        valid = reader.fixed("label_valid") if manifest.column("label").nullable else np.ones(len(labels), np.bool_)
+        valid = (
+            reader.fixed_column("label_valid") if manifest.column("label").nullable else np.ones(len(labels), np.bool_)
+        )
         self.has_missing = not valid.all()
         self._counts = [np.bincount(labels[a:b][valid[a:b]], minlength=len(self.names)) for a, b in ranges]
 
@@ -136,8 +138,8 @@ class RecordPaths:
         hashes = np.empty(len(reader), np.uint64)
         labels = valid = None
         if self.classes.names is not None:
-            labels = reader.fixed("label")
-            valid = reader.fixed("label_valid") if reader.manifest.column("label").nullable else None
+            labels = reader.fixed_column("label")
+            valid = reader.fixed_column("label_valid") if reader.manifest.column("label").nullable else None
         folders, folder = set[int](), ""
         for number, stem in enumerate(self._list_stems(reader, labels, valid)):
             hashes[number] = _hash_path(stem)

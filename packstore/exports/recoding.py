@@ -15,7 +15,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.exports.base import Export
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions, Encoder
-from packstore.images.encode.options import transposed_by_readers
+from packstore.images.encode.options import readers_transpose
 from packstore.images.encode.png import encode_png, fits_png
 from packstore.images.reading import Reading
 
@@ -69,18 +69,18 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
         raise UsageError(f"a PNG does not hold images of mode {mode}; leave encode out, or export to another kind")
     if encode == "jpeg" and mode.name not in _JPEG_MODES:
         raise UsageError(f"a JPEG does not hold images of mode {mode}; leave encode out, or use --encode png")
-    reading = Reading.recorded(manifest.image.mode, manifest.options)
+    reading = Reading.restore(manifest.image.mode, manifest.options)
     if encode == "png" and stored == "uint8":
         return Recoding(manifest, "png", lambda key, pixels: encode_png(pixels))
     if encode == "png":
         decoder = get_decoder(reading=reading)
-        upright = transposed_by_readers(manifest)
+        upright = readers_transpose(manifest)
 
         def as_png(key: str, data: bytes) -> bytes:
             return encode_png(decoder.decode(data, exif_transpose=upright))
 
         return Recoding(_with_encoding(manifest, "original", exif_transpose=False), recode=as_png, new=True)
-    options = EncodeOptions("jpeg", quality=quality, exif_transpose=transposed_by_readers(manifest), reading=reading)
+    options = EncodeOptions("jpeg", quality=quality, exif_transpose=readers_transpose(manifest), reading=reading)
     encoder = Encoder(options, "original" if manifest.holds_files else "uint8", source_mode=mode)
 
     def as_jpeg(key: str, image: bytes | NDArray[Any]) -> bytes:

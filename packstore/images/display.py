@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import Mode, mode_of
-from packstore.images.reading import Reading, bring
+from packstore.images.reading import Reading, convert_pixels
 
 Window = tuple[float, float]
 """Values that are shown as black and as white."""
@@ -43,8 +43,8 @@ def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -
         pixels, mode = pixels[..., :count], mode_of(count, mode.dtype)
     if mode.dtype != "uint8":
         low, high = window or find_window(pixels, mode) or (0.0, 1.0)
-        return bring(pixels, mode, Reading("RGB", f"window:{low!r},{high!r}", "drop"))
-    shown: NDArray[np.uint8] = bring(pixels, mode, Reading("RGB", alpha="over:white"))
+        return convert_pixels(pixels, mode, Reading("RGB", f"window:{low!r},{high!r}", "drop"))
+    shown: NDArray[np.uint8] = convert_pixels(pixels, mode, Reading("RGB", alpha="over:white"))
     return shown
 
 

@@ -50,7 +50,7 @@ def heif_header(data: bytes) -> HeifHeader:
     kind = ""
     meta: tuple[int, int] | None = None
     has_data, end = False, 0
-    for name, start, stop in _boxes(data, 0, len(data), top=True):
+    for name, start, stop in _iterate_boxes(data, 0, len(data), top=True):
         if name == b"ftyp":
             brands = {data[start : start + 4], *(data[at : at + 4] for at in range(start + 8, min(stop, len(data)), 4))}
             kind = "avif" if brands.intersection(AVIF_BRANDS) else "heif"
@@ -60,15 +60,15 @@ def heif_header(data: bytes) -> HeifHeader:
         end = stop
     if meta is None:
         raise IndexError("no meta box")
-    inside = {name: (start, stop) for name, start, stop in _boxes(data, *meta)}
+    inside = {name: (start, stop) for name, start, stop in _iterate_boxes(data, *meta)}
     if not {b"pitm", b"iprp"} <= inside.keys():
         raise BadBoxesError("HEIF without a primary item")
     start, _ = inside[b"pitm"]
-    primary = _number(data, start + 4, 2 if data[start] == 0 else 4)
-    properties = {name: (start, stop) for name, start, stop in _boxes(data, *inside[b"iprp"])}
+    primary = _read_number(data, start + 4, 2 if data[start] == 0 else 4)
+    properties = {name: (start, stop) for name, start, stop in _iterate_boxes(data, *inside[b"iprp"])}
     if not {b"ipco", b"ipma"} <= properties.keys():
         raise BadBoxesError("HEIF without properties of its items")
-    kinds = list(_boxes(data, *properties[b"ipco"]))
+    kinds = list(_iterate_boxes(data, *properties[b"ipco"]))
     size: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
     turns = bits = 0
@@ -77,9 +77,9 @@ def heif_header(data: bytes) -> HeifHeader:
             raise BadBoxesError(f"HEIF property {index} of {len(kinds)}")
         name, start, _ = kinds[index - 1]
         if name == b"ispe":
-            size = _number(data, start + 4, 4), _number(data, start + 8, 4)
+            size = _read_number(data, start + 4, 4), _read_number(data, start + 8, 4)
         elif name == b"clap":
-            width, per_width, height, per_height = (_number(data, start + 4 * i, 4) for i in range(4))
+            width, per_width, height, per_height = (_read_number(data, start + 4 * i, 4) for i in range(4))
             crop = width // max(1, per_width), height // max(1, per_height)
         elif name == b"irot":
             turns = data[start] & 3
@@ -102,13 +102,13 @@ def _bits_of_codec(data: bytes, name: bytes, start: int) -> int:
     return 8 + (data[start + 17] & 7) if name == b"hvcC" else 0
 
 
-def _boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator[tuple[bytes, int, int]]:
+def _iterate_boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator[tuple[bytes, int, int]]:
     """Yields name, start and end of the content of each box. With ``top``, a box may end beyond the data."""
     count = 0
     while start + 8 <= stop:
-        size, name, header = _number(data, start, 4), data[start + 4 : start + 8], 8
+        size, name, header = _read_number(data, start, 4), data[start + 4 : start + 8], 8
         if size == 1:
-            size, header = _number(data, start + 8, 8), 16
+            size, header = _read_number(data, start + 8, 8), 16
         elif size == 0:
             size = stop - start
         count += 1
@@ -122,21 +122,21 @@ def _property_numbers(data: bytes, place: tuple[int, int], item: int) -> Iterato
     """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box."""
     at, stop = place
     version, wide = data[at], data[at + 3] & 1
-    entries = _number(data, at + 4, 4)
+    entries = _read_number(data, at + 4, 4)
     at += 8
     id_bytes, index_bytes = (2 if version < 1 else 4), (2 if wide else 1)
     for _ in range(entries):
         if at >= stop:
             raise BadBoxesError("HEIF whose properties are cut off")
-        found, count = _number(data, at, id_bytes), data[at + id_bytes]
+        found, count = _read_number(data, at, id_bytes), data[at + id_bytes]
         at += id_bytes + 1
         if found == item:
             for place_of in range(at, at + count * index_bytes, index_bytes):
-                yield _number(data, place_of, index_bytes) & (0x7FFF if wide else 0x7F)
+                yield _read_number(data, place_of, index_bytes) & (0x7FFF if wide else 0x7F)
         at += count * index_bytes
 
 
-def _number(data: bytes, at: int, size: int) -> int:
+def _read_number(data: bytes, at: int, size: int) -> int:
     if at + size > len(data):
         raise IndexError(at)
     return int.from_bytes(data[at : at + size], "big")

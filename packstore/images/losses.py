@@ -29,16 +29,17 @@ UNIFIED = {
     "cmyk_to_rgb": ("CMYK image", "CMYK images", "the colours are converted"),
     "opaque_alpha_dropped": ("image with opaque alpha", "images with opaque alpha", "the alpha is left out"),
 }
-"""Ways in which an image loses nothing by another mode; what one and several images of each are called, and the way."""
+"""Conversions to another mode that lose nothing, by name: singular and plural of such an image, and the reason."""
 
 
-class Examined(NamedTuple):
-    """The losses of an image file by the mode that it is read in.
+class LossReport(NamedTuple):
+    """Losses of an image file when it is read in a mode.
 
     Attributes:
         losses: See :func:`find_losses`.
-        unified: The way in which it comes to the mode without a loss, one of :data:`UNIFIED`; None if it has the mode.
-        is_certain: It can be read; else only decoding it tells.
+        unified: Conversion to the mode without a loss, one of :data:`UNIFIED`; None if the file has the mode, or loses
+            something.
+        is_certain: The mode can represent every value; if False, only decoding tells.
     """
 
     losses: dict[str, str]
@@ -61,17 +62,17 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
     return examine(data, info, reading).losses
 
 
-def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> Examined:
-    """Finds losses as :func:`find_losses`, and how a file of another mode comes to that of the reading."""
+def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> LossReport:
+    """Finds losses as :func:`find_losses`, and the conversion of a file of another mode."""
     plain = reading.mode == RGB.name and not reading.frame
     if plain and info.kind == "jpeg":
-        return _COLOUR if info.components == 3 else Examined({}, _JPEG.get(info.components))
+        return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components))
     if plain and not _may_lose(bytes(data), info):
         is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
-        return Examined({}, "gray_to_colour") if is_gray else _COLOUR
+        return LossReport({}, "gray_to_colour") if is_gray else _COLOUR
     found = native.describe(memoryview(data), info)
     if found is None:
-        return Examined({}, is_certain=info.kind != "tiff")
+        return LossReport({}, is_certain=info.kind != "tiff")
     if reading.frame >= found.frames:
         several = "1 frame" if found.frames == 1 else f"{found.frames:,} frames"
         raise HeaderError(f"has {several}, and frame {reading.frame} is read (from 0)")
@@ -80,19 +81,19 @@ def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Read
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
     if found.frames > 1 and reading.frames is None:
         losses["frames"] = f"{found.frames:,} frames or pages, and the first is read"
-    if lost := _lost_channels(mode, wanted, reading.chosen):
+    if lost := _describe_lost_channels(mode, wanted, reading.chosen):
         losses["channels"] = lost
     if found.transparent and not wanted.has_alpha and reading.alpha is None:
         losses["alpha"] = "transparent pixels, and their colours are read as if they were not"
-    return Examined(losses, None if losses else _find_unified(info, found, wanted), found.is_certain)
+    return LossReport(losses, None if losses else _find_conversion(info, found, wanted), found.is_certain)
 
 
-_COLOUR = Examined({})
+_COLOUR = LossReport({})
 _JPEG = {1: "gray_to_colour", 4: "cmyk_to_rgb"}
 _PALETTE = 3  # colour type of a PNG
 
 
-def _find_unified(info: ImageInfo, found: native.Description, wanted: Mode) -> str | None:
+def _find_conversion(info: ImageInfo, found: native.ImageDescription, wanted: Mode) -> str | None:
     mode = found.mode
     if wanted.has_colour and mode.channels - mode.has_alpha == 1:
         return "gray_to_colour"
@@ -116,7 +117,7 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
     )
 
 
-def _lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
+def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
     """Describes the channels of ``found`` that ``wanted`` cannot store; None if it stores all, or may lose them."""
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:

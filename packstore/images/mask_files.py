@@ -33,7 +33,7 @@ def make_mask_file(mask: Any) -> bytes | None:
         if (info.kind, info.components, info.precision) != ("png", 1, 8):
             return bytes(mask)
         image = Image.open(io.BytesIO(mask))
-        image.load()  # first, since Pillow before 10 decodes into what putpalette() makes
+        image.load()  # load first: Pillow before 10 decodes into the image that putpalette() changes
         if image.mode != "L":
             return bytes(mask)
     if image.mode == "L":

@@ -29,7 +29,7 @@ def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None
     if isinstance(value, Normalization):
         return _check_scale(value, mode)
     try:
-        pair: Any = value  # what cannot be unpacked is refused below
+        pair: Any = value  # values that cannot be unpacked are refused below
         mean, std = pair
         found = _convert_numbers(mean, std)
     except (TypeError, ValueError, ManifestError):

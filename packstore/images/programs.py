@@ -136,7 +136,7 @@ def join_programs(programs: Sequence[Program], count: int) -> Program:
         return programs[0]
     joined = np.empty((count, sum(each.shape[1] for each in programs)), STEP)
     start = 0
-    for each in programs:  # concatenate() would look at the fields of each
+    for each in programs:  # concatenate() would compare the fields of all
         joined[:, start : start + each.shape[1]] = each
         start += each.shape[1]
     return joined

@@ -1,7 +1,7 @@
-"""Converts pixels of image files to one mode: more bits, alpha and further frames as options say.
+"""Converts pixels of image files to one mode; options choose the conversion of more bits, alpha and further frames.
 
-A store has one mode per column. :class:`Reading` names it and answers what may be lost; :func:`bring` converts pixels
-of a file or an array.
+A store has one mode per column. :class:`Reading` holds the mode and the options; :func:`convert_pixels` converts the
+pixels of a file or an array.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Reading:
         return {name: value for name, value in given.items() if value is not None}
 
     @classmethod
-    def recorded(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
+    def restore(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
         """Restores the reading of a store from the mode of its column and the options in its manifest."""
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
         given = {name: value for name, value in texts.items() if name != "frames" or value not in OF_SOURCES}
@@ -109,7 +109,7 @@ class Reading:
     def of_column(cls, column: Column, options: Mapping[str, Any]) -> Reading:
         """Restores the reading of any column of image files: by its own answers, else by those of all columns. The
         number of a frame among the latter is for the main image alone."""
-        found = cls.recorded(column.mode, options)
+        found = cls.restore(column.mode, options)
         if column.name != "image":
             own = {name: options.get(f"{column.name}.{name}") for name in EXPECTED}
             depth, alpha, frames = (value if isinstance(value, str) else None for value in own.values())
@@ -122,7 +122,7 @@ PLAIN = Reading()
 """As 8-bit RGB."""
 
 
-def bring(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None = None) -> NDArray[Any]:
+def convert_pixels(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None = None) -> NDArray[Any]:
     """Converts pixels to the mode of a reading; returns them unchanged if they have it.
 
     Args:
@@ -139,14 +139,14 @@ def bring(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None 
     if found == wanted:
         return pixels
     if found.has_alpha and not wanted.has_alpha:
-        pixels = _without_alpha(pixels, found, reading)
+        pixels = _drop_alpha(pixels, found, reading)
         found = mode_of(found.channels - 1, found.dtype)
     if found.dtype != wanted.dtype:
-        pixels = _of_dtype(pixels, found, wanted, reading, bits)
-    return np.ascontiguousarray(_of_channels(pixels, found, wanted))
+        pixels = _convert_dtype(pixels, found, wanted, reading, bits)
+    return np.ascontiguousarray(_convert_channels(pixels, found, wanted))
 
 
-def _without_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
+def _drop_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
     colours, match = pixels[..., :-1], _OVER.fullmatch(reading.alpha or "")
     if match is None:
         return colours
@@ -159,7 +159,7 @@ def _without_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArr
     return blended
 
 
-def _of_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading, bits: int | None) -> NDArray[Any]:
+def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading, bits: int | None) -> NDArray[Any]:
     if wanted.dtype != "uint8" or reading.depth is None:
         raise DecodeError(
             f"an image of mode {found}, and {wanted} is read; depth says how values become 8 bits: {EXPECTED['depth']}"
@@ -174,7 +174,7 @@ def _of_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading,
     return whole
 
 
-def _of_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
+def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
     colours, alpha = wanted.channels - wanted.has_alpha, pixels[..., found.channels - 1 :] if found.has_alpha else None
     given = pixels[..., : found.channels - found.has_alpha]
     if given.shape[-1] < colours and given.shape[-1] != 1:

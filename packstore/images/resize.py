@@ -75,7 +75,7 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
         limits = np.iinfo(image.dtype)
         values = np.rint(resize(image.astype(exact), height, width))
         return np.clip(values, limits.min, limits.max).astype(image.dtype)
-    interpolate, from_numpy = _torch()
+    interpolate, from_numpy = _import_torch()
     # torch warns of arrays that are not writable, although it only reads this one.
     source = image if image.flags.writeable and image.flags.c_contiguous else np.array(image, order="C")
     channels_last = from_numpy(source)[None].permute(0, 3, 1, 2)
@@ -91,10 +91,10 @@ def limit(image: Pixels, resize_to: int | None = None, max_side: int | None = No
     Keeps the aspect ratio, and never enlarges. Returns ``image`` itself if it is small enough.
     """
     height, width = image.shape[:2]
-    return resize(image, *limited_size(height, width, resize_to, max_side))
+    return resize(image, *limit_size(height, width, resize_to, max_side))
 
 
-def limited_size(height: int, width: int, resize_to: int | None, max_side: int | None) -> tuple[int, int]:
+def limit_size(height: int, width: int, resize_to: int | None, max_side: int | None) -> tuple[int, int]:
     """Returns the size that :func:`limit` gives an image."""
     if resize_to is not None and min(height, width) > resize_to:
         height, width = size_by_shorter_side(height, width, resize_to)
@@ -129,12 +129,12 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
             covering = target_height, max(target_width, int(target_height * width / height))
         else:
             covering = max(target_height, int(target_width * height / width)), target_width
-        # A panorama would be enlarged far beyond what is kept: 60,000 x 1 pixels to 3 GPixel, for 224 x 224.
+        # A panorama would be enlarged far beyond the crop: 60,000 x 1 pixels to 3 GPixel, for 224 x 224.
         large = covering[0] * covering[1] > max(height * width, min(4 * target_height * target_width, MAX_PIXELS))
         if large and image.dtype == np.uint8:
             return resize_centre(image, covering, (target_height, target_width))
         resized = resize(image, *covering)
-        top, left = _centre(covering[0], target_height), _centre(covering[1], target_width)
+        top, left = _centred_start(covering[0], target_height), _centred_start(covering[1], target_width)
         return np.ascontiguousarray(resized[top : top + target_height, left : left + target_width])
     if mode == "pad":
         if target_height * width >= target_width * height:
@@ -158,14 +158,14 @@ def resize_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int
     """
     # As torch: first along the rows, then along the columns, rounded to uint8 in between.
     height, width = image.shape[:2]
-    rows = _make_taps(height, covering[0], _centre(covering[0], size[0]), size[0])
+    rows = _make_taps(height, covering[0], _centred_start(covering[0], size[0]), size[0])
     image = image[rows.first : rows.last]
     if covering[1] == size[1]:
         image = resize(image, len(image), size[1])
     else:
-        columns = _make_taps(width, covering[1], _centre(covering[1], size[1]), size[1])
-        image = _blend(image[:, columns.first : columns.last], columns, 1)
-    return _blend(image, rows, 0)
+        columns = _make_taps(width, covering[1], _centred_start(covering[1], size[1]), size[1])
+        image = _apply_taps(image[:, columns.first : columns.last], columns, 1)
+    return _apply_taps(image, rows, 0)
 
 
 class _Taps(NamedTuple):
@@ -202,7 +202,7 @@ def _make_taps(source: int, target: int, start: int, count: int) -> _Taps:
     return _Taps(first, last, places, (weights * (1 << 14) + 0.5).astype(np.int32))
 
 
-def _blend(image: Pixels, taps: _Taps, axis: int) -> Pixels:
+def _apply_taps(image: Pixels, taps: _Taps, axis: int) -> Pixels:
     """Computes an enlarged axis from its taps."""
     count, channels = taps.places.shape[1], image.shape[2]
     result = np.empty((count, image.shape[1], channels) if axis == 0 else (len(image), count, channels), np.uint8)
@@ -219,16 +219,16 @@ def _blend(image: Pixels, taps: _Taps, axis: int) -> Pixels:
 
 
 _BLEND_VALUES = 1 << 20
-"""Maximum number of int32 values that :func:`_blend` holds in memory."""
+"""Maximum number of int32 values that :func:`_apply_taps` holds in memory."""
 
 
-def _centre(length: int, part: int) -> int:
+def _centred_start(length: int, part: int) -> int:
     """Returns the start of the middle ``part`` of ``length`` pixels, by the formula of torchvision's ``CenterCrop``."""
     return round((length - part) / 2.0)
 
 
 @functools.cache
-def _torch() -> tuple[Any, Any]:
+def _import_torch() -> tuple[Any, Any]:
     import torch
 
     return torch.nn.functional.interpolate, torch.from_numpy

@@ -75,7 +75,7 @@ def max_file_bytes(max_pixels: int) -> int:
 def sniff(data: Data) -> ImageInfo:
     """Parses the header of ``data``, a whole file. Raises :class:`HeaderError`, and nothing else, if ``data`` is no
     image or its header is broken."""
-    return _look(data if type(data) is bytes else bytes(data), False)
+    return _parse(data if type(data) is bytes else bytes(data), False)
 
 
 def check_header(data: Data) -> ImageInfo:
@@ -83,7 +83,7 @@ def check_header(data: Data) -> ImageInfo:
 
     Bytes after the end are allowed, as many files on the web have them.
     """
-    return _look(data if type(data) is bytes else bytes(data), True)
+    return _parse(data if type(data) is bytes else bytes(data), True)
 
 
 def begins_like_image(start: bytes) -> bool:
@@ -93,12 +93,12 @@ def begins_like_image(start: bytes) -> bool:
     return start[:4] + start[8:12] == b"RIFFWEBP" or is_heif(start) or unread_kind(start) is not None
 
 
-def _look(data: bytes, whole: bool) -> ImageInfo:
+def _parse(data: bytes, whole: bool) -> ImageInfo:
     try:
         if data[:3] == b"\xff\xd8\xff":
-            return _jpeg(data, whole)
+            return _parse_jpeg(data, whole)
         if is_heif(data[:12]):
-            return _heif(data, whole)
+            return _parse_heif(data, whole)
         for magic, look in _KINDS:
             if data.startswith(magic):
                 info = look(data, whole)
@@ -117,7 +117,7 @@ def _look(data: bytes, whole: bool) -> ImageInfo:
     raise HeaderError(f"is not an image (begins with {data[:8]!r})")
 
 
-def _jpeg(data: bytes, whole: bool) -> ImageInfo:
+def _parse_jpeg(data: bytes, whole: bool) -> ImageInfo:
     """Parses the segments up to the first scan: an earlier end-of-image marker belongs to a thumbnail."""
     global _latest
     # The result depends on the bytes up to the scan alone, which are often the same in images of one size and encoder.
@@ -139,7 +139,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
         if length < 2:
             if marker not in _SKIPPED:
                 raise HeaderError(f"is damaged: a JPEG segment of {length} bytes at byte {at}")
-            length, orderly = 2, False  # libjpeg goes on behind the length
+            length, orderly = 2, False  # libjpeg continues after the length
         if marker == 0xDA:
             break
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
@@ -166,7 +166,7 @@ def _jpeg(data: bytes, whole: bool) -> ImageInfo:
         raise IndexError
     alone = orderly and app1s == 1
     info = ImageInfo("jpeg", width, height, components, precision, sof, adobe, app1_at, alone)
-    # In others, what was read may lie behind the segment itself.
+    # In other segments the values may be beyond the segment's end.
     if end <= _REMEMBERED_BYTES and frames == 1 and length >= 6:
         _latest = data[:end], info
     return info
@@ -188,8 +188,8 @@ _SKIPPED = frozenset((0xDC, *range(0xE0, 0xF0), 0xFE))
 
 
 def _next_marker(data: bytes, at: int) -> int:
-    """Returns the position of the next marker, from one that begins no segment: skips fill bytes, markers without a
-    segment, and stray bytes (which libjpeg skips with a warning)."""
+    """Returns the next position to look at for a segment: skips one fill byte, one marker without a segment, or stray
+    bytes (which libjpeg skips with a warning). Raises :class:`HeaderError` at a marker that may not be there."""
     marker = data[at + 1]
     if data[at : at + 4] == b"\xff\xd9\xff\xd8":  # tables end, and the image that uses them begins: T.81, B.4
         return at + 4
@@ -204,7 +204,7 @@ def _next_marker(data: bytes, at: int) -> int:
     return found
 
 
-def _png(data: bytes, whole: bool) -> ImageInfo:
+def _parse_png(data: bytes, whole: bool) -> ImageInfo:
     length, name, width, height, depth, color = struct.unpack_from(">I4sIIBB", data, 8)
     if name != b"IHDR" or length != 13 or color not in _PNG_COMPONENTS:
         raise HeaderError(f"is damaged: a PNG that begins with {name!r} of {length} bytes and color type {color}")
@@ -223,7 +223,7 @@ def _png(data: bytes, whole: bool) -> ImageInfo:
 _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
-def _gif(data: bytes, whole: bool) -> ImageInfo:
+def _parse_gif(data: bytes, whole: bool) -> ImageInfo:
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     info = ImageInfo("gif", width, height, 1, (flags & 7) + 1 if flags & 0x80 else 8)
     if not whole:
@@ -250,7 +250,7 @@ def _gif(data: bytes, whole: bool) -> ImageInfo:
     return info
 
 
-def _bmp(data: bytes, whole: bool) -> ImageInfo:
+def _parse_bmp(data: bytes, whole: bool) -> ImageInfo:
     start, header = struct.unpack_from("<II", data, 10)
     compression = image_bytes = 0
     if header == 12:
@@ -271,14 +271,14 @@ def _bmp(data: bytes, whole: bool) -> ImageInfo:
     return ImageInfo("bmp", width, height, *((bits // 8, 8) if bits in (24, 32) else (1, bits)))
 
 
-def _webp(data: bytes, whole: bool) -> ImageInfo:
+def _parse_webp(data: bytes, whole: bool) -> ImageInfo:
     size, form, name, length = struct.unpack_from("<I4s4sI", data, 4)
     if form != b"WEBP":
         raise HeaderError(f"is not an image (a RIFF file of kind {form!r})")
     if whole and size + 8 > len(data):
         raise HeaderError(f"is truncated: RIFF says {size + 8} bytes, the file has {len(data)}")
     if name == b"VP8X":
-        alpha, width, height = data[20] & 0x10, _u24(data, 24) + 1, _u24(data, 27) + 1
+        alpha, width, height = data[20] & 0x10, _read_u24(data, 24) + 1, _read_u24(data, 27) + 1
         at = 12
         while whole and name not in (b"VP8 ", b"VP8L", b"ANMF"):
             at += 8 + length + (length & 1)
@@ -299,7 +299,7 @@ def _webp(data: bytes, whole: bool) -> ImageInfo:
     raise HeaderError(f"is damaged: a WebP whose first chunk is {name!r}, without an image header")
 
 
-def _heif(data: bytes, whole: bool) -> ImageInfo:
+def _parse_heif(data: bytes, whole: bool) -> ImageInfo:
     try:
         header = heif_header(data)
     except BadBoxesError as error:
@@ -315,11 +315,11 @@ def _heif(data: bytes, whole: bool) -> ImageInfo:
     return ImageInfo(header.kind, width, height, 3, header.bits)
 
 
-def _u24(data: bytes, at: int) -> int:
+def _read_u24(data: bytes, at: int) -> int:
     return data[at] | data[at + 1] << 8 | data[at + 2] << 16
 
 
-def _tiff(data: bytes, whole: bool) -> ImageInfo:
+def _parse_tiff(data: bytes, whole: bool) -> ImageInfo:
     order = "<" if data[:2] == b"II" else ">"
     big = 43 in data[2:4]
     at = struct.unpack_from(order + ("Q" if big else "I"), data, 8 if big else 4)[0]
@@ -332,7 +332,7 @@ def _tiff(data: bytes, whole: bool) -> ImageInfo:
         raise HeaderError(f"is truncated: TIFF directory of {count} entries at byte {at}, the file has {len(data)}")
     if count > _MAX_TIFF_TAGS:
         raise HeaderError(f"is damaged: a TIFF directory of {count} entries")
-    tags: dict[int, tuple[str, int, int]] = {}  # type, number of values, where they lie
+    tags: dict[int, tuple[str, int, int]] = {}  # type, number of values, offset of the values
     for entry in range(at, at + count * size, size):
         tag, kind, length = struct.unpack_from(order + ("HHQ" if big else "HHI"), data, entry)
         if kind not in _TIFF_WIDTHS or not length or not (whole or tag in _TIFF_TAGS):
@@ -341,7 +341,7 @@ def _tiff(data: bytes, whole: bool) -> ImageInfo:
         width = _TIFF_WIDTHS[kind]
         if length * width > inline:
             value = struct.unpack_from(order + ("Q" if big else "I"), data, value)[0]
-            if value + length * width > len(data):  # of any tag: a decoder may need it, as JPEG tables
+            if value + length * width > len(data):  # of any tag: a decoder may need the values, such as JPEG tables
                 end = value + length * width
                 raise HeaderError(f"is truncated: TIFF values end at byte {end}, the file has {len(data)}")
         if tag in _TIFF_TAGS and kind in _TIFF_NUMBERS:
@@ -377,20 +377,20 @@ def _check_tiff_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple
     import numpy as np
 
     length, size = min(offsets[1], counts[1]), np.uint64(len(data))
-    starts, sizes = (_tiff_numbers(data, letter, length, value) for letter, _, value in (offsets, counts))
+    starts, sizes = (_read_tiff_numbers(data, letter, length, value) for letter, _, value in (offsets, counts))
     beyond = np.flatnonzero((starts > size) | (sizes > size - np.minimum(starts, size)))
     if len(beyond):
         end = int(starts[beyond[-1]]) + int(sizes[beyond[-1]])
         raise HeaderError(f"is truncated: TIFF pixels end at byte {end}, the file has {len(data)}")
 
 
-def _tiff_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.uint64]:
+def _read_tiff_numbers(data: bytes, letter: str, length: int, at: int) -> NDArray[np.uint64]:
     import numpy as np
 
     return np.frombuffer(data, letter, length, at).astype(np.uint64)
 
 
-def _jp2(data: bytes, whole: bool) -> ImageInfo:
+def _parse_jp2(data: bytes, whole: bool) -> ImageInfo:
     """Finds the codestream (T.800 Annex A) and parses its size marker; in a JP2 file (Annex I) the codestream lies
     in a box."""
     at = 0
@@ -431,12 +431,12 @@ JPEG_2000 = (_CODESTREAM, b"\0\0\0\x0cjP  \r\n\x87\n")
 _READABLE_BITS = {"jpeg": (8,), "tiff": (1, 2, 4, 8, 16, 32, 64)}
 _MAX_SAMPLES = 16
 _TIFF_TAGS = frozenset((256, 257, 258, 273, 277, 279, 324, 325))
-_MAX_TIFF_TAGS = 0xFFFF  # as many as a TIFF can have; a BigTIFF could say more
+_MAX_TIFF_TAGS = 0xFFFF  # the maximum of a TIFF; a BigTIFF could claim more
 _TIFF_WIDTHS = {**dict(enumerate((1, 1, 2, 4, 8, 1, 1, 2, 4, 8, 4, 8, 4), 1)), 16: 8, 17: 8, 18: 8}  # bytes a value
 _TIFF_NUMBERS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # unsigned integers, for struct and numpy alike
 
 
-def _pnm(data: bytes, whole: bool) -> ImageInfo:
+def _parse_pnm(data: bytes, whole: bool) -> ImageInfo:
     form = data[1] - 0x30
     header = (_PBM if form in (1, 4) else _PGM).match(data)
     if header is None:
@@ -470,17 +470,19 @@ _PBM = re.compile(rb"P[14]%s(\d{1,9})%s(\d{1,9})\s" % (_GAP, _GAP))
 _PGM = re.compile(rb"P[2356]%s(\d{1,9})%s(\d{1,9})%s(\d{1,9})\s" % (_GAP, _GAP, _GAP))
 
 _KINDS: tuple[tuple[bytes | tuple[bytes, ...], Callable[[bytes, bool], ImageInfo]], ...] = (
-    (b"\x89PNG\r\n\x1a\n", _png),
-    ((b"GIF87a", b"GIF89a"), _gif),
-    (b"RIFF", _webp),
-    (b"BM", _bmp),
-    ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), _tiff),
-    (JPEG_2000, _jp2),
-    ((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _pnm),
+    (b"\x89PNG\r\n\x1a\n", _parse_png),
+    ((b"GIF87a", b"GIF89a"), _parse_gif),
+    (b"RIFF", _parse_webp),
+    (b"BM", _parse_bmp),
+    ((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), _parse_tiff),
+    (JPEG_2000, _parse_jp2),
+    ((b"P1", b"P2", b"P3", b"P4", b"P5", b"P6"), _parse_pnm),
     *((kind.magics, kind.read_header) for kind in KINDS.values()),
 )
 _SURE = (
     *(b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*", *JPEG_2000),
-    *(magic for name, kind in KINDS.items() if name != "npy" for magic in kind.magics),  # arrays are more than images
+    *(
+        magic for name, kind in KINDS.items() if name != "npy" for magic in kind.magics
+    ),  # an npy file may be an array other than an image
 )
 """First bytes that only image files have."""

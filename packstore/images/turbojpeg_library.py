@@ -22,7 +22,7 @@ _IN_ALL = "tjInitDecompress"
 _ADVICE = "correct it or unset it"
 
 
-def wanted_library() -> str | None:
+def library_from_environment() -> str | None:
     """Returns the value of ``PACKSTORE_TURBOJPEG``: a library file, or empty for none; None if it is not set."""
     return os.environ.get(_VARIABLE)
 
@@ -33,11 +33,11 @@ def find_library(*symbols: str) -> str | None:
     Raises:
         UsageError: ``PACKSTORE_TURBOJPEG`` names a file that cannot be loaded, or is not TurboJPEG's.
     """
-    return _find(wanted_library(), symbols)
+    return _find_with_symbols(library_from_environment(), symbols)
 
 
 @functools.cache
-def _find(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
+def _find_with_symbols(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
     if wanted == "":
         return None
     name = wanted or _NAME

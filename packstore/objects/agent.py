@@ -99,7 +99,7 @@ class Agent:
             done = True  # the answer was read completely
             raise
         except (EOFError, BrokenPipeError, ConnectionResetError):
-            _forget(self)
+            _forget_agent(self)
             raise RemoteError("the process that fetches for this forked one has ended; was it killed?") from None
         finally:
             if done:
@@ -117,7 +117,7 @@ class Agent:
         return value
 
 
-def agent() -> Agent | None:
+def get_agent() -> Agent | None:
     """Returns this process's agent if it was forked and so cannot use obstore, else None; starts it on first use."""
     global _agent
     if not _forked:
@@ -129,7 +129,7 @@ def agent() -> Agent | None:
         return _agent
 
 
-def _forget(ended: Agent) -> None:
+def _forget_agent(ended: Agent) -> None:
     """Closes an agent that has ended; the next request starts another one."""
     global _agent
     with _lock:

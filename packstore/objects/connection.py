@@ -58,6 +58,8 @@ def connect(location: ParsedUrl) -> Connection:
             return kinds.GCSStore(bucket, prefix=prefix, client_options=client, retry_config=retry, **own)
         case _:
             if not (os.environ.get("AZURE_STORAGE_ACCOUNT_NAME") or os.environ.get("AZURE_STORAGE_USE_EMULATOR")):
-                raise RemoteError(f"{location.shown()} needs the name of its account: set AZURE_STORAGE_ACCOUNT_NAME")
+                raise RemoteError(
+                    f"{location.display_url()} needs the name of its account: set AZURE_STORAGE_ACCOUNT_NAME"
+                )
             own = find_credentials(location)
             return kinds.AzureStore(bucket, prefix=prefix, client_options=client, retry_config=retry, **own)

@@ -113,7 +113,7 @@ def find_credentials(location: ParsedUrl) -> dict[str, Any]:
     address = os.environ.get(cloud.metadata) or cloud.usual
     if not _has_metadata_service(address if "//" in address else f"http://{address}", *cloud.probe):
         raise RemoteError(
-            f"{location.shown()}: no credentials; set {cloud.advice} (or {cloud.public}=true for public "
+            f"{location.display_url()}: no credentials; set {cloud.advice} (or {cloud.public}=true for public "
             "objects). No metadata service of a cloud answers on this machine"
         )
     return profile
@@ -140,7 +140,7 @@ def _read_profile(location: ParsedUrl) -> dict[str, Any]:
         try:
             parser.read(path, "utf-8")
         except (configparser.Error, UnicodeDecodeError, OSError):
-            raise RemoteError(f"{location.shown()}: {path}, the file of the AWS tools, cannot be read") from None
+            raise RemoteError(f"{location.display_url()}: {path}, the file of the AWS tools, cannot be read") from None
         if parser.has_section(section):
             settings.update(parser.items(section))
     own: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def _read_profile(location: ParsedUrl) -> dict[str, Any]:
     elif settings.keys() & {"sso_session", "sso_start_url", "credential_process", "role_arn"}:
         own["credential_provider"] = _use_boto3(location, name)
     elif name != "default" and not settings:
-        raise RemoteError(f"{location.shown()}: there is no AWS profile {name!r}, which AWS_PROFILE names")
+        raise RemoteError(f"{location.display_url()}: there is no AWS profile {name!r}, which AWS_PROFILE names")
     return own
 
 
@@ -165,8 +165,8 @@ def _use_boto3(location: ParsedUrl, profile: str) -> Any:
     """Returns boto3's provider for a profile whose files only tell how to get credentials."""
     if importlib.util.find_spec("boto3") is None:
         raise RemoteError(
-            f"{location.shown()}: the AWS profile {profile!r} has no keys of its own (it signs in); install boto3, or "
-            'run: eval "$(aws configure export-credentials --format env)"'
+            f"{location.display_url()}: the AWS profile {profile!r} has no keys of its own (it signs in); install "
+            'boto3, or run: eval "$(aws configure export-credentials --format env)"'
         )
     from obstore.auth.boto3 import Boto3CredentialProvider
 

@@ -51,7 +51,7 @@ class Direct:
         import obstore
 
         with self._explain_failures(name, "read"):
-            path = self._path(name)
+            path = self._full_name(name)
             if start is None and stop is None:
                 return b"".join(self.stream(name))
             start = start or 0
@@ -96,29 +96,31 @@ class Direct:
             while seen != expected:
                 before = seen
                 try:
-                    reply = obstore.get(self._connection(), self._path(name), options=options)
+                    reply = obstore.get(self._connection(), self._full_name(name), options=options)
                     if info is None:
-                        info = self._info(dict(reply.meta))
+                        info = self._to_info(dict(reply.meta))
                         expected = info.nbytes
                         yield info, memoryview(b"")
                     for piece in reply.stream(STEP_BYTES):
                         seen += len(piece)
                         yield info, memoryview(piece)
                 except PreconditionError:
-                    raise RemoteError(f"{self.location.shown(name)} was replaced while it was read") from None
+                    raise RemoteError(f"{self.location.display_url(name)} was replaced while it was read") from None
                 except GenericError:
                     if seen == before:
                         raise
                 else:
                     if seen == before and seen != expected:
-                        raise RemoteError(f"{self.location.shown(name)} ends after {seen:,} of {expected:,} bytes")
+                        raise RemoteError(
+                            f"{self.location.display_url(name)} ends after {seen:,} of {expected:,} bytes"
+                        )
                 options = {"range": {"offset": seen}, "if_match": reply.meta["e_tag"]}
 
     def head(self, name: str) -> ObjectInfo:
         import obstore
 
         with self._explain_failures(name, "read"):
-            return self._info(dict(obstore.head(self._connection(), self._path(name))))
+            return self._to_info(dict(obstore.head(self._connection(), self._full_name(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         import obstore
@@ -126,10 +128,10 @@ class Direct:
         # obstore treats a prefix as a directory; ours may end in the middle of a name.
         directory = prefix.rpartition("/")[0]
         with self._explain_failures(prefix, "listed"):
-            below = self._path(directory).rstrip("/")
+            below = self._full_name(directory).rstrip("/")
             for chunk in obstore.list(self._connection(), below or None, chunk_size=1000):
                 for each in chunk:
-                    info = self._info(dict(each))
+                    info = self._to_info(dict(each))
                     if info.name.startswith(prefix):
                         yield info
 
@@ -137,21 +139,21 @@ class Direct:
         import obstore
 
         with self._explain_failures(name, "listed"):
-            below = self._path(name).rstrip("/")
+            below = self._full_name(name).rstrip("/")
             listing = obstore.list_with_delimiter(self._connection(), below or None)
-            files = [self._info(dict(each)) for each in listing["objects"]]
+            files = [self._to_info(dict(each)) for each in listing["objects"]]
             return files, [str(each).removeprefix(self._prefix).rstrip("/") for each in listing["common_prefixes"]]
 
     def create(self, name: str, data: bytes | Path) -> bool:
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._explain_failures(name, "written"):
-            self._probe("put")
+            self._probe_conditional_writes("put")
             if nbytes <= _SINGLE_BYTES:
                 created = self._create_in_one_put(name, data)
             else:
                 created = self._create_in_parts(name, data, nbytes)
         if created is None and not self._is_same(name, data, nbytes):
-            raise ConflictError(f"{self.location.shown(name)} exists already, with other content", name)
+            raise ConflictError(f"{self.location.display_url(name)} exists already, with other content", name)
         return bool(created)
 
     def put(self, name: str, data: bytes) -> None:
@@ -159,7 +161,7 @@ class Direct:
 
         with self._explain_failures(name, "written"):
             self._refuse_read_only()
-            obstore.put(self._connection(), self._path(name), data, use_multipart=False)
+            obstore.put(self._connection(), self._full_name(name), data, use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
         import obstore
@@ -169,7 +171,7 @@ class Direct:
         for first in range(0, len(names), step):
             some = names[first : first + step]
             with self._explain_failures(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._connection(), [self._path(name) for name in some])
+                obstore.delete(self._connection(), [self._full_name(name) for name in some])
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
         """Creates an object with one conditional put. Returns True if this call created it, None if it exists already.
@@ -185,7 +187,7 @@ class Direct:
         while True:
             try:
                 source = data.read_bytes() if isinstance(data, Path) else data
-                obstore.put(self._connection(), self._path(name), source, mode="create")
+                obstore.put(self._connection(), self._full_name(name), source, mode="create")
             except AlreadyExistsError as error:
                 retries = re.search(r"retries: (\d+)", str(error))
                 if not lost and (retries is None or retries[1] == "0"):
@@ -211,17 +213,22 @@ class Direct:
 
         if self._exists(name):
             return None
-        self._probe("copy")
+        self._probe_conditional_writes("copy")
         part = max(_PART_BYTES, -(-nbytes // _PARTS))
         copies = self.location.scheme != "s3" or nbytes <= _COPY_BYTES
         target = f"{WORK}/upload-{uuid.uuid4().hex}" if copies else name
         obstore.put(
-            self._connection(), self._path(target), data, use_multipart=True, chunk_size=part, max_concurrency=_AT_ONCE
+            self._connection(),
+            self._full_name(target),
+            data,
+            use_multipart=True,
+            chunk_size=part,
+            max_concurrency=_AT_ONCE,
         )
         if not copies:
             return True
         try:
-            obstore.copy(self._connection(), self._path(target), self._path(name), overwrite=False)
+            obstore.copy(self._connection(), self._full_name(target), self._full_name(name), overwrite=False)
         except AlreadyExistsError as error:
             retries = re.search(r"retries: (\d+)", str(error))
             lost = retries is not None and retries[1] != "0"
@@ -232,7 +239,7 @@ class Direct:
         finally:
             self.delete([target])
 
-    def _probe(self, way: str) -> None:
+    def _probe_conditional_writes(self, way: str) -> None:
         """Raises :class:`RemoteError` if the server overwrites on a conditional put or copy (``way``); probes it once.
 
         Such a server would let two writers overwrite each other.
@@ -244,7 +251,7 @@ class Direct:
         if way in self._probed or self.location.scheme in ("file", "memory"):
             return
         made = self._connection()
-        path = self._path(f"{WORK}/probe-{uuid.uuid4().hex}")
+        path = self._full_name(f"{WORK}/probe-{uuid.uuid4().hex}")
         why = "overwrites an object despite a request to create it only if absent"
         obstore.put(made, path, b"first")
         try:
@@ -262,7 +269,7 @@ class Direct:
         finally:
             obstore.delete(made, path)
         raise RemoteError(
-            f"{self.location.shown()} cannot be written: its server {why} "
+            f"{self.location.display_url()} cannot be written: its server {why} "
             f"({'If-None-Match' if way == 'put' else 'If-None-Match of an upload in parts'}), so two writers could "
             "overwrite each other. Write to a local path and copy it there, or use a server that supports this "
             "(Amazon S3, Google Cloud Storage, Azure, MinIO)"
@@ -270,7 +277,9 @@ class Direct:
 
     def _refuse_read_only(self) -> None:
         if self.location.scheme in ("http", "https"):
-            raise UsageError(f"{self.location.shown()} is read only: {self.location.scheme}:// stores are not written")
+            raise UsageError(
+                f"{self.location.display_url()} is read only: {self.location.scheme}:// stores are not written"
+            )
 
     def _exists(self, name: str) -> bool:
         try:
@@ -301,11 +310,11 @@ class Direct:
                 self._made = connect(self.location)
             return self._made
 
-    def _path(self, name: str) -> str:
+    def _full_name(self, name: str) -> str:
         """Returns the name that obstore knows an object by."""
         return self._prefix + name
 
-    def _info(self, meta: dict[str, Any]) -> ObjectInfo:
+    def _to_info(self, meta: dict[str, Any]) -> ObjectInfo:
         name = str(meta["path"]).removeprefix(self._prefix)
         return ObjectInfo(name, int(meta["size"]), meta["e_tag"], meta["last_modified"].timestamp())
 

@@ -36,7 +36,7 @@ def _is_from_obstore(error: Exception) -> bool:
 def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
     """Returns ``error`` as a :class:`RemoteError` with a plain explanation."""
     text = str(error)
-    shown = location.shown(name)
+    shown = location.display_url(name)
     code = re.search(r"<Code>([^<]*)</Code>", text)
     if code is not None and code[1] in ("NoSuchBucket", "ContainerNotFound"):
         return RemoteError(f"{shown} cannot be {doing}: there is no bucket {location.bucket!r}")
@@ -64,7 +64,7 @@ def _explain(text: str, location: ParsedUrl) -> str:
     if status is not None and status[1] in ("401", "403"):
         return f"access is denied ({named}); the credentials in the environment lack this right"
     if status is not None:
-        return f"the server answers {scrub(named)}{again}"
+        return f"the server answers {remove_secrets(named)}{again}"
     if "kind: Timeout" in text or "TimedOut" in text:
         return (
             f"no answer within {connection.SILENCE_SECONDS:g} s{again}; is the server overloaded, or the network slow?"
@@ -75,10 +75,10 @@ def _explain(text: str, location: ParsedUrl) -> str:
         return f"the connection keeps breaking off{again}"
     if location.scheme != "file" and ("metadata" in first or "credential" in first.lower()):
         return "the cloud's metadata service returned no credentials; set them in the environment"
-    return scrub(first)[:_MOST]
+    return remove_secrets(first)[:_MOST]
 
 
-def scrub(text: str) -> str:
+def remove_secrets(text: str) -> str:
     """Returns ``text`` on one line without secrets: credentials in the environment, queries and user names in URLs."""
     for name, value in os.environ.items():
         if len(value) >= 8 and name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _SECRET_NAME.search(name):

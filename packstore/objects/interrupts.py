@@ -18,7 +18,7 @@ from packstore.objects.values import RemoteError
 _LAST_SECONDS = 3.0
 """How long a request may take after an interrupt: enough for cleaning up, if the server answers."""
 
-_idle: list[_Worker] = []
+_idle: list[_RequestThread] = []
 _pending: set[Future[Any]] = set()
 _interrupted = threading.Event()
 _refusals = 0
@@ -91,7 +91,7 @@ def _submit(future: Future[Any], function: Callable[..., Any], *arguments: Any) 
     try:
         worker = _idle.pop()
     except IndexError:
-        worker = _Worker()
+        worker = _RequestThread()
         worker.start()
     worker.tasks.put((future, function, arguments))
 
@@ -115,7 +115,7 @@ def _abort(future: Future[Any]) -> None:
         future.set_exception(RemoteError("interrupted"))
 
 
-class _Worker(threading.Thread):
+class _RequestThread(threading.Thread):
     """Runs one call after another; a daemon, so that the process can end without waiting for it."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class ParsedUrl(NamedTuple):
         path = quote(self.prefix) if self.scheme in ("http", "https") else self.prefix
         return f"{self.scheme}://{'/'.join(part for part in (self.bucket, path) if part)}"
 
-    def shown(self, name: str = "") -> str:
+    def display_url(self, name: str = "") -> str:
         """Returns the URL of an object, for messages."""
         return printable(f"{self.url}/{name}" if name else self.url)
 

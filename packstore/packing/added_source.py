@@ -115,10 +115,10 @@ class AddedSource(Source):
         return self._source.further_file_name(entry, column, number)
 
     def locate(self, entry: Entry) -> Location | None:
-        return self._source.locate(self._original(entry))
+        return self._source.locate(self._restore_key(entry))
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        found = self._source.read(self._original(entry))
+        found = self._source.read(self._restore_key(entry))
         if not isinstance(found, Sample):
             return found
         if found.key is not None:
@@ -128,7 +128,7 @@ class AddedSource(Source):
         values = dict(found.values)
         for name, numbers in self._sampled.items():
             if values.get(f"{name}_valid", True) and values[name] is not None:
-                values[name] = _renumber(values[name], numbers)
+                values[name] = _renumber_value(values[name], numbers)
         return found._replace(values=values)
 
     def stamp(self) -> str:
@@ -137,12 +137,12 @@ class AddedSource(Source):
     def close(self) -> None:
         self._source.close()
 
-    def _original(self, entry: Entry) -> Entry:
+    def _restore_key(self, entry: Entry) -> Entry:
         """Restores the source's key of an entry, to read it."""
         return entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry
 
 
-def _renumber(value: Any, numbers: NDArray[np.int64]) -> Any:
+def _renumber_value(value: Any, numbers: NDArray[np.int64]) -> Any:
     """Maps class numbers, stored or as users give them, to new ones; leaves names unchanged."""
     if isinstance(value, bytes | memoryview):
         return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()

@@ -38,14 +38,14 @@ from packstore.packing.conversion import run_plan
 from packstore.packing.copying import RecordCopier, create_like
 from packstore.packing.merge import class_renumbering
 from packstore.packing.plan import record_counts
-from packstore.packing.stand_in import NOTE, note_publishing, read_published, stand_in
+from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, list_shards
-from packstore.stores.builder.growth import grow
+from packstore.stores.builder.growth import publish_growth
 from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
-from packstore.stores.linked import link_values, links_from
+from packstore.stores.linked import link_base, link_values
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
 from packstore.stores.remote.head import RemoteHead, read_writable_head
@@ -177,8 +177,8 @@ def append_source(
     refuse_empty(store, source)
     if isinstance(store, UrlPath):
         return _append_at_url(store, source, options, progress, started)
-    read_manifest(store)  # so that nothing is made where there is no store
-    if store.is_symlink():  # by its two names, two processes would write to it at once
+    read_manifest(store)  # raises before anything is made if there is no store
+    if store.is_symlink():  # else two processes could write to it at once, by different names
         raise DestinationError(f"{printable(str(store))} is a symbolic link; name the path that it points to")
     work = WorkDirectory(store)
     try:
@@ -203,7 +203,7 @@ def _append_at_url(
 ) -> AppendReport:
     """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version; plans
     again if others published first. Of the store only the keys are read."""
-    with stand_in(url) as (place, work):
+    with lock_upload_folder(url) as (place, work):
         note = place.parent / NOTE
         if (there := read_published(url, note)) is not None and there[0] == read_request(source, options, url):
             note.unlink()
@@ -215,7 +215,7 @@ def _append_at_url(
             with closing(plan.source):
                 if plan.manifest.digest != head.manifest.digest:
                     continue
-                packed = before[1] if before is not None and _packs_alike(before[0], plan) else None
+                packed = before[1] if before is not None and _pack_same_records(before[0], plan) else None
                 packed = packed or _prepare_shards(plan, work, progress)
                 before = plan, packed
                 try:
@@ -228,7 +228,7 @@ def _append_at_url(
     raise DestinationError(f"{url} was changed by others {_TRIES} times while this was appended; append again")
 
 
-def _packs_alike(plan: AppendPlan, other: AppendPlan) -> bool:
+def _pack_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
     """Tells if two plans, for two versions of the store, pack the same records, so that these are packed once."""
     columns = [[column.declaration for column in each.columns] for each in (plan, other)]
     same = plan.way == other.way != "link" and columns[0] == columns[1]
@@ -304,7 +304,7 @@ def _publish_shards(
     )
     progress(Progress("publish", 0, 1, 0))
     if there is None:
-        grow(work, store, manifest, head, parts, first_new, plan.request)
+        publish_growth(work, store, manifest, head, parts, first_new, plan.request)
     else:
         assert note is not None
         version = there.version or 0
@@ -331,7 +331,7 @@ def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: Progre
     """Copies records of a store with equal columns to new shards at ``path``; maps class numbers to this store's."""
     other, total = reader.manifest, sum(plan.added.values())
     labels = class_renumbering(other.columns, plan.columns)
-    links = partial(link_values, folder=links_from(plan.manifest, plan.store))
+    links = partial(link_values, folder=link_base(plan.manifest, plan.store))
     size = new_shard_bytes(plan)
     with create_like(path, other, plan.columns, format=plan.manifest.format, shard_size=size) as builder:
         copier = RecordCopier(builder, total, progress, links)
@@ -360,7 +360,7 @@ def _split_mixed_shards(
     mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
     ends = own.rows["records"].cumsum().tolist()
     total = sum(int(own.rows["records"][number]) for number in mixed)
-    links = partial(link_values, folder=links_from(manifest, plan.store))
+    links = partial(link_values, folder=link_base(manifest, plan.store))
     with (
         open_store(plan.store) as reader,
         create_like(work.path / KEPT, manifest, manifest.columns, sharded=True) as builder,

@@ -22,10 +22,10 @@ from packstore.core.urls import UrlPath
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.packing.added_source import AddedSource
 from packstore.packing.column_answers import split_columns
-from packstore.packing.keys import StoreKeys, repeated_keys
+from packstore.packing.keys import StoreKeys, find_repeated_keys
 from packstore.packing.known_records import count_same
 from packstore.packing.options import ConvertOptions, check_column_options
-from packstore.packing.plan import Plan, encode_options, plan_source, recorded_options
+from packstore.packing.plan import Plan, options_to_record, plan_source, restore_encode_options
 from packstore.packing.records import store_columns
 from packstore.sources import ask_about_left
 from packstore.sources.arguments import SourceArguments
@@ -34,7 +34,7 @@ from packstore.sources.store import StoreSource
 from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards, merge_classes
-from packstore.stores.linked import links_from
+from packstore.stores.linked import link_base
 from packstore.stores.opening import read_manifest
 from packstore.stores.sharded import same_columns
 from packstore.stores.unify import join_answers
@@ -118,7 +118,7 @@ def plan_append(
 
     Raises as :func:`packstore.append`. ``place`` is the path at which the samples will be packed; None for a dry run.
     """
-    if source.resolve() == store.resolve():  # of a URL it is the URL
+    if source.resolve() == store.resolve():  # for a URL, the URL itself
         raise UsageError(f"{printable(str(store))} cannot be appended to itself")
     manifest = read_manifest(store)
     opened = _open_source(source, options, manifest)
@@ -126,7 +126,7 @@ def plan_append(
         survey = opened.survey(_split_to_take(opened, options.split), progress)
         ask_about_left(opened, survey)
         split_of = _split_mapping(manifest, survey, options.split, str(source), str(store))
-        columns = _merged_columns(manifest, survey, str(store), str(source))
+        columns = _merge_columns(manifest, survey, str(store), str(source))
         if options.no_new_classes:
             _refuse_new_classes(new_classes(manifest.columns, columns), str(store), str(source))
         request = _make_request(opened, survey, options)
@@ -156,13 +156,13 @@ def plan_append(
             join_answers([(str(store), manifest), (str(source), other)])
         if other is not None and not duplicates and not options.key_prefix and _can_link(plan, other):
             return replace(plan, way="link")
-        if other is not None and not options.key_prefix and _same_records(plan, other):
+        if other is not None and not options.key_prefix and _can_copy(plan, other):
             nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
             return replace(plan, way="copy", estimate_bytes=nbytes)
         conversion = plan_source(wrapped, where, _convert_options(plan), progress)
-        conversion = replace(conversion, links_from=links_from(manifest, store))
+        conversion = replace(conversion, link_base=link_base(manifest, store))
         _refuse_other_columns(plan, conversion)
-        asked = replace(manifest, options=recorded_options(conversion))
+        asked = replace(manifest, options=options_to_record(conversion))
         join_answers([(str(store), manifest), (str(source), asked)])  # before anything is packed
         return replace(plan, conversion=conversion, estimate_bytes=conversion.estimate_bytes)
     except BaseException:
@@ -185,8 +185,8 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
 
 
 def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str, Any]:
-    """Opens and surveys the source; returns its request, by which a killed run of the same command is recognised.
-    JSON values."""
+    """Opens and surveys the source; returns the request, as JSON values: source and options. A killed run of the same
+    command has an equal request."""
     with closing(_open_source(source, options, read_manifest(store))) as opened:
         return _make_request(opened, opened.survey(_split_to_take(opened, options.split)), options)
 
@@ -232,7 +232,7 @@ def _split_mapping(
     return lambda name: name
 
 
-def _merged_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
+def _merge_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
     """Returns the store's columns, with the source's classes added."""
     given = {column.name: column for column in survey.columns}
     columns = []
@@ -260,7 +260,7 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
         )
 
 
-def _same_records(plan: AppendPlan, other: Manifest) -> bool:
+def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
     """Tells if records of another store can be copied unchanged, except for class numbers."""
     manifest, exif = plan.manifest, "exif_transpose"
     own, others = (
@@ -277,13 +277,13 @@ def _same_records(plan: AppendPlan, other: Manifest) -> bool:
 def _can_link(plan: AppendPlan, other: Manifest) -> bool:
     """Tells if the shards of another store can be linked unchanged."""
     same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
-    absolute = links_from(plan.manifest, plan.store) is links_from(other, plan.source.path) is None
-    return same and absolute and _same_records(plan, other) and shards_to_link(plan, other) is not None
+    absolute = link_base(plan.manifest, plan.store) is link_base(other, plan.source.path) is None
+    return same and absolute and _can_copy(plan, other) and shards_to_link(plan, other) is not None
 
 
 def shards_to_link(plan: AppendPlan, other: Manifest) -> ShardList | None:
-    """Returns the shards of another store to link, with their splits in this store; None if a shard would interrupt
-    the records of a split."""
+    """Lists the shards of the source, a store, for linking, with the splits that they get in the destination. None if
+    linking would leave the records of a split not consecutive, or if digests of shards are unknown."""
     chosen = _shards_of_split(plan, other)
     if chosen is None:
         return None
@@ -318,7 +318,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
     """Returns the options that encode samples like the store's records."""
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
-    encode = encode_options(manifest)
+    encode = restore_encode_options(manifest)
     shape: dict[str, Any] = {"progressive": encode.progressive}
     if other is None or other.encoding != manifest.encoding:
         quality = manifest.options.get("quality")
@@ -331,7 +331,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
             "normalize": manifest.normalization or ("none" if manifest.holds_floats else None),
             "exif_transpose": encode.exif_transpose,
         }  # fmt: skip
-    answered = Reading.recorded(None, manifest.options)
+    answered = Reading.restore(None, manifest.options)
     return ConvertOptions(
         encoding=manifest.encoding,
         format=manifest.format,
@@ -406,7 +406,7 @@ def _describe_column(column: Column) -> str:
 def _find_duplicates(reader: Reader, source: AddedSource) -> set[str]:
     """Returns the keys that both source and store have."""
     if source.store is not None:
-        return set(repeated_keys([reader, source.store]))
+        return set(find_repeated_keys([reader, source.store]))
     keys = StoreKeys(reader)
     return {entry.key for entry in source.entries() if entry.key in keys}
 

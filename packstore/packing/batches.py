@@ -15,7 +15,7 @@ from packstore.core.manifest import Skipped
 from packstore.images.encode import Encoder
 from packstore.images.seek_index import make_indexes
 from packstore.packing.further_images import FileLossError
-from packstore.packing.values import ValueConverter, stored_nbytes
+from packstore.packing.values import ValueConverter, count_stored_bytes
 from packstore.sources.base import Entry, Sample, Source
 from packstore.stores.link_files import FileState, LinkedFiles, Location, file_state, is_url
 from packstore.stores.linked import relative_link
@@ -126,7 +126,7 @@ def pack(
                     key, image = entry.key, found
                 record, shape, reason, turned, how = encoder(key, image)
                 if converter.masks and isinstance(found, Sample):
-                    converter.check_masks(key, found, encoder.shown_sizes(image, shape), encoder.options.max_pixels)
+                    converter.check_masks(key, found, encoder.possible_sizes(image, shape), encoder.options.max_pixels)
             except FileLossError as error:
                 raise error.with_file(source.further_file_name(listed, error.column.name, error.number)) from None
             except (SampleError, CorruptRecordError) as error:
@@ -149,7 +149,7 @@ def pack(
             record_bytes += len(record)
             if isinstance(found, Sample):
                 values.append(stored_values)
-                record_bytes += stored_nbytes(stored_values)
+                record_bytes += count_stored_bytes(stored_values)
             if reason is not None:
                 kept.append(reason)
             if type(image) is bytes and image.startswith(_PNG) and image[25] == _PALETTE:

@@ -19,16 +19,16 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
 from packstore.packing.copying import RecordCopier, create_like
-from packstore.packing.stand_in import stand_in
+from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, link_shards, list_shards
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import KEPT
-from packstore.stores.linked import link_values, links_from
+from packstore.stores.linked import link_base, link_values
 from packstore.stores.opening import read_manifest
-from packstore.stores.ownership import owned_files, remove_unfinished
+from packstore.stores.ownership import list_owned_files, remove_unfinished
 from packstore.stores.remote.publish import check_destination, upload_store
 from packstore.stores.remote.transfer import shard_manifest
 
@@ -106,18 +106,18 @@ class Composition:
 
     @property
     def records(self) -> int:
-        return self.linked_records + self.copied_records
+        return self.linked_count + self.copied_count
 
     @property
-    def copied_records(self) -> int:
+    def copied_count(self) -> int:
         return sum(piece.count for piece in self.pieces if isinstance(piece, CopiedRecords))
 
     @property
-    def linked_records(self) -> int:
+    def linked_count(self) -> int:
         return sum(piece.count for piece in self.pieces if isinstance(piece, LinkedShards))
 
     @property
-    def linked_shards(self) -> int:
+    def linked_shard_count(self) -> int:
         return sum(len(piece.parts) for piece in self.pieces if isinstance(piece, LinkedShards))
 
     @property
@@ -148,22 +148,22 @@ class Composition:
         """Writes and publishes the store; uploads it if the destination is a URL. Raises :class:`CorruptRecordError`
         for a damaged record."""
         if isinstance(self.destination, UrlPath):
-            return self._upload(self.destination, progress)
+            return self._write_and_upload(self.destination, progress)
         self.check_writable()
-        if not self.linked_shards:
-            with self._builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
-                return self._copy(builder, progress)
-        return self._link(progress)
+        if not self.linked_shard_count:
+            with self._make_builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
+                return self._copy_to(builder, progress)
+        return self._link_and_publish(progress)
 
-    def _upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
+    def _write_and_upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
         """Makes the store in a local work folder, and uploads it."""
         check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
-        with stand_in(url) as (path, _):
+        with lock_upload_folder(url) as (path, _):
             absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
             replace(self, destination=path, base=replace(self.base, options=absolute)).write(progress)
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
-    def _builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
+    def _make_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
         """Creates the builder of the new store."""
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
         return create_like(
@@ -176,10 +176,10 @@ class Composition:
             shard_size=shard_size,
         )
 
-    def _copy(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
+    def _copy_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
         """Copies all records that are not linked to a builder, and commits it."""
-        links = partial(link_values, folder=links_from(self.base, self.destination))
-        copier = RecordCopier(builder, self.copied_records, progress, links)
+        links = partial(link_values, folder=link_base(self.base, self.destination))
+        copier = RecordCopier(builder, self.copied_count, progress, links)
         last: Piece | None = None
         for piece in self.pieces:
             if isinstance(piece, CopiedRecords):
@@ -189,20 +189,20 @@ class Composition:
             last = piece
         return builder.commit(skipped=self.base.skipped)
 
-    def _link(self, progress: ProgressCallback) -> Manifest:
+    def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
         """Writes copied records to new shards, links the others beside them, and publishes both as one store."""
-        staging = Staging(self.destination, overwrite=self.overwrite, owned=owned_files)
+        staging = Staging(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         try:
             fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}
-            if self.copied_records:
+            if self.copied_count:
                 remove_unfinished(staging.work.path / KEPT)
-                with self._builder(staging.work.path / KEPT, overwrite=False, sharded=True) as builder:
-                    copied = self._copy(builder, progress)
+                with self._make_builder(staging.work.path / KEPT, overwrite=False, sharded=True) as builder:
+                    copied = self._copy_to(builder, progress)
                 fresh = list_shards(staging.work.path / KEPT, copied)
                 totals = {column.name: column.nbytes for column in copied.columns}
             parts = self._order_shards(fresh)
             parts = parts.renumber(range(len(parts)))
-            for name, nbytes in self._linked_sizes():
+            for name, nbytes in self._sizes_of_links():
                 totals[name] += nbytes
             columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
             head = build_head(self.base, parts, columns, skipped=self.base.skipped)
@@ -217,7 +217,7 @@ class Composition:
             raise
         return head
 
-    def _linked_sizes(self) -> Iterator[tuple[str, int]]:
+    def _sizes_of_links(self) -> Iterator[tuple[str, int]]:
         """Yields name and bytes of each column in the linked shards. A whole store's manifest has the sizes; for a
         part of a store, the manifests of shards are read: of the linked ones or of all others, whichever are fewer."""
         stores: dict[int, list[LinkedShards]] = {}
@@ -236,7 +236,7 @@ class Composition:
                     yield column.name, whole.column(column.name).nbytes
                 else:
                     if sizes is None:
-                        sizes = _ragged_sizes(whole, [piece.parts for piece in pieces])
+                        sizes = _sum_ragged_sizes(whole, [piece.parts for piece in pieces])
                     yield column.name, sizes[column.name]
 
     def _order_shards(self, fresh: ShardList) -> ShardList:
@@ -263,7 +263,7 @@ class Composition:
         )
 
 
-def _ragged_sizes(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
+def _sum_ragged_sizes(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
     """Sums the bytes of each ragged column in some shards of a store. Reads the manifests of these shards, or of all
     others if those are fewer."""
     places = [place for parts in taken_parts for place in parts.places]

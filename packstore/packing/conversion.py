@@ -32,7 +32,7 @@ from packstore.packing.plan import (
     resolve_format,
 )
 from packstore.packing.records import append_packed, describe_store, pack_batches, store_columns
-from packstore.packing.report import ConvertReport, make_report, stored_palette_classes
+from packstore.packing.report import ConvertReport, find_palette_classes, make_report
 from packstore.packing.resume import PositionTracker, ResumedRecords, conversion_identity
 from packstore.packing.statistics import with_statistics
 from packstore.sources.base import SourceOptions
@@ -302,7 +302,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             )
         raise
     report = make_report(plan, manifest, source_bytes, started, tuple(reached.skipped), resumed.records)
-    return replace(report, kept=dict(kept), palette=stored_palette_classes(plan, manifest, reached.palette))
+    return replace(report, kept=dict(kept), palette=find_palette_classes(plan, manifest, reached.palette))
 
 
 def _all_batches(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[PackedBatch]:

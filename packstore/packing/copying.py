@@ -143,7 +143,7 @@ def copy_records(
         for name, numbers in (labels or {}).items():
             values[name] = renumber_classes(values[name], numbers)
             if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
-                values[name][~values[f"{name}_valid"]] = 0  # what is missing has no class
+                values[name][~values[f"{name}_valid"]] = 0  # missing values have no class
         kept = {name: value for name, value in values.items() if name in wanted}
         if unread and reader.manifest.has_column(SEEK_INDEX.name):
             kept |= dict(_read_values(reader, [c for c in builder.columns if c.name == SEEK_INDEX.name], some))

@@ -1,5 +1,5 @@
-"""Image files in columns beside the main image: chooses the mode of each column, and checks file by file that nothing
-is lost unasked."""
+"""Image files in columns beside the main image: chooses the mode of each column, and checks each file for losses
+that no option allows."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _refuse_other_columns(files: Mapping[str, Column], options: ConvertOptions) 
 
 
 def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
-    """Returns the survey with the mode of each column of image files: the one that is asked for it, or that of its
-    first file, as far as options say ``keep``.
+    """Returns the survey with the mode of each column of image files: the requested one, or with ``keep`` the mode of
+    its first file.
 
-    Reads samples until each column had a file, 1,000 at most. A column that is declared with a mode keeps that mode,
-    unless an answer is of this column.
+    Reads samples until each column had a file, 1,000 at most. A declared mode is kept, unless an
+    option names the column.
 
     Raises:
         SourceError: The first file of a column cannot be read.
@@ -77,7 +77,7 @@ def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Surve
             break
         for name in wanted.keys() - modes.keys():
             value = found.values[name]
-            if found_files := _files_of(wanted[name], value, found.at_rest):
+            if found_files := _files_in(wanted[name], value, found.at_rest):
                 mode = _mode_of(found_files[0], entry.key, name)
                 modes[name] = mode_to_keep(mode, options.answers_of(name)).name
         if modes.keys() >= wanted.keys():
@@ -88,14 +88,14 @@ def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Surve
     )
 
 
-def _files_of(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
+def _files_in(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
     if at_rest and value:
         return column.traits.files(column, value)
     return value if isinstance(value, list) else [value] if value else []
 
 
 def _mode_of(data: Any, key: str, column: str) -> Mode:
-    """The mode of a file. Raises :class:`SourceError` if it cannot be read."""
+    """Returns the mode of a file. Raises :class:`SourceError` if the file cannot be read."""
     where = f"{printable(key)}: column {column!r}"
     try:
         described = native.describe(memoryview(data), check_header(data))
@@ -130,7 +130,7 @@ class FileLossError(UsageError):
 
 
 class FileChecks:
-    """Checks the files in columns beside the main image as those of the main image are checked. Thread-safe."""
+    """Checks image files in columns beside the main image: their headers, and losses by the mode. Thread-safe."""
 
     def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:
         store = survey.store
@@ -139,7 +139,7 @@ class FileChecks:
             for column in file_columns(survey.columns)
             if column.name in survey.sampled
             and encode.check != "none"
-            # Of files in a store nothing is asked again, unless they are to be read in another way.
+            # Do not ask again about files of a store, unless they will be read in another way.
             and (store is None or store.column(column.name).mode != column.mode)
         ]
         self._options = options
@@ -177,9 +177,11 @@ class FileChecks:
                 except DecodeError as error:
                     raise SampleError(key, f"{where}: {error}") from error
                 if losses and info is not None:
-                    raise FileLossError(key, column, number, self._question(column, reading, losses, data, info))
+                    raise FileLossError(key, column, number, self._loss_question(column, reading, losses, data, info))
 
-    def _question(self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo) -> str:
+    def _loss_question(
+        self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
+    ) -> str:
         """Returns the question about a file that would lose something, with the options that answer it."""
         described = native.describe(memoryview(data), info)
         mode = "" if described is None else described.mode.name

@@ -39,11 +39,11 @@ class StoreKeys:
 def hash_keys(readers: Iterable[Reader]) -> NDArray[np.uint64]:
     """Hashes all keys of the stores with XXH3-64, in order: ``uint64 (N,)``."""
     readers = list(readers)
-    keys = (key for reader in readers for part in reader.parts() for key in part.ragged("key"))
+    keys = (key for reader in readers for part in reader.parts() for key in part.ragged_column("key"))
     return np.fromiter(map(xxh3_64_intdigest, keys), np.uint64, sum(map(len, readers)))
 
 
-def repeated_keys(readers: Sequence[Reader]) -> Iterator[str]:
+def find_repeated_keys(readers: Sequence[Reader]) -> Iterator[str]:
     """Yields keys that occur more than once in the stores: each once per record after its first."""
     hashes = hash_keys(readers)
     ordered = np.sort(hashes)

@@ -22,13 +22,13 @@ from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import location
 from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, stores_origin
-from packstore.packing.keys import first_and_count, repeated_keys
+from packstore.packing.keys import find_repeated_keys, first_and_count
 from packstore.packing.plan import record_counts, resolve_format, same_encoding_options
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.joining import class_mapping, join_columns
-from packstore.stores.linked import links_from
+from packstore.stores.linked import link_base
 from packstore.stores.sharded import same_columns
 from packstore.stores.unify import join_answers
 
@@ -134,7 +134,7 @@ def run_composition(
     manifest = plan.write(progress)
     seconds = time.monotonic() - started
     return MergeReport(
-        plan.destination, manifest, plan.linked_shards, plan.copied_records, duplicates, seconds, plan.moved
+        plan.destination, manifest, plan.linked_shard_count, plan.copied_count, duplicates, seconds, plan.moved
     )
 
 
@@ -150,7 +150,7 @@ def plan_merge(
         refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
     readers = [stack.enter_context(open_store(path)) for path in paths]
-    columns = _merged_columns(readers, options.classes)
+    columns = _merge_columns(readers, options.classes)
     left_out = _find_duplicates(readers, options.on_duplicate)
     first = readers[0].manifest
     names = list(dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)) or [""]
@@ -178,7 +178,7 @@ def largest_shard_bytes(manifest: Manifest) -> int | None:
     return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
 
 
-def _merged_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:
+def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:
     """Joins the columns of all stores, in the order of the first, with the classes of all. Raises
     :class:`StoreError` if columns differ in more than order and classes."""
     first = readers[0]
@@ -219,14 +219,14 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
     if policy == "unchecked":
         return left_out
     if policy == "raise":
-        some, count = first_and_count(repeated_keys(readers))
+        some, count = first_and_count(find_repeated_keys(readers))
         if count:
             names = ", ".join(map(printable, some)) + (", …" if count > len(some) else "")
             raise StoreError(
                 f"{count:,} keys are in more than one store ({names}); --on-duplicate skip keeps the first"
             )
         return left_out
-    repeated = set(repeated_keys(readers))
+    repeated = set(find_repeated_keys(readers))
     seen: set[str] = set()
     for reader, gone in zip(readers, left_out, strict=True):
         if repeated:
@@ -240,8 +240,8 @@ def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], lef
     """Returns the shards of a store if all can be linked unchanged: same format and columns, one split a shard. Else
     None."""
     manifest = reader.manifest
-    one_object = manifest.shards is None and reader.nbytes is not None  # whose digest nobody knows
-    relative = links_from(manifest, reader.path) is not None
+    one_object = manifest.shards is None and reader.nbytes is not None  # its digest is not known
+    relative = link_base(manifest, reader.path) is not None
     if manifest.format != format or left_out or one_object or relative or not same_columns(manifest.columns, columns):
         return None
     parts = list_shards(reader.path, manifest, reader.part_places())

@@ -30,12 +30,12 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
         SourceError: The first image cannot be read.
     """
     store = survey.store
-    base = Reading(survey.mode or RGB.name) if store is None else Reading.recorded(store.image.mode, store.options)
+    base = Reading(survey.mode or RGB.name) if store is None else Reading.restore(store.image.mode, store.options)
     answers = {name: getattr(options, name) for name in ("depth", "alpha", "frames")}
     given = {name: str(value) for name, value in answers.items() if value not in (None, KEEP)}
     if given.get("frames") in OF_SOURCES:
         del given["frames"]
-    reading = replace(Reading.recorded(base.mode, base.answers() | given), chosen=store is not None)
+    reading = replace(Reading.restore(base.mode, base.answers() | given), chosen=store is not None)
     holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not file_columns(survey.columns)
     if holds_arrays and not isinstance(source, AddedSource):  # its store was asked
         _refuse_idle(base, options, str(source.path), source.kind)
@@ -129,7 +129,7 @@ def _first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode
         try:
             described = native.describe(memoryview(data), check_header(data))
             if described is None:
-                native.decode(memoryview(data), options.max_pixels)  # says why
+                native.decode(memoryview(data), options.max_pixels)  # raises with the reason
         except HeaderError as error:
             raise SourceError(f"{printable(entry.key)}: {error.reason}, and its mode is to be kept") from None
         except DecodeError as error:

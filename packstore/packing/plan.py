@@ -18,7 +18,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, find_bridge, location
 from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
-from packstore.images.encode.options import transposed_by_readers
+from packstore.images.encode.options import readers_transpose
 from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import wants_index
@@ -61,7 +61,7 @@ class Plan:
         options: The options as given.
         index: The store gets a seek index.
         shards: Rule by which shards are cut; None for a store of one file. A store at a URL always has shards.
-        links_from: Base folder of relative links; None for absolute links or none.
+        link_base: Base folder of relative links; None for absolute links or none.
     """
 
     source: Source
@@ -76,7 +76,7 @@ class Plan:
     options: ConvertOptions
     index: bool
     shards: ShardRule | None = None
-    links_from: Path | None = None
+    link_base: Path | None = None
 
     def make_encoder(self) -> Encoder:
         """Makes the encoder of the plan."""
@@ -135,7 +135,7 @@ def plan_source(
             free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
             options=options,
             index=wants_index(options.index, encode.encoding),
-            links_from=folder_of(destination) if options.link == "relative" else None,
+            link_base=folder_of(destination) if options.link == "relative" else None,
         )
         encoder = plan.make_encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
@@ -148,7 +148,7 @@ def plan_source(
             raise UsageError("normalize='auto' reads all images first, and an iterable can be read once; give numbers")
         if options.link:
             _check_link(plan, encoder)
-        sampled = probe.encoded_sizes(encoder, survey.records)
+        sampled = probe.measure_sizes(encoder, survey.records)
         plan = replace(plan, estimate_bytes=_estimate_bytes(plan, encoder, [size for _, size in sampled]))
         usual = _LINKED_SHARD_BYTES if options.link else REMOTE_SHARD_BYTES
         shard_bytes = options.shard_bytes or (usual if remote else None)
@@ -294,24 +294,24 @@ def _resolve_encoding(
         max_side=options.max_side,
         quality=DEFAULT_QUALITY if options.quality is None else options.quality,
         normalization=normalization,
-        exif_transpose=options.exif_transpose or (survey.store is not None and transposed_by_readers(survey.store)),
+        exif_transpose=options.exif_transpose or (survey.store is not None and readers_transpose(survey.store)),
         check=options.check,
         decoder=options.decoder,
         max_pixels=options.max_pixels,
         progressive=options.progressive,
         reading=reading,
-        # Of files in a store nothing is asked again, unless they are to be read in another way.
+        # Do not ask again about files of a store, unless they will be read in another way.
         asks=survey.store is None or reading != _reading_of_store(survey.store),
     )
     return encode, normalize == "auto"
 
 
 def _reading_of_store(store: Manifest) -> Reading:
-    return replace(Reading.recorded(store.image.mode, store.options), chosen=True)
+    return replace(Reading.restore(store.image.mode, store.options), chosen=True)
 
 
 def _is_reduced(survey: Survey, reading: Reading) -> bool:
-    """Whether values of arrays become 8 bits."""
+    """Tells if arrays of more bits will be reduced to 8 bits."""
     mode = parse_mode((survey.mode if survey.store is None else survey.store.image.mode) or RGB.name)
     return mode.dtype != reading.pixels.dtype == "uint8"
 
@@ -329,7 +329,7 @@ class _Probe:
         count = max(8, min(_SAMPLED, records // 100))
         return self._source.pick_entries(self._split, records, count)
 
-    def encoded_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
+    def measure_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
         """Encodes the samples; returns (bytes in the source, bytes as a record) of each, without bad samples. Empty
         if the sizes are known without encoding."""
         sizes: list[tuple[int, int]] = []
@@ -343,7 +343,7 @@ class _Probe:
                 continue
         return sizes
 
-    def shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
+    def sample_shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
         """Returns the shapes of the samples, each with the key of an image that has it."""
         pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
         encoder = make_encoder(pixels, survey, None)
@@ -373,7 +373,7 @@ def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tupl
         return survey.shape
     if layout == "HWC":
         return None
-    shapes = probe.shapes(encode, survey)
+    shapes = probe.sample_shapes(encode, survey)
     if len(shapes) > 1:
         some = ", ".join(f"{h}x{w} ({printable(key)})" for (h, w, _), key in islice(shapes.items(), 3))
         proposal = 224 if min(min(shape[:2]) for shape in shapes) >= 64 else 32
@@ -393,12 +393,12 @@ def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
         return columns + records * _LINK_BYTES + (survey.size_bytes // _INDEX_SHARE if plan.index else 0)
     container: Format = FORMATS[plan.format]
     if image.kind == "fixed":
-        images = records * container.stored_bytes(image.record_nbytes)
+        images = records * container.estimate_disk_bytes(image.record_nbytes)
     elif encoder.passes_through:
-        padding = (count * (container.stored_bytes(size) - size) for size, count in survey.size_counts.items())
+        padding = (count * (container.estimate_disk_bytes(size) - size) for size, count in survey.size_counts.items())
         images = survey.size_bytes + sum(padding)
     else:
-        each = [container.stored_bytes(size) for size in sampled]
+        each = [container.estimate_disk_bytes(size) for size in sampled]
         images = sum(each) * records // max(1, len(each))
     return images + columns + container.overhead_bytes + (images // _INDEX_SHARE if plan.index else 0)
 
@@ -408,9 +408,9 @@ _INDEX_SHARE = 120  # a seek index takes 1/120 of the bytes of photos
 _GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
 
 
-def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
-    """Returns the options that shaped the records, as the manifest stores them; :func:`encode_options` reads them
-    back."""
+def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
+    """Returns the options that shaped the records, as the manifest stores them; see
+    :func:`restore_encode_options`."""
     encode = plan.encode
     size = encode.size
     options: dict[str, str | int | float | bool | None] = {
@@ -422,7 +422,7 @@ def recorded_options(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
-        **({"link": "absolute" if plan.links_from is None else "relative"} if plan.options.link else {}),
+        **({"link": "absolute" if plan.link_base is None else "relative"} if plan.options.link else {}),
         **encode.reading.answers(),
         **_column_answers(plan),
         **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
@@ -467,7 +467,7 @@ def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
     return all(manifest.options.get(name) == other.options.get(name) for name in names)
 
 
-def encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
+def restore_encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
     """Restores the encode options of a store from its manifest."""
     o = manifest.options
     size = o.get("size")
@@ -484,7 +484,7 @@ def encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = 
         check="none",
         decoder=decoder,
         max_pixels=max_pixels,
-        reading=Reading.recorded(manifest.image.mode, o),
+        reading=Reading.restore(manifest.image.mode, o),
     )
 
 

@@ -29,7 +29,7 @@ from packstore.packing.batches import (
     split_batches,
 )
 from packstore.packing.further_images import FileChecks
-from packstore.packing.plan import Plan, recorded_options
+from packstore.packing.plan import Plan, options_to_record
 from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.values import ValueConverter, stack_values
 from packstore.sources.base import Entry, Survey
@@ -102,7 +102,7 @@ def describe_store(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
     builder.describe(
         origin=source_origin(plan),
         normalization=plan.encode.normalization,
-        options=recorded_options(plan),
+        options=options_to_record(plan),
         versions={"packstore": packstore.__version__} | encoder.versions(),
     )
 
@@ -112,7 +112,7 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
     converter = ValueConverter(plan.survey, FileChecks(plan.survey, plan.encode, plan.options) or None)
-    linker = Linker(source, plan.links_from) if plan.options.link else None
+    linker = Linker(source, plan.link_base) if plan.options.link else None
     return ordered_flat_map(
         lambda batch: pack(batch, source, encoder, converter, skip, plan.index, linker),
         split_batches(source.fetch(entries), *limits, source.nbytes),
@@ -122,8 +122,8 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
 
 
 def _shard_starts(packed: PackedBatch, cuts: ShardCuts) -> set[int]:
-    """Returns the positions in ``packed.entries`` at which shards begin, also if the entry that begins the shard was
-    skipped. Advances ``cuts``."""
+    """Returns the positions in ``packed.entries`` at which shards begin. If the first entry of a shard was skipped, the
+    next record begins it. Advances ``cuts``."""
     firsts, place = set(), 0
     for entry in packed.seen:
         if cuts.begins(entry):

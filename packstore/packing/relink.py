@@ -22,7 +22,7 @@ from packstore.packing.rewriting import rewrite
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.link_files import FileState, LinkedFiles, file_state, is_url, object_state
-from packstore.stores.linked import folder_of, link_values, linked_files, relative_link
+from packstore.stores.linked import folder_of, link_values, list_linked_files, relative_link
 
 _STEP = 64  # records that a thread compares at a time
 
@@ -88,7 +88,7 @@ def relink(
         if not manifest.is_linked:
             raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")
         own = folder_of(reader.path)
-        places = {old: _rebase(old, moves) for old in linked_files(reader, own)}
+        places = {old: _rebase(old, moves) for old in list_linked_files(reader, own)}
         moved = sum(old != new for old, new in places.items())
         if moves is not None and not moved:
             some = ", ".join(printable(old) for old in [*places][:3])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest, Skipped
-from packstore.images.encode.options import transposed_by_readers
+from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import UNIFIED
 from packstore.packing.plan import Plan
 from packstore.sources.ledger import Ledger
@@ -66,7 +66,7 @@ class ConvertReport:
         """Says if the EXIF orientation was applied, when packing or at loading."""
         if not self.manifest.options.get("exif_transpose"):
             return "not applied"
-        return "applied when loading" if transposed_by_readers(self.manifest) else "applied"
+        return "applied when loading" if readers_transpose(self.manifest) else "applied"
 
     def __repr__(self) -> str:
         more = f", {len(self.skipped):,} skipped" if self.skipped else ""
@@ -78,7 +78,7 @@ class ConvertReport:
         )
 
 
-def unified_counts(manifest: Manifest) -> dict[str, int]:
+def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
     """Reads from the manifest how many images of other modes were converted without loss, by conversion."""
     return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
 
@@ -97,17 +97,17 @@ def make_report(
         ledger=plan.survey.ledger,
         resumed=resumed,
         oriented=int(manifest.options.get("exif_oriented") or 0),
-        unified=unified_counts(manifest),
+        unified=read_conversion_counts(manifest),
         notes=plan.survey.notes,
     )
 
 
-def stored_palette_classes(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
+def find_palette_classes(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
     """Returns the classes whose records are all PNG files with a palette; reads the store's labels."""
 
     def counts() -> NDArray[np.int64]:
         with open_store(plan.destination) as reader:
-            return np.bincount(reader.fixed("label"), minlength=len(manifest.classes or ()))
+            return np.bincount(reader.fixed_column("label"), minlength=len(manifest.classes or ()))
 
     return palette_classes(plan, manifest, palette, counts)
 

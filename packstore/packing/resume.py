@@ -23,8 +23,8 @@ from packstore.images.encode import Encoder
 from packstore.images.reading import EXPECTED
 from packstore.images.seek_index import make_indexes
 from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, PackedBatch
-from packstore.packing.plan import Plan, recorded_options
-from packstore.packing.values import stored_nbytes
+from packstore.packing.plan import Plan, options_to_record
+from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import Identity, SourcePosition
@@ -41,7 +41,7 @@ def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column])
 def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
     """Collects everything that determines the records of a conversion, as JSON values by name. Loads the libraries
     of the encoder, for their versions."""
-    survey, options = plan.survey, recorded_options(plan)
+    survey, options = plan.survey, options_to_record(plan)
     normalization = plan.encode.normalization
     return {
         "source": plan.source.identity(),
@@ -136,7 +136,7 @@ class ResumedRecords:
     def __init__(self, plan: Plan, builder: StoreBuilder) -> None:
         self.records = 0
         self.rest: Iterator[Entry] = plan.source.entries(plan.options.split)
-        self._run = builder.interrupted
+        self._run = builder.interrupted_run
         self.position = self._run.position if self._run is not None else None
         self._varies = any(column.name == "shape" for column in builder.columns)
         self._sampled = bool(plan.survey.sampled) or plan.survey.gives_keys
@@ -170,8 +170,8 @@ class ResumedRecords:
                 nbytes = len(data)
                 if self._sampled:
                     packed.values.append(fields)
-                    nbytes += stored_nbytes(fields)
-                    further = stored_nbytes({name: fields[name] for name in self._images if name in fields})
+                    nbytes += count_stored_bytes(fields)
+                    further = count_stored_bytes({name: fields[name] for name in self._images if name in fields})
                 self.records += 1
             packed.seen.append(entry)
             packed = packed._replace(

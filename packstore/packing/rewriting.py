@@ -15,9 +15,9 @@ from packstore.core.progress import ProgressCallback
 from packstore.core.urls import UrlPath
 from packstore.packing.copying import Links, RecordCopier, create_like
 from packstore.packing.plan import record_counts
-from packstore.packing.stand_in import stand_in
+from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores.base import Reader
-from packstore.stores.linked import link_values, links_from
+from packstore.stores.linked import link_base, link_values
 from packstore.stores.remote.publish import upload_store
 
 
@@ -45,9 +45,9 @@ def rewrite(
         DestinationError: The disk has no room for the copy.
     """
     if links is None:
-        links = partial(link_values, folder=links_from(reader.manifest, reader.path))
+        links = partial(link_values, folder=link_base(reader.manifest, reader.path))
     if isinstance(reader.path, UrlPath):
-        with stand_in(reader.path) as (path, _):
+        with lock_upload_folder(reader.path) as (path, _):
             _write(reader, path, columns, stage, progress, links, options or {})
             return upload_store(path, reader.path, overwrite=True, progress=progress)
     return _write(reader, reader.path, columns, stage, progress, links, options or {})

@@ -36,7 +36,7 @@ from packstore.packing.where import Where, parse_where
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
-from packstore.stores.linked import links_from
+from packstore.stores.linked import link_base
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape")
 _MAX_SEED = 1 << 64
@@ -170,7 +170,7 @@ def plan_select(
     else:
         chosen = _choose_records(reader, where, gone, options, progress)
         same = manifest.format == format and columns == manifest.columns and options.shard_size is None
-        link = same and links_from(manifest, path) is None
+        link = same and link_base(manifest, path) is None
         pieces = _make_pieces(
             reader,
             chosen,
@@ -269,7 +269,7 @@ class _FileRecords:
         return len(self._splits)
 
     def values(self, name: str) -> NDArray[np.generic]:
-        return self._reader.fixed(name)
+        return self._reader.fixed_column(name)
 
     def keys(self) -> Sequence[str]:
         return [self._reader.key(i) for i in range(len(self))]
@@ -284,7 +284,7 @@ def _split_names(manifest: Manifest) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
+class _ChosenRecords:
     """Chosen records by split: ``int64`` numbers in ascending order."""
 
     by_split: Mapping[str, NDArray[np.int64]]
@@ -292,7 +292,7 @@ class _Chosen:
 
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
-) -> _Chosen:
+) -> _ChosenRecords:
     """Applies condition, dropped classes, audit report and random draws; returns the records of each new split."""
     manifest = reader.manifest
     chosen: NDArray[np.int64] = np.arange(len(reader))
@@ -320,11 +320,11 @@ def _choose_records(
     if options.splits is not None:
         groups = _classes_of(reader, chosen, options.stratify)
         order = _draw_numbers(reader, chosen, options.seed, "splits")
-        return _Chosen(_draw_splits(chosen, groups, order, options.splits, "records"))
+        return _ChosenRecords(_draw_splits(chosen, groups, order, options.splits, "records"))
     if not manifest.splits:
-        return _Chosen({"": chosen})
+        return _ChosenRecords({"": chosen})
     found = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
-    return _Chosen({name: records for name, records in found.items() if len(records)})
+    return _ChosenRecords({name: records for name, records in found.items() if len(records)})
 
 
 def _draw_numbers(reader: Reader, records: NDArray[np.int64], seed: int, what: str) -> NDArray[np.uint64]:
@@ -425,7 +425,7 @@ def _round_to_total(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64
 
 
 def _make_pieces(
-    reader: Reader, chosen: _Chosen, parts: ShardList | None, labels: Mapping[str, NDArray[np.int64]]
+    reader: Reader, chosen: _ChosenRecords, parts: ShardList | None, labels: Mapping[str, NDArray[np.int64]]
 ) -> list[Piece]:
     """Returns the pieces of the new store: links shards whose records are all chosen, copies other records."""
     pieces: list[Piece] = []
@@ -458,7 +458,7 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
     """Chooses whole shards by split, and draws them by the digests of their records. Opens no shard."""
     manifest = reader.manifest
     shown = printable(str(reader.path))
-    if manifest.shards is None or manifest.format != format or links_from(manifest, reader.path) is not None:
+    if manifest.shards is None or manifest.format != format or link_base(manifest, reader.path) is not None:
         raise UsageError(f"whole shards can only be taken of a directory of shards, in its own format; {shown} is none")
     if where is not None and not where.columns <= {"split"}:
         raise UsageError("with whole shards a condition can only ask for splits: split == train")

@@ -116,7 +116,7 @@ def _mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
     return header.height, header.width
 
 
-def stored_nbytes(values: Mapping[str, Any]) -> int:
+def count_stored_bytes(values: Mapping[str, Any]) -> int:
     """Sums the bytes of a sample's stored values."""
     return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 8) for value in values.values())
 

@@ -171,7 +171,7 @@ class Writer:
             self._first.append((name, index, values))
             self._counts[name] = index + 1
             if len(self._first) == PROBED:
-                self._begin()
+                self._start_packing()
         else:
             self._hand_over(self._schema, name, index, values)
             self._counts[name] = index + 1
@@ -194,8 +194,8 @@ class Writer:
     def __repr__(self) -> str:
         return f"<Writer of {str(self._path)!r}: {self.added:,} samples, {self._state}>"
 
-    def _begin(self) -> None:
-        """Infers the fields from the first samples, and hands these to the packing thread."""
+    def _start_packing(self) -> None:
+        """Infers the fields from the first samples, and starts packing: queues these samples for the packing thread."""
         self._schema = make_schema(
             [sample for *_, sample in self._first],
             self._fields,
@@ -224,7 +224,7 @@ class Writer:
         """Queues a list for the packing thread, None for the end; starts the thread, blocks while the queue is full.
         Raises the thread's error."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._pack, name="packstore-writer", daemon=True)
+            self._thread = threading.Thread(target=self._run_packing_thread, name="packstore-writer", daemon=True)
             self._thread.start()
         while self._thread.is_alive():
             try:
@@ -244,7 +244,7 @@ class Writer:
         if self._schema is None:
             if not self._first:
                 raise UsageError(f"{printable(str(self._path))}: no sample was added, so there is nothing to write")
-            self._begin()
+            self._start_packing()
         if self._batch:
             self._send(self._batch)
         self._send(None)
@@ -269,7 +269,7 @@ class Writer:
         except queue.Empty:
             return
 
-    def _pack(self) -> None:
+    def _run_packing_thread(self) -> None:
         """Runs in the packing thread: packs the queued samples into the store."""
         try:
             assert self._schema is not None

@@ -22,7 +22,7 @@ from packstore.seeing.fonts import default_font
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
 from packstore.training.pictures import ImageReader, locate_error, stored_bytes
-from packstore.training.values import Values
+from packstore.training.values import ValueReader
 
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]
@@ -68,7 +68,7 @@ def make_thumbnail(
     if column.nullable and not reader.has_value(column.name, record):
         return None
     if column.layout is not None:
-        image = pictures.shown(reader, record, window)
+        image = pictures.for_display(reader, record, window)
     else:
         data = stored_bytes(reader, column, record)
         try:
@@ -95,7 +95,7 @@ def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None
     chosen = drawable_columns(reader.manifest, which)
     boxes = {column.name for column in chosen if column.type == "boxes"}
     with_boxes = [c for c in reader.manifest.columns if c.type == "labels" and c.parallel in boxes]
-    values = {c.name: Values(c, _CPU).of("numpy", reader, record) for c in [*chosen, *with_boxes]}
+    values = {c.name: ValueReader(c, _CPU).of("numpy", reader, record) for c in [*chosen, *with_boxes]}
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -158,7 +158,7 @@ def _render_classes(reader: Reader, records: range) -> str:
     counts: Any = None
     if few:
         try:
-            labels = reader.unchecked.values("label", np.arange(records.start, records.stop))
+            labels = reader.unchecked_reader.values("label", np.arange(records.start, records.stop))
             counts = np.bincount(labels[(labels >= 0) & (labels < len(classes))], minlength=len(classes))
         except (PackstoreError, IndexError):
             counts = None

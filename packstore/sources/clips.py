@@ -18,7 +18,7 @@ from packstore.core.fields import Array, column_of
 from packstore.core.modes import RGB, Mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native
-from packstore.images.reading import CLIPS, Reading, bring
+from packstore.images.reading import CLIPS, Reading, convert_pixels
 from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.frames import find_common_mode
@@ -116,7 +116,7 @@ class ClipsSource(WrappedSource):
         data = bytes(self._source.image(entry))
         try:
             pixels, found = native.decode(memoryview(data), self.options.max_pixels)
-            pixels = bring(pixels, found, Reading(mode.name))
+            pixels = convert_pixels(pixels, found, Reading(mode.name))
         except DecodeError as error:
             raise SampleError(entry.key, str(error)) from error
         if pixels.shape[:2] != size:

@@ -16,7 +16,7 @@ from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native, pillow
 from packstore.images.frames import count_frames
-from packstore.images.reading import ALL_FRAMES, Reading, bring
+from packstore.images.reading import ALL_FRAMES, Reading, convert_pixels
 from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.listing import key_size
@@ -112,7 +112,7 @@ class FramesSource(WrappedSource):
             pixels, own = native.decode(memoryview(data), self.options.max_pixels, frame)
             if own.has_alpha and not mode.has_alpha and pixels[..., -1].min() < own.white:
                 raise SampleError(entry.key, f"frame {frame} has transparent pixels, which its header does not tell")
-            pixels = bring(pixels, own, Reading(mode.name))
+            pixels = convert_pixels(pixels, own, Reading(mode.name))
         except HeaderError as error:
             raise SampleError(entry.key, error.reason) from None
         except DecodeError as error:

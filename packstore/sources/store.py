@@ -93,7 +93,7 @@ class StoreSource(Source):
             return self.manifest.column("key").nbytes
         total = first = 0
         for part in self.reader.parts():
-            offsets = part.ragged("key").offsets
+            offsets = part.ragged_column("key").offsets
             begin, end = (min(max(edge - first, 0), len(part)) for edge in (start, stop))
             total += int(offsets[end] - offsets[begin])
             first += len(part)

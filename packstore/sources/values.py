@@ -17,7 +17,7 @@ from packstore.core.column import ITEM_SIZE
 from packstore.core.fields import Array, Boxes, Bytes, Field, Image, Images, Json, Keypoints, Label, Labels, Mask, Text
 from packstore.core.modes import DTYPES, RGB, Mode, mode_of, parse_mode
 from packstore.images.decoders.native import pixels_of_pillow
-from packstore.images.reading import Reading, bring
+from packstore.images.reading import Reading, convert_pixels
 from packstore.sources.listing import IMAGE_SUFFIXES
 
 LABEL_NAMES = ("label", "target", "class", "y", "cls")
@@ -149,7 +149,7 @@ def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
     if array.shape[2] != wanted.channels and not (array.shape[2] == 1 and wanted.has_colour):
         raise ValueError(f"found an image of {array.shape[2]} channels; expected mode {wanted}")
     if array.shape[2] != wanted.channels:
-        array = bring(array, mode_of(1, wanted.dtype), Reading(wanted.name))
+        array = convert_pixels(array, mode_of(1, wanted.dtype), Reading(wanted.name))
     return np.ascontiguousarray(array.transpose(2, 0, 1) if array.dtype.kind == "f" else array)
 
 

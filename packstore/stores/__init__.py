@@ -14,7 +14,7 @@ from packstore.core.manifest import Column
 from packstore.core.registry import FORMATS
 from packstore.core.urls import location
 from packstore.stores import opening
-from packstore.stores.base import Problem, Reader, Writer
+from packstore.stores.base import FileWriter, Problem, Reader
 from packstore.stores.builder import StoreBuilder
 from packstore.stores.builder.journal import Identity
 
@@ -25,11 +25,11 @@ __all__ = [
     "Buffer",
     "Checksums",
     "ColumnData",
+    "FileWriter",
     "Problem",
     "Ragged",
     "Reader",
     "StoreBuilder",
-    "Writer",
     "create_store",
     "format_of",
     "is_store",

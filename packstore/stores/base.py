@@ -1,4 +1,4 @@
-"""Contracts of an open store, :class:`Reader`, and of a file that is being written, :class:`Writer`.
+"""Contracts of an open store, :class:`Reader`, and of a file that is being written, :class:`FileWriter`.
 
 A reader has four abstract methods; everything else has a correct default here, which a format may override for speed.
 ``packstore.testing.StoreSuite`` tests the same contract.
@@ -109,7 +109,7 @@ class Reader(ABC):
         manifest: Its manifest.
         nbytes: Bytes of a store at a URL; None for a store on this machine.
         checks_records: Whether each record is checked against its checksums when it is read.
-        converts_images: Whether images are read in another form than they are stored, of which checksums are.
+        converts_images: Whether :meth:`read` converts images; checksums are those of the stored form.
         has_image_array: Whether :meth:`column` also returns images: a fixed column as one array, without a copy.
     """
 
@@ -202,7 +202,7 @@ class Reader(ABC):
         shape = column.shape if column.kind == "fixed" else tuple(self.value("shape", index).tolist())
         return as_image_array(self.view(index), column, shape, f"record {index} of {printable(str(self.path))}")
 
-    def fixed(self, name: str) -> NDArray[Any]:
+    def fixed_column(self, name: str) -> NDArray[Any]:
         """Returns the fixed column ``name``, loaded whole if it is stored value by value. Raises :class:`StoreError` if
         it is ragged.
         """
@@ -210,25 +210,26 @@ class Reader(ABC):
         return column[:] if isinstance(column, LazyArray) else column
 
     def _require_fixed(self, name: str) -> NDArray[Any] | LazyArray:
-        """Returns the fixed column ``name`` as it is stored. Raises :class:`StoreError` if it is ragged."""
+        """Returns the fixed column ``name``; it is lazy if stored value by value. Raises :class:`StoreError` if the
+        column is ragged."""
         column = self.column(name)
         if isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is ragged")
         return column
 
-    def ragged(self, name: str) -> Ragged:
+    def ragged_column(self, name: str) -> Ragged:
         """Returns the ragged column ``name``. Raises :class:`StoreError` if it is fixed."""
         column = self.column(name)
         if not isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is not ragged")
         return column
 
-    def mapped_ragged(self, name: str) -> Ragged | None:
-        """Returns the ragged column ``name`` if all of it is mapped or in memory anyway; else None. Opens no shards."""
+    def mapped_ragged_column(self, name: str) -> Ragged | None:
+        """Returns the ragged column ``name`` if all of it is mapped or in memory, else None. Opens no shards."""
         return None
 
     def value(self, name: str, index: int) -> Any:
-        """Returns a record's value of column ``name`` at rest: of the column's dtype, or a memoryview if it is
+        """Returns a record's value of column ``name`` in stored form: in the column's dtype, or a memoryview if it is
         ragged.
         """
         return self.column(name)[index]
@@ -286,7 +287,7 @@ class Reader(ABC):
         """
 
     @property
-    def unchecked(self) -> Reader:
+    def unchecked_reader(self) -> Reader:
         """A reader of the same open files that checks nothing; this reader if it does not check either."""
         return self
 
@@ -297,7 +298,7 @@ class Reader(ABC):
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         """Returns the faults of values in the columns ``names``, by record. Images are not checked.
 
-        Finds numbers that belong to no class, and whatever else this reader checks.
+        Finds numbers without a class. Readers that verify checksums override this, and find damaged values, too.
         """
         errors: dict[int, StoreError] = {}
         for name in names:
@@ -316,7 +317,7 @@ class Reader(ABC):
     def class_error(self, column: Column, record: int, value: int) -> CorruptRecordError:
         """Returns the error for a class number without a class."""
         try:
-            key = self.unchecked.key(record)
+            key = self.unchecked_reader.key(record)
         except (StoreError, IndexError):
             key = "its key is damaged, too"
         expected = f"one from 0 to {len(column.classes or ()) - 1}"
@@ -370,7 +371,7 @@ class Reader(ABC):
         return f"<{type(self).__name__} {str(self.path)!r}: {len(self)} records, {m.encoding}>"
 
 
-class Writer(ABC):
+class FileWriter(ABC):
     """Writes one file of one format: images as they come, then everything else in :meth:`seal`.
 
     It writes exactly to its path; :class:`packstore.stores.builder.StoreBuilder` handles the work directory, shards and

@@ -17,7 +17,7 @@ from packstore.stores.base import Problem, Reader
 
 
 def first_invalid_class(column: Column, data: Any) -> int | None:
-    """Returns the first number without a class among the values at rest of a column of class numbers; None if all are
+    """Returns the first number without a class among the stored values of a column of class numbers; None if all are
     valid.
     """
     numbers: NDArray[Any] = (
@@ -86,7 +86,7 @@ class CheckedReader(Reader):
         return self._reader.part_places()
 
     @property
-    def unchecked(self) -> Reader:
+    def unchecked_reader(self) -> Reader:
         return self._reader
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:

@@ -96,10 +96,10 @@ class ConcatReader(Reader):
         return [(run.store, run.start, run.length) for run in self._runs]
 
     @cached_property
-    def unchecked(self) -> Reader:
-        if all(reader.unchecked is reader for reader in self._readers):
+    def unchecked_reader(self) -> Reader:
+        if all(reader.unchecked_reader is reader for reader in self._readers):
             return self
-        return ConcatReader([reader.unchecked for reader in self._readers])
+        return ConcatReader([reader.unchecked_reader for reader in self._readers])
 
     @cached_property
     def _parts(self) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
@@ -142,29 +142,29 @@ class ConcatReader(Reader):
         return [names[store][local] for store, local in self._parts[1]]
 
     def read(self, index: int) -> Buffer:
-        return self._call(index, lambda reader, record: reader.read(record))
+        return self._call_store(index, lambda reader, record: reader.read(record))
 
     def view(self, index: int) -> Buffer:
-        return self._call(index, lambda reader, record: reader.view(record))
+        return self._call_store(index, lambda reader, record: reader.view(record))
 
     def stored_image(self, index: int) -> Buffer:
-        return self._call(index, lambda reader, record: reader.stored_image(record))
+        return self._call_store(index, lambda reader, record: reader.stored_image(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
         run = self._find_run(index)
         self._readers[run.store].will_need(index - run.start + run.first, view)
 
     def array(self, index: int) -> NDArray[Any]:
-        return self._call(index, lambda reader, record: reader.array(record))
+        return self._call_store(index, lambda reader, record: reader.array(record))
 
     def value(self, name: str, index: int) -> Any:
-        value = self._call(index, lambda reader, record: reader.value(name, record))
+        value = self._call_store(index, lambda reader, record: reader.value(name, record))
         numbers = self._numbers[self._find_run(index).store].get(name)
         if numbers is None:
             return value
         if self.manifest.column(name).kind == "ragged":
-            return _renumber(np.frombuffer(value, "<i8"), numbers).tobytes()
-        return _renumber(np.asarray(value), numbers)
+            return _renumber_labels(np.frombuffer(value, "<i8"), numbers).tobytes()
+        return _renumber_labels(np.asarray(value), numbers)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         column = self.manifest.column(name)
@@ -175,7 +175,7 @@ class ConcatReader(Reader):
             except CorruptRecordError as error:
                 raise _shift_error(error, run) from error
             numbers = self._numbers[run.store].get(name)
-            out[rows] = values if numbers is None else _renumber(values, numbers)
+            out[rows] = values if numbers is None else _renumber_labels(values, numbers)
         return out
 
     def column(self, name: str) -> ColumnData:
@@ -193,15 +193,15 @@ class ConcatReader(Reader):
         stop = run.first + run.length
         if not isinstance(data, Ragged):
             values = data[run.first : stop]
-            return values if numbers is None else _renumber(values, numbers)
+            return values if numbers is None else _renumber_labels(values, numbers)
         offsets = data.offsets[run.first : stop + 1]
         part = data.data[int(offsets[0]) : int(offsets[-1])]
         if numbers is not None:
-            part = _renumber(np.frombuffer(part, "<i8"), numbers).view(np.uint8)
+            part = _renumber_labels(np.frombuffer(part, "<i8"), numbers).view(np.uint8)
         return Ragged(offsets - offsets[0], part)
 
     def key(self, index: int) -> str:
-        return self._call(index, lambda reader, record: reader.key(record))
+        return self._call_store(index, lambda reader, record: reader.key(record))
 
     def mark_suspect(self, index: int) -> None:
         run = self._find_run(index)
@@ -216,7 +216,7 @@ class ConcatReader(Reader):
         return errors
 
     def check_fields(self, index: int) -> None:
-        self._call(index, lambda reader, record: reader.check_fields(record))
+        self._call_store(index, lambda reader, record: reader.check_fields(record))
 
     def check_column(self, name: str) -> None:
         for reader in self._readers:
@@ -244,7 +244,7 @@ class ConcatReader(Reader):
             raise IndexError(f"record {index} of {len(self)}")
         return self._runs[bisect.bisect_right(self._starts, index) - 1]
 
-    def _call(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
+    def _call_store(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
         """Calls ``method`` with the store that has a record, and the record's number in it; renumbers errors."""
         run = self._find_run(index)
         try:
@@ -277,7 +277,7 @@ def _list_runs(readers: Sequence[Reader]) -> Iterator[_Run]:
                     start += len(split)
 
 
-def _renumber(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
+def _renumber_labels(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
     """Maps class numbers by ``numbers``, whose last entry is for numbers without a class."""
     return numbers[np.where((labels >= 0) & (labels < len(numbers) - 1), labels, len(numbers) - 1)]
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import shard_name
-from packstore.stores.base import Reader, Writer
+from packstore.stores.base import FileWriter, Reader
 from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.scavenge import Scavenged
+from packstore.stores.scavenge import ScavengedData
 
 
 class Format(ABC):
@@ -64,7 +64,7 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def new_writer(self, path: Path, image: Column) -> Writer:
+    def new_writer(self, path: Path, image: Column) -> FileWriter:
         """Creates a writer to ``path``, which must not exist. ``image`` describes the image column."""
 
     def recognises(self, path: Path, start: bytes) -> bool:
@@ -88,11 +88,11 @@ class Format(ABC):
         """Returns the name of a shard in its store's directory."""
         return shard_name(number, self.suffixes[0])
 
-    def stored_bytes(self, size: int) -> int:
+    def estimate_disk_bytes(self, size: int) -> int:
         """Returns the bytes on disk of an image of ``size`` bytes, for an estimate."""
         return size
 
-    def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         """Opens a file that a killed writer left; returns a function of an image's number in the file.
 
         Args:
@@ -106,7 +106,7 @@ class Format(ABC):
         """
         raise StoreError(f"{printable(str(path))}: {self.title} cannot be read before it is complete")
 
-    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
         """Recovers columns and images from the file of a store, which may be damaged anywhere.
 
         Args:

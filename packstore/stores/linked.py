@@ -49,9 +49,9 @@ class LinkedReader(Reader):
         self._folder = folder
         self._files = LinkedFiles() if files is None else files
         try:
-            self._names = reader.ragged("link_file")
+            self._names = reader.ragged_column("link_file")
             self._offsets, self._lengths, self._sizes, self._times = (
-                reader.fixed(f"link_{name}") for name in ("offset", "length", "file_bytes", "file_modified")
+                reader.fixed_column(f"link_{name}") for name in ("offset", "length", "file_bytes", "file_modified")
             )
         except BaseException:
             reader.close()
@@ -77,8 +77,8 @@ class LinkedReader(Reader):
             raise StoreError("a linked store has no array of all images; read them one by one")
         return self._reader.column(name)
 
-    def mapped_ragged(self, name: str) -> Ragged | None:
-        return self._reader.mapped_ragged(name)
+    def mapped_ragged_column(self, name: str) -> Ragged | None:
+        return self._reader.mapped_ragged_column(name)
 
     def value(self, name: str, index: int) -> Any:
         return self._reader.value(name, index)
@@ -93,7 +93,7 @@ class LinkedReader(Reader):
         yield from self._reader.check_structure(quick=quick, progress=progress)
         if not quick:
             return  # verify reads each image anyway
-        for place, (count, nbytes) in linked_files(self, self._folder).items():
+        for place, (count, nbytes) in list_linked_files(self, self._folder).items():
             if is_url(place):
                 continue  # checking it would take a request
             try:
@@ -157,14 +157,14 @@ class LinkedReader(Reader):
         return StoreError(f"record {record} ({printable(self.key(record))}): its file {printable(place)} {reason}")
 
 
-def linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
-    """Returns the linked files, in order of first use: the number of images of each, and the end of its last image in
-    bytes.
+def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
+    """Lists the linked files by path or URL, in order of first use: for each the number of its images, and the byte
+    at which the last of them ends.
     """
     counts, ends = Counter[bytes](), dict[bytes, int]()
     for part in reader.parts():
-        found = part.fixed("link_offset") + part.fixed("link_length")
-        for name, end in zip(map(bytes, part.ragged("link_file")), found.tolist(), strict=True):
+        found = part.fixed_column("link_offset") + part.fixed_column("link_length")
+        for name, end in zip(map(bytes, part.ragged_column("link_file")), found.tolist(), strict=True):
             counts[name] += 1
             if end > ends.get(name, 0):
                 ends[name] = end
@@ -205,7 +205,7 @@ def relative_link(place: str, folder: Path) -> str:
     return posixpath.relpath(path, start) if root == own else place
 
 
-def links_from(manifest: Manifest, store: Path) -> Path | None:
+def link_base(manifest: Manifest, store: Path) -> Path | None:
     """Returns the folder from which a store's relative links begin; None if its links are absolute, or it has none."""
     return folder_of(store) if manifest.options.get("link") == "relative" else None
 

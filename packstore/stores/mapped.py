@@ -57,7 +57,7 @@ class MappedReader(Reader):
             )
         return raw[start:stop]
 
-    def mapped_ragged(self, name: str) -> Ragged | None:
+    def mapped_ragged_column(self, name: str) -> Ragged | None:
         column = self.column(name)
         return column if type(column) is Ragged else None
 
@@ -117,7 +117,7 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
 
 
 def consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-    """Implements :meth:`packstore.stores.format.Format.partial_images` for images stored back to back from ``start``
+    """Implements :meth:`packstore.stores.format.Format.open_partial_file` for images stored back to back from ``start``
     on.
     """
     ends = start + np.cumsum(sizes.astype(np.int64))

@@ -17,7 +17,7 @@ from packstore.stores.format import Format
 from packstore.stores.linked import LinkedReader, folder_of
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.remote.names import VERSIONS, version_number
-from packstore.stores.scavenge import Scavenged
+from packstore.stores.scavenge import ScavengedData
 from packstore.stores.sharded import open_sharded, read_sharded_manifest
 
 START_BYTES = 512
@@ -136,7 +136,7 @@ def format_of(path: Path) -> str | None:
     return None
 
 
-def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> Scavenged:
+def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> ScavengedData:
     """Recovers columns and images from a store, or a shard, of one file or directory, which need not open.
 
     Args:

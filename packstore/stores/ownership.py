@@ -17,7 +17,7 @@ class NotAStoreError(DestinationError):
     """The destination exists and is not a packstore store."""
 
 
-def owned_files(path: Path) -> list[Path]:
+def list_owned_files(path: Path) -> list[Path]:
     """Lists all files of the store at ``path``, after checking that its directory holds nothing else.
 
     Raises:

@@ -23,7 +23,7 @@ class ProvenRecords:
         self._rows_are_checked = reader.manifest.has_column(ROW_CHECKSUM.name)
 
     def image(self, record: int) -> Buffer:
-        """Returns the image at rest. Raises :class:`CorruptRecordError` if it does not match its checksum."""
+        """Returns the stored image. Raises :class:`CorruptRecordError` if it does not match its checksum."""
         data = self.reader.read(record)
         found, expected = image_checksum(data), int(self.reader.value("checksum", record))
         if found != expected:
@@ -31,7 +31,7 @@ class ProvenRecords:
         return data
 
     def row(self, record: int) -> dict[str, Any]:
-        """Returns the values at rest of all columns but the image and the checksums. Raises :class:`CorruptRecordError`
+        """Returns the stored values of all columns but the image and the checksums. Raises :class:`CorruptRecordError`
         if they do not match the row checksum, which old stores lack.
         """
         row = {column.name: self.reader.value(column.name, record) for column in self._row}

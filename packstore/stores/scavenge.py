@@ -22,7 +22,7 @@ from packstore.stores.manifest_recovery import RecoveredManifest
 
 
 @dataclass(slots=True)
-class Scavenged:
+class ScavengedData:
     """Data recovered from one file.
 
     Attributes:
@@ -49,8 +49,8 @@ def no_orphans(_: set[int]) -> Iterator[tuple[int, Buffer]]:
     return iter(())
 
 
-def scavenge_reader(reader: Reader) -> Scavenged:
-    """Returns the readable columns and images of a damaged store that opens all the same."""
+def scavenge_reader(reader: Reader) -> ScavengedData:
+    """Returns the readable columns and images of a damaged store that still opens."""
     columns: dict[str, ColumnData] = {}
     for column in reader.manifest.columns[1:]:
         try:
@@ -64,11 +64,11 @@ def scavenge_reader(reader: Reader) -> Scavenged:
         except (PackstoreError, IndexError):
             return []
 
-    return Scavenged(RecoveredManifest(reader.manifest, True, "intact"), columns, len(reader), images, no_orphans)
+    return ScavengedData(RecoveredManifest(reader.manifest, True, "intact"), columns, len(reader), images, no_orphans)
 
 
-def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapping[str, int]) -> Scavenged:
-    """Recovers columns and images from a file whose arrays are where its manifest says.
+def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapping[str, int]) -> ScavengedData:
+    """Recovers columns and images from a file whose manifest determines the offsets of all arrays.
 
     Args:
         data: All bytes of the file.
@@ -99,7 +99,7 @@ def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapp
         start = starts["image"] + record * width if "image" in starts else 0
         return [data[start : start + width]] if start and start + width <= len(data) else []  # the file ends early
 
-    return Scavenged(recovered, columns, manifest.records, images, no_orphans)
+    return ScavengedData(recovered, columns, manifest.records, images, no_orphans)
 
 
 def array_names(column: Column) -> list[str]:

@@ -123,7 +123,7 @@ class ShardedReader(Reader):
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         column = self.manifest.column(name)
         if column.kind != "fixed" or name == "image":
-            return self.fixed(name)[records]
+            return self.fixed_column(name)[records]
         chosen: NDArray[np.int64] = np.asarray(records, np.int64)
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self):
             raise IndexError(f"records {chosen.min()} to {chosen.max()} of {len(self)}")
@@ -217,8 +217,9 @@ class ShardedReader(Reader):
             del self._open[number]
         self._used = {number: self._used.get(number, -1) for number in self._open}
 
-    def _is_manifest_as_written(self) -> bool:
-        """Returns whether the manifest's file holds this manifest in canonical form, whichever version wrote it."""
+    def _is_manifest_canonical(self) -> bool:
+        """Returns whether the manifest's file has this manifest's digest and is canonical JSON, as each version of
+        packstore writes it."""
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
             text = (self.path / MANIFEST_FILE).read_bytes()
@@ -229,7 +230,7 @@ class ShardedReader(Reader):
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields missing and surplus shards, wrong sizes and SHA-256 (unless ``quick``), and faults in each shard."""
         shards = self._table
-        if not self._is_manifest_as_written():
+        if not self._is_manifest_canonical():
             yield Problem(f"{MANIFEST_FILE} was changed, although its values are the same")
         names = {MANIFEST_FILE, shards.file, *shards.names()}
         for entry in sorted(self.path.iterdir()):

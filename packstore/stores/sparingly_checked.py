@@ -151,7 +151,7 @@ class SparinglyCheckedReader(CheckedReader):
             return int(self._reader.value("checksum", index))
         if self._checksums is None:
             # A memoryview, for fast access to items. Cast from bytes, since an LMDB's values may be unaligned.
-            self._checksums = self._reader.fixed("checksum").view(np.uint8).data.cast("Q")
+            self._checksums = self._reader.fixed_column("checksum").view(np.uint8).data.cast("Q")
         return self._checksums[index]
 
     def _get_copy(self, name: str) -> _ColumnCopy:
@@ -161,7 +161,8 @@ class SparinglyCheckedReader(CheckedReader):
             return self._kept.setdefault(name, _ColumnCopy(column, len(self), len(self._starts)))
 
     def _find_unproven(self, kept: _ColumnCopy, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions in ``records`` of values that have to be proven by the row checksum."""
+        """Copies the column from files not copied yet. Returns the positions in ``records`` of values that the copies
+        do not prove."""
         if len(self._starts) == 1:
             return np.arange(0 if self._is_copied(kept, 0) else len(records))
         parts = np.searchsorted(self._starts, records, "right") - 1

@@ -26,7 +26,7 @@ _SIZES = ("size", "resize", "max_side")
 
 
 def unify(readers: Sequence[Reader]) -> list[Reader]:
-    """Returns readers of the same stores whose images have one encoding; the given ones if they have.
+    """Returns readers of the same stores whose images have one encoding: the given readers if their stores have one.
 
     Raises :class:`StoreError` if the images would come out in different modes or dtypes, or normalised differently.
     """
@@ -41,15 +41,15 @@ def unify(readers: Sequence[Reader]) -> list[Reader]:
     if len(modes) > 1:
         (one, first), (other, second), *_ = modes.items()
         raise StoreError(
-            f"{_both(first, second)} hold images of modes {one} and {other}; convert one of them with --mode"
+            f"{_name_both(first, second)} hold images of modes {one} and {other}; convert one of them with --mode"
         )
     floats = [reader for reader in readers if reader.manifest.holds_floats]
     others = [reader for reader in readers if not reader.manifest.holds_floats]
     if floats and others:
         raise StoreError(
-            f"{_both(floats[0], others[0])} hold {floats[0].manifest.encoding} and {others[0].manifest.encoding}: the "
-            "images of the first are normalised floating point values, those of the second are not; convert the second "
-            "with the encoding, size and normalisation of the first"
+            f"{_name_both(floats[0], others[0])} hold {floats[0].manifest.encoding} and {others[0].manifest.encoding}: "
+            "the images of the first are normalised floating point values, those of the second are not; convert the "
+            "second with the encoding, size and normalisation of the first"
         )
     if floats:
         return [_as_float32(reader) for reader in readers]
@@ -57,7 +57,7 @@ def unify(readers: Sequence[Reader]) -> list[Reader]:
     return [_as_files(reader, options) for reader in readers]
 
 
-def _both(first: Reader, second: Reader) -> str:
+def _name_both(first: Reader, second: Reader) -> str:
     return f"{printable(str(first.path))} and {printable(str(second.path))}"
 
 
@@ -68,7 +68,9 @@ def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
     options = {name: value for name, value in lead.manifest.options.items() if not (is_answer(name) or name in _SIZES)}
     for reader in readers[1:]:
         if bool(reader.manifest.options.get(_EXIF)) != bool(readers[0].manifest.options.get(_EXIF)):
-            raise StoreError(f"the images of {_both(readers[0], reader)} differ in EXIF rotation; convert one of them")
+            raise StoreError(
+                f"the images of {_name_both(readers[0], reader)} differ in EXIF rotation; convert one of them"
+            )
     return options | join_answers([(str(reader.path), reader.manifest) for reader in files])
 
 
@@ -144,7 +146,8 @@ def _to_float32(reader: Reader, index: int, view: Buffer) -> Buffer:
 
 
 class UnifiedReader(Reader):
-    """Reads a store with its images in another stored form. Checksums are of the images as they are stored.
+    """Reads a store and converts its images to another stored form. Its parts and checksums are those of the store,
+    of unconverted images.
 
     Attributes:
         store: The reader of the store itself.
@@ -159,8 +162,8 @@ class UnifiedReader(Reader):
         self._convert = convert
 
     @property
-    def unchecked(self) -> Reader:
-        plain = self.store.unchecked
+    def unchecked_reader(self) -> Reader:
+        plain = self.store.unchecked_reader
         return self if plain is self.store else UnifiedReader(plain, self.manifest, self._convert)
 
     def read(self, index: int) -> Buffer:

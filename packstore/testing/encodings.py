@@ -22,7 +22,7 @@ from packstore.core.errors import SampleError, UsageError
 from packstore.core.manifest import Manifest, Origin
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import get_decoder
-from packstore.images.encode import Encoded, EncodeOptions, Encoder, Encoding, SourceImages
+from packstore.images.encode import EncodedImage, EncodeOptions, Encoder, Encoding, SourceImages
 from packstore.images.encode.floats import mean_and_std, to_float32
 from packstore.packing.conversion import convert
 from packstore.packing.options import ConvertOptions
@@ -89,7 +89,7 @@ class EncodingSuite:
         for variant in self.variants:
             yield Encoder(EncodeOptions(self.encoding, **variant), source)
 
-    def pixels(self, encoder: Encoder, encoded: Encoded) -> NDArray[np.uint8]:
+    def pixels(self, encoder: Encoder, encoded: EncodedImage) -> NDArray[np.uint8]:
         """Decodes a record to pixels as readers do."""
         encoding = encoder.encoding
         if encoding.layout is None:
@@ -142,7 +142,7 @@ class EncodingSuite:
                     assert shape is not None
                     assert nbytes == np.prod(shape)
                 if shape is not None:
-                    assert self.pixels(encoder, Encoded(record, shape)).shape == shape
+                    assert self.pixels(encoder, EncodedImage(record, shape)).shape == shape
 
     def test_bytes_follow_from_the_image_and_the_options_alone(self) -> None:
         """In any order, from many threads, and with a fresh encoder."""

@@ -90,7 +90,7 @@ class StoreFilesSuite:
         old, new = make_records(seed=1), make_records(seed=2)
         write(path, old, shard_size=old_shard_size)
         reader = open_store(path)
-        labels = reader.fixed("label")
+        labels = reader.fixed_column("label")
         if old_shard_size is None:
             assert bytes(reader.read(0)) == old.images[0]
         with begin(path, new, overwrite=True, shard_size=shard_size) as builder:
@@ -173,11 +173,11 @@ class StoreFilesSuite:
             run()
         assert not path.exists()
         with begin(path, records, **options) as builder:
-            assert builder.interrupted is not None
-            assert builder.interrupted.records == len(records)
+            assert builder.interrupted_run is not None
+            assert builder.interrupted_run.records == len(records)
             for i, image in enumerate(records.images):
                 try:
-                    found = builder.interrupted.image(i)[0]
+                    found = builder.interrupted_run.image(i)[0]
                 except StoreError:
                     break  # from here on the source has to be read again
                 assert bytes(found) == image
@@ -239,7 +239,7 @@ class StoreFilesSuite:
                 found += bool(problems)
                 if not problems:
                     sums = [xxhash.xxh3_64_intdigest(reader.read(i)) for i in range(len(reader))]
-                    damaged = sums != reader.fixed("checksum").tolist()
+                    damaged = sums != reader.fixed_column("checksum").tolist()
                     for column in reader.manifest.columns[1:]:
                         data = reader.column(column.name)
                         if isinstance(data, Ragged):

@@ -204,7 +204,7 @@ class StoreSuite(StoreFilesSuite):
             builder.append(*records.part(0, 7), "", sums)
             manifest = builder.commit(origin=ORIGIN)
         assert manifest.splits == ()
-        assert open_store(path).fixed("checksum").tolist() == sums.tolist()
+        assert open_store(path).fixed_column("checksum").tolist() == sums.tolist()
 
     def test_given_checksums_that_are_wrong_are_not_published(self, path: Path) -> None:
         records = make_records()
@@ -248,9 +248,9 @@ class StoreSuite(StoreFilesSuite):
         with pytest.raises(KeyError, match="label"):
             reader.column("nothing")
         with pytest.raises(StoreError, match="ragged"):
-            reader.fixed("key")
+            reader.fixed_column("key")
         with pytest.raises(StoreError, match="not ragged"):
-            reader.ragged("label")
+            reader.ragged_column("label")
         assert bytes(reader.read(np.int64(1))) == records.images[1]  # type: ignore[arg-type]
 
     def test_what_was_handed_out_outlives_close(self, path: Path, records: Records) -> None:
@@ -259,7 +259,11 @@ class StoreSuite(StoreFilesSuite):
         images = [reader.read(i) for i in range(len(reader))]
         views = [reader.view(i) for i in range(len(reader))]
         arrays = [] if records.columns[0].layout is None else [reader.array(i) for i in range(len(reader))]
-        label, key, checksum = reader.fixed("label"), reader.ragged("key"), reader.fixed("checksum")
+        label, key, checksum = (
+            reader.fixed_column("label"),
+            reader.ragged_column("key"),
+            reader.fixed_column("checksum"),
+        )
         reader.close()
         reader.close()
         del reader
@@ -357,7 +361,7 @@ class StoreSuite(StoreFilesSuite):
     def test_fork(self, path: Path, records: Records) -> None:
         write(path, records)
         reader = open_store(path)
-        label, image = reader.fixed("label"), reader.read(0)
+        label, image = reader.fixed_column("label"), reader.read(0)
 
         def inherited() -> bool:
             assert_holds(reader, records)

@@ -84,7 +84,7 @@ _OF_OPERATIONS = {
 
 def unknown_operation_argument(called: type, name: str) -> UnknownArgumentError:
     """Returns the error for an unknown argument of an operation of :mod:`packstore.augment`."""
-    return _error(called, name, f"augment.{called.__name__}", _OF_OPERATIONS.get(name))
+    return _unknown_argument(called, name, f"augment.{called.__name__}", _OF_OPERATIONS.get(name))
 
 
 def unknown_argument(called: type, name: str) -> UnknownArgumentError:
@@ -93,10 +93,10 @@ def unknown_argument(called: type, name: str) -> UnknownArgumentError:
     meant = _MEANT[called.__name__].get(name)
     if meant is None and called.__name__ == "PackedDataset" and name in _MEANT["PackedLoader"]:
         meant = f"PackedLoader loads batches: {_MEANT['PackedLoader'][name]}"
-    return _error(called, name, called.__name__, meant)
+    return _unknown_argument(called, name, called.__name__, meant)
 
 
-def _error(called: type, name: str, title: str, meant: str | None) -> UnknownArgumentError:
+def _unknown_argument(called: type, name: str, title: str, meant: str | None) -> UnknownArgumentError:
     if meant is None:
         taken = inspect.signature(vars(called)["__init__"]).parameters
         known = [each for each in taken if each not in ("self", "unknown")]

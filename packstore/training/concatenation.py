@@ -119,7 +119,7 @@ class Mix(ConcatDataset):
         if wrong:
             raise UsageError(f"weights should be positive numbers, got {wrong[0]!r}; leave out stores of weight 0")
         super().__init__([*weights] if isinstance(weights, Mapping) else weights, split, **options)
-        sizes = self._sizes()
+        sizes = self._store_sizes()
         if not all(sizes):
             raise UsageError(f"{self.paths[sizes.index(0)]} has no records in the split; leave it out of the mixture")
         shares: list[Any] = [*sizes] if given is None else [Fraction(weight) for weight in given.values()]
@@ -132,7 +132,7 @@ class Mix(ConcatDataset):
     def draws(self) -> tuple[int, ...]:
         return self.mixture.draws
 
-    def _sizes(self) -> list[int]:
+    def _store_sizes(self) -> list[int]:
         reader = self.reader
         assert isinstance(reader, ConcatReader)
         sizes = [0] * len(self.paths)
@@ -145,7 +145,7 @@ class Mix(ConcatDataset):
 def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
     """Returns the mixture of an epoch; stores whose shards are fetched are read shard by shard, unless ``shuffle``
     is ``"full"``."""
-    joined = mix.reader.unchecked
+    joined = mix.reader.unchecked_reader
     assert isinstance(joined, ConcatReader)
     if shuffle == "full":
         return mix.mixture

@@ -81,11 +81,11 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
 
     if nodes == 1:
         window = fitting_window(reads, sizes, room)
-    fetched = [number for node in range(nodes) for number in _fetched(reads(window, node), sizes, room)]
+    fetched = [number for node in range(nodes) for number in _list_fetches(reads(window, node), sizes, room)]
     return Cost(f"epoch in lanes, window {window}", len(fetched), int(sizes[fetched].sum()))
 
 
-def _fetched(reads: Reads, sizes: NDArray[np.int64], room: int) -> list[int]:
+def _list_fetches(reads: Reads, sizes: NDArray[np.int64], room: int) -> list[int]:
     """Lists the shards that a node fetches, in order. A shard that two lanes share is fetched again only if other
     shards have pushed it out of the cache."""
     fetched: list[int] = []

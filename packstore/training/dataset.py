@@ -38,9 +38,9 @@ from packstore.training.item_options import (
     detection_columns,
 )
 from packstore.training.pictures import ImageListReader, ImageReader, check_pil, for_torch
-from packstore.training.samples import Keys, Samples
+from packstore.training.samples import LazyKeys, LazySamples
 from packstore.training.tv_tensors import TVTensors
-from packstore.training.values import Values, as_tensor
+from packstore.training.values import ValueReader, as_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,10 +51,10 @@ Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 class PackedDataset(torch.utils.data.Dataset[Any]):
     """Records of a store, or of one of its splits, as a dataset.
 
-    ``ds[i]`` is a tuple with one value a column, by default ``(image, label)``, or ``(image, boxes, labels)`` where a
-    store has boxes and no ``label``; with a single column (the default for a store with neither is just the image) it
-    is that value itself. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches: images stacked to one tensor where their shapes
-    agree and a list otherwise, numbers as a tensor, keys as a list.
+    ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
+    ``image`` and ``label``; in a store without ``label``, the image with its boxes and their labels; else the image
+    alone. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches: images as one tensor if they have one shape, else as a list;
+    numbers as a tensor; keys as a list.
 
     =============  ==============================================================================================
     output         an image is
@@ -72,14 +72,14 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
                    a dict of these by name: what torchvision's references take. A batch is a list of items.
     =============  ==============================================================================================
 
-    Other columns, by type; the value is None where the record has none:
+    Other columns, by type; a missing value is None:
 
     =============  ==============================================================================================
     type           value
     =============  ==============================================================================================
-    ``mask``       integer ``(H, W)``: uint8, or int32 where values have more bits; in a palette's files the indices.
+    ``mask``       integer ``(H, W)``: uint8, or int32 if values have more bits; of a file with a palette the indices.
                    ``"numpy"`` keeps uint16; ``"pil"`` gives modes ``P``, ``L``, ``1``, ``I;16`` or ``I``; ``"bytes"``
-                   the bytes at rest
+                   the stored bytes
     ``label``      ``int``
     ``labels``     int64 ``(n,)``
     ``boxes``      float32 ``(n, 4)``: left, top, right, bottom in pixels of the image
@@ -94,40 +94,38 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     Args:
         path: A store of any format, or the URL of one.
-        split: The split to use. A store that has several needs one to be named; a store with one split or none does
-            not.
-        device: Where tensors are put, any torch device.
-        columns: Names of the columns of an item, in order; None for ``("image", "label")``, or where the store has no
-            ``label``, the image, its boxes and their labels, or the image alone.
+        split: The split to use; required if the store has several.
+        device: Device of the tensors.
+        columns: Names of the columns of an item, in order; None for the default columns, see above.
         output: Form of the images, see above.
-        transform: Called with each image (the first; further columns of images come as they are). Beside masks, boxes
-            and keypoints it must not move pixels: torchvision's that do are refused, and functions that are not in
-            :class:`packstore.augment.InPlace`.
+        transform: Called with each main image; images of other columns are not transformed. If masks, boxes or
+            keypoints are loaded, it must not move pixels: transforms of torchvision that move them are refused, and so
+            are functions that are not wrapped in :class:`packstore.augment.InPlace`.
         target_transform: Called with each label.
         transforms: Called with the values of an item, as torchvision's datasets do: ``transforms(image, target)``.
             Instead of the other two.
         decoder: ``"auto"`` or the name of one, see :func:`packstore.images.decoders.get_decoder`.
-        exif_transpose: Turn images as their EXIF orientation says: True, False, or None for what was asked for when the
-            store was packed. Not for stores of pixels, which were turned then or never.
+        exif_transpose: Rotate and flip images by their EXIF orientation. None for the choice made when the store was
+            packed. Stores of pixels do not support it, since their images were rotated when packed, or never.
         dtype: Floating point type of image tensors instead of the default. Pixels of a uint8 or encoded store are
-            scaled to 0 … 1 then, as torchvision's ``ToTensor`` does.
-        denormalize: With ``output="pil"``: undo the normalisation of a floating point store, to within a rounded 1 of
-            255. A store that holds pixels or files gives the same images with it and without.
-        mode: The mode as which image files are read, such as ``"L"`` for gray, ``(1, H, W)``; None for the store's. Of
-            a colour JPEG ``"L"`` is its luma, as torchvision's ``decode_image(mode="GRAY")`` gives it.
-        depth: What becomes of more than 8 bits if the mode has 8: ``"scale"``, ``"clip"`` or ``"window:LO,HI"``. None
-            for what the store says; ``"keep"`` too, except for a store that makes 8 bits of more.
-        alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha; None for what the store says.
-        frames: ``"first"`` or the number of a frame, as text, from 0; None for what the store says.
-        max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded, which
-            bounds the memory: up to 20 bytes a pixel in each thread or process that decodes.
-        checksums: What is compared with the store's checksums when it is read. ``"auto"``: what costs little. Image
-            files: each; arrays of pixels: each at one of sixteen reads; labels, keys and all other columns: all, once,
-            when they are first used. (A loader checks all images while it makes them resident; of arrays that it
-            streams, a sixteenth every epoch, each within sixteen.) ``"always"``: the image, label and key of each
-            record that is accessed. ``"never"``: only the manifest, at opening; a changed byte in an image passes.
-            Labels that are none of the classes are errors in any case. (``packstore verify`` checks all of a store,
-            once.)
+            then scaled to 0 … 1, as torchvision's ``ToTensor`` does.
+        denormalize: With ``output="pil"``: undo the normalisation of a floating point store; rounding may change a
+            value by 1 of 255. Has no effect on stores of pixels or files.
+        mode: Mode in which image files are read, such as ``"L"`` for gray, ``(1, H, W)``; None for the store's. ``"L"``
+            is the luma of a colour JPEG, as torchvision's ``decode_image(mode="GRAY")`` returns it.
+        depth: Conversion of values of more than 8 bits if the mode has 8: ``"scale"``, ``"clip"`` or
+            ``"window:LO,HI"``. None for the store's conversion. ``"keep"`` has the same effect, but is refused if the
+            store converts to 8 bits and no mode is named.
+        alpha: ``"drop"`` or ``"over:COLOUR"`` for a mode without alpha; None for the store's choice.
+        frames: ``"first"`` or the number of a frame, as text, from 0; None for the store's choice.
+        max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded. This
+            bounds the memory: a thread or process that decodes takes up to 20 bytes for each pixel.
+        checksums: Policy of checksum verification. ``"auto"`` makes the checks that cost little: image files at each
+            read; arrays of pixels at one of sixteen reads; labels, keys and other columns once, at their first use. (A
+            loader checks all images that it makes resident; of arrays that it streams, one sixteenth in each epoch, so
+            all in sixteen.) ``"always"``: image, label and key of each record at each access. ``"never"``: only the
+            manifest, at opening; a changed byte in an image passes. Labels without a class are errors in any case.
+            (``packstore verify`` checks a whole store.)
 
     Raises:
         StoreError: ``path`` is not a store.
@@ -208,8 +206,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         chosen_columns = [self.manifest.column(name) for name in self.columns]
         self._wrapper = TVTensors(chosen_columns) if output == "tv_tensors" else None
         self._form = "tensor" if output in ("dict", "tv_tensors") else output
-        self.pictures = self._pictures(self.manifest.image)
-        self._fields = {column.name: self._field(column) for column in chosen_columns}
+        self.pictures = self._image_reader(self.manifest.image)
+        self._fields = {column.name: self._column_reader(column) for column in chosen_columns}
 
     def __len__(self) -> int:
         return self._length
@@ -221,17 +219,17 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         masks.
         """
         if type(index) is int:
-            return self._item(self._record(index))
+            return self._make_item(self._record_of_item(index))
         if isinstance(index, slice):
-            return self._batch(np.arange(*index.indices(self._length), dtype=np.int64) + self._start)
+            return self._read_batch(np.arange(*index.indices(self._length), dtype=np.int64) + self._start)
         if isinstance(index, Iterable) and not (hasattr(index, "ndim") and index.ndim == 0):
-            return self._batch(self._records(index))
-        return self._item(self._record(_whole(index)))
+            return self._read_batch(self._records_of_items(index))
+        return self._make_item(self._record_of_item(_check_index(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the items at ``indices``. torch's ``DataLoader`` calls this for a batch, which it collates itself."""
-        records = self._records(indices)
-        return self._items(records)
+        records = self._records_of_items(indices)
+        return self._read_items(records)
 
     @property
     def reader(self) -> Reader:
@@ -290,14 +288,14 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def keys(self) -> Sequence[str]:
         """Keys of all items, read on access."""
         self.reader.check_column("key")
-        return Keys(self.reader, self._start, self._length)
+        return LazyKeys(self.reader, self._start, self._length)
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
         """``(key, label)`` of all items, read on access. Raises :class:`UsageError` unless each item has one label."""
         self._check_labels()
         self.reader.check_column("key")
-        return Samples(self.reader, self._start, self._length)
+        return LazySamples(self.reader, self._start, self._length)
 
     imgs = samples
 
@@ -307,7 +305,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
         The first call reads all keys. Raises :class:`UsageError` for an unknown key.
         """
-        reader = self.reader  # first, since it empties what is kept in a new process
+        reader = self.reader  # first: in a new process it clears the caches
         items = self._loaded.get("items of keys")
         if items is None:
             items = self._loaded["items of keys"] = {key: i for i, key in enumerate(self.keys)}
@@ -325,7 +323,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             window: For values of other than 8 bits: the values shown as black and white; None for the 1st and 99th
                 percentile of the image.
         """
-        return self.pictures.shown(self.reader, self._record(_whole(index)), window)
+        return self.pictures.for_display(self.reader, self._record_of_item(_check_index(index)), window)
 
     def close(self) -> None:
         """Closes the store; the next access reopens it. Reads in other threads finish."""
@@ -363,35 +361,35 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def _open(self, head: RemoteHead | None = None) -> Reader:
         return open_checked(self.path, self.checksums, head)
 
-    def _record(self, index: int) -> int:
+    def _record_of_item(self, index: int) -> int:
         if index < 0:
             index += self._length
         if not 0 <= index < self._length:
             raise IndexError(f"index out of range: the dataset has {self._length} items")
         return self._start + index
 
-    def _records(self, indices: Iterable[Any]) -> NDArray[np.int64]:
+    def _records_of_items(self, indices: Iterable[Any]) -> NDArray[np.int64]:
         """Returns the record numbers of the items ``indices``. Raises as :meth:`__getitem__`."""
         array = isinstance(indices, (np.ndarray, torch.Tensor)) and indices.ndim == 1 and indices.dtype != torch.bool
         items: list[Any] = indices.tolist() if array else list(indices)  # type: ignore[attr-defined]
         if not set(map(type, items)) <= {int}:
-            items = [_whole(i) for i in items]
+            items = [_check_index(i) for i in items]
         if items and not -self._length <= min(items) <= max(items) < self._length:
             raise IndexError(f"index out of range: the dataset has {self._length} items")
         numbers = np.array(items, np.int64)
         return np.where(numbers < 0, numbers + self._length, numbers) + self._start
 
-    def _items(self, records: NDArray[np.int64]) -> list[Any]:
+    def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
         images = self._each_image(records)
-        return [self._item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
+        return [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
 
-    def _item(self, record: int, image: Any = None) -> Any:
+    def _make_item(self, record: int, image: Any = None) -> Any:
         if self._wrapper is not None:
             item: Any = self._wrap_item(self._wrapper, record, image)
         elif self.output == "dict":
-            item = {name: self._value(name, record, image) for name in self.columns}
+            item = {name: self._read_value(name, record, image) for name in self.columns}
         else:
-            values = [self._value(name, record, image) for name in self.columns]
+            values = [self._read_value(name, record, image) for name in self.columns]
             item = values[0] if len(values) == 1 else tuple(values)
         if self.transforms is None:
             return item
@@ -403,20 +401,20 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
         target = {
-            name: wrapper.wrap(column(name), self._value(name, record, None), size)
+            name: wrapper.wrap(column(name), self._read_value(name, record, None), size)
             for name in self.columns
             if name != "image"
         }
         image = wrapper.wrap(self.manifest.image, image, size)
-        image = image if self.transform is None else self._transformed(image)
+        image = image if self.transform is None else self._call_transform(image)
         if not target:
             return image
         return image, next(iter(target.values())) if len(target) == 1 else target
 
-    def _value(self, name: str, record: int, image: Any) -> Any:
+    def _read_value(self, name: str, record: int, image: Any) -> Any:
         if name == "image":
             image = self.pictures.of(self._form, self.reader, record) if image is None else image
-            return image if self.transform is None else self._transformed(image)
+            return image if self.transform is None else self._call_transform(image)
         if name == "key":
             return self.reader.key(record)
         reader = self.reader
@@ -428,7 +426,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             raise reader.class_error(self.manifest.column(name), record, value)
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
-    def _transformed(self, image: Any) -> Any:
+    def _call_transform(self, image: Any) -> Any:
         assert self.transform is not None
         try:
             return self.transform(image)
@@ -440,28 +438,30 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
                 )
             raise
 
-    def _batch(self, records: NDArray[np.int64]) -> Any:
+    def _read_batch(self, records: NDArray[np.int64]) -> Any:
         if self._wrapper is not None or self.transforms is not None:
-            return self._items(records)
+            return self._read_items(records)
         if self.output == "dict":
-            return {name: self._batch_of(name, records) for name in self.columns}
-        values = [self._batch_of(name, records) for name in self.columns]
+            return {name: self._read_column(name, records) for name in self.columns}
+        values = [self._read_column(name, records) for name in self.columns]
         return values[0] if len(values) == 1 else tuple(values)
 
-    def _batch_of(self, name: str, records: NDArray[np.int64]) -> Any:
+    def _read_column(self, name: str, records: NDArray[np.int64]) -> Any:
         """Reads one column of a batch: at once if it is an array, else value by value."""
         if name == "image":
-            batch = self._gathered_images(records) if self.transform is None else None
+            batch = self._try_gather_images(records) if self.transform is None else None
             if batch is not None:
                 return batch
             images = self._each_image(records)
-            return self._stack([self._value(name, r, i) for r, i in zip(records.tolist(), images, strict=True)])
+            return self._stack_images(
+                [self._read_value(name, r, i) for r, i in zip(records.tolist(), images, strict=True)]
+            )
         column = self.manifest.column(name)
         transformed = name == "label" and self.target_transform is not None
         singly = transformed or column.nullable or column.traits.is_picture
         if column.kind != "fixed" or singly or not len(records):
-            values = [self._value(name, r, None) for r in records.tolist()]
-            return values if column.kind == "ragged" and not column.traits.is_picture else self._stack(values)
+            values = [self._read_value(name, r, None) for r in records.tolist()]
+            return values if column.kind == "ragged" and not column.traits.is_picture else self._stack_images(values)
         gathered = self._sound_values(name, records)
         if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
             # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
@@ -476,7 +476,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             raise faults[min(faults)]
         return reader.values(name, records)
 
-    def _stack(self, values: list[Any]) -> Any:
+    def _stack_images(self, values: list[Any]) -> Any:
         if not values or any(value is None for value in values):
             return values
         first = values[0]
@@ -492,7 +492,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     # Images -----------------------------------------------------------------------------------------------------
 
-    def _gathered_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
+    def _try_gather_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
         """Gathers images of ``records`` as a batch in memory of its own; None if they must be read one by one."""
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
@@ -508,12 +508,12 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         """Reads the images of ``records`` in the form of items; None for each if items have no image."""
         if "image" not in self.columns:
             return [None] * len(records)
-        gathered = self._gathered_images(records)
+        gathered = self._try_gather_images(records)
         return (
             self.pictures.of_each(self._form, self.reader, records.tolist()) if gathered is None else gathered.unbind()
         )
 
-    def _pictures(self, column: Column) -> ImageReader:
+    def _image_reader(self, column: Column) -> ImageReader:
         normalization = self.manifest.normalization
         decoder = self.decoder_of(column)
         return ImageReader(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
@@ -527,14 +527,18 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     def list_reader(self, column: Column) -> ImageListReader:
         """Creates the reader of a column of lists of images."""
-        return ImageListReader(self._pictures(column))
+        return ImageListReader(self._image_reader(column))
 
-    def _field(self, column: Column) -> ImageReader | ImageListReader | Values:
+    def _column_reader(self, column: Column) -> ImageReader | ImageListReader | ValueReader:
         if column.name == "image":
             return self.pictures
         if column.form == "files":
             return self.list_reader(column)
-        return self._pictures(column) if column.traits.has_images else Values(column, self.device, self.max_pixels)
+        return (
+            self._image_reader(column)
+            if column.traits.has_images
+            else ValueReader(column, self.device, self.max_pixels)
+        )
 
 
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
@@ -554,17 +558,17 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 def head_of(reader: Reader) -> RemoteHead | None:
     """Returns the version that other processes should open, whatever has been appended since; None for a local
     store."""
-    remote = reader.unchecked
+    remote = reader.unchecked_reader
     return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
 
 
 def image_array(reader: Reader) -> NDArray[Any] | None:
     """Returns all images of a store as one mapped array ``(N, …)``; None if they must be read one by one: they
     differ in shape, are verified one by one, or are not contiguous."""
-    return reader.fixed("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
+    return reader.fixed_column("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
 
 
-def _whole(index: Any) -> int:
+def _check_index(index: Any) -> int:
     if isinstance(index, (bool, np.bool_)) or getattr(index, "dtype", None) == torch.bool:
         raise TypeError("a mask is no list of indices; use mask.nonzero() or numpy.flatnonzero(mask)")
     return as_index(index)

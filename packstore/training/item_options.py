@@ -10,7 +10,7 @@ import torch
 from packstore.core.arguments import check_bools
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
-from packstore.images.encode.options import keeps_exif, transposed_by_readers
+from packstore.images.encode.options import keeps_exif, readers_transpose
 from packstore.images.reading import Reading
 
 OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
@@ -70,7 +70,7 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
                 + ("were turned when they were packed" if stored else "have no EXIF any more")
                 + f"; pack it again {'without' if stored else 'with'} --exif-transpose"
             )
-        return transposed_by_readers(manifest)
+        return readers_transpose(manifest)
     return bool(wanted)
 
 
@@ -78,7 +78,7 @@ def choose_reading(
     manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None, frames: str | None
 ) -> Reading:
     """Returns how images are read: as the store says, unless the dataset names mode, depth, alpha or frame."""
-    recorded = Reading.recorded(manifest.image.mode, manifest.options)
+    recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
     found = recorded.pixels

@@ -24,7 +24,7 @@ from packstore.training.permutation import DECK, permute, permute_within
 SHARDS_A_WINDOW = 64
 """Default number of shards that are shuffled together, over all ranks, if the cache has room for them."""
 _SHARE = 0.75  # of the cache's budget: it has other users, too
-_FEW = 12  # lanes that a store of few shards has too: as many nodes then share it, at the price of a shard read twice
+_FEW = 12  # even a store of few shards has so many lanes: so many nodes can share it, and may read a shard twice
 _SHARDS_A_LANE = 4  # a lane's cut falls into a shard, which is fetched for both sides: at most a quarter more
 
 
@@ -61,7 +61,7 @@ class _Deck:
 
 
 class Lanes:
-    """Sequence of all ranks in lanes.
+    """Order of an epoch's records in lanes, for all ranks.
 
     Attributes:
         starts: First record of each non-empty shard.
@@ -100,7 +100,7 @@ class Lanes:
     def records(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Computes the records at ``positions`` of the sequence, int64 of the same shape."""
         deck = self._deck(epoch)
-        places = self._places(positions)
+        places = self._deck_positions(positions)
         windows = np.searchsorted(deck.edges, places, "right") - 1
         starts = deck.edges[windows]
         sizes = deck.edges[windows + 1] - starts
@@ -128,7 +128,7 @@ class Lanes:
         numbers = self._numbers[deck.shards[at[which] + inside]]
         return Reads(numbers[order], first[order], last[order])
 
-    def _places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _deck_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Maps ``positions`` of the sequence to positions in the deck."""
         number, offset = np.divmod(positions, self._batch)
         lane, inside = np.divmod(offset, self._share)

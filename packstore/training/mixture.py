@@ -78,8 +78,8 @@ class Mixture:
 
         windows, which = np.unique(numbers, return_inverse=True)
         starts = windows * window
-        before = self._drawn_before(starts)
-        within = self._drawn_before(starts + window) - before
+        before = self._count_draws_before(starts)
+        within = self._count_draws_before(starts + window) - before
         stores = np.zeros(len(positions), np.int64)
         for store in range(1, len(self.sizes)):
             stores += places >= within[which, store]
@@ -93,7 +93,7 @@ class Mixture:
             if shuffle and store in self.fetched:
                 for turn in np.unique(turns).tolist():
                     chosen = turns == turn
-                    local[chosen] = self._lanes(store, seed, shards).records(turn, local[chosen])
+                    local[chosen] = self._lane_of_store(store, seed, shards).records(turn, local[chosen])
             elif shuffle and len(rows):
                 all_of = np.full(len(rows), size, np.int64)
                 local = permute_within(local, turns, all_of, seed, 0, MIXTURE - 1 - store)
@@ -122,7 +122,7 @@ class Mixture:
         size, draws, (first_part, starts) = self.sizes[store], self.draws[store], self.fetched[store]
         parts, first, last = [], [], []
         for turn in range(epoch * draws // size, ((epoch + 1) * draws - 1) // size + 1):
-            lanes = self._lanes(store, seed, shards)
+            lanes = self._lane_of_store(store, seed, shards)
             each = lanes.reads(turn, 0, 1) if shuffle else reads_in_sequence(starts, size, 1)
             begin = turn * size - epoch * draws  # its first draw in the epoch
             used = (each.last + begin >= 0) & (each.first + begin < draws)
@@ -131,7 +131,7 @@ class Mixture:
             last.append(np.minimum(each.last[used] + begin, draws - 1))
         # A draw may be anywhere in its window.
         edges = np.arange(0, self.count, self._window)
-        drawn = np.diff(self._drawn_before(edges), axis=1)[:, store]
+        drawn = np.diff(self._count_draws_before(edges), axis=1)[:, store]
         begins = edges[np.searchsorted(drawn, np.concatenate(first), "right") - 1]
         ends = edges[np.searchsorted(drawn, np.concatenate(last), "right") - 1] + self._window - 1
         final = max(0, self.count // global_batch_size - 1), (self.count - 1) // global_batch_size
@@ -141,23 +141,23 @@ class Mixture:
             np.minimum(ends // global_batch_size, final[1]),
         )
 
-    def _drawn_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _count_draws_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Counts, for the first 0, 1, … stores, the records before the windows that begin at ``positions``."""
         total = self.count
         exact = np.minimum(positions, total)[:, None] * np.cumsum([0, *self.draws])
         rounded: NDArray[np.int64] = (exact + total // 2) // total
         return rounded
 
-    def _lanes(self, store: int, seed: int, shards: int) -> Lanes:
+    def _lane_of_store(self, store: int, seed: int, shards: int) -> Lanes:
         """Returns the order of a store's records by its shards: a single lane."""
-        if (store, seed, shards) not in self._all_lanes:
+        if (store, seed, shards) not in self._lane_cache:
             own = (seed << 8) + store + 1  # stores of equal shards come in different orders
             lanes = Lanes(self.fetched[store].starts, self.sizes[store], 1, shards, own)
-            self._all_lanes[store, seed, shards] = lanes
-        return self._all_lanes[store, seed, shards]
+            self._lane_cache[store, seed, shards] = lanes
+        return self._lane_cache[store, seed, shards]
 
     @cached_property
-    def _all_lanes(self) -> dict[tuple[int, int, int], Lanes]:
+    def _lane_cache(self) -> dict[tuple[int, int, int], Lanes]:
         return {}
 
 

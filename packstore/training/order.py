@@ -113,14 +113,14 @@ class Order:
         return self.batch_size * self.world_size
 
     @property
-    def dropped(self) -> int:
+    def dropped_count(self) -> int:
         """Number of records that an epoch drops, over all ranks."""
-        if not self.batches():
+        if not self.count_batches():
             return self.count
         return self.count % self.global_batch_size if self.drop_last else 0
 
-    def batches(self, epoch: int = 0) -> int:
-        """Number of batches of an epoch, equal on all ranks."""
+    def count_batches(self, epoch: int = 0) -> int:
+        """Returns the number of batches of an epoch, which is equal on all ranks."""
         full, tail = divmod(self.count, self.global_batch_size)
         return full + (tail >= self.world_size and not self.drop_last)
 
@@ -129,10 +129,10 @@ class Order:
 
         Raises :class:`UsageError` for a batch that the epoch does not have.
         """
-        if not 0 <= number < self.batches():
-            raise UsageError(f"no batch {number}: an epoch has {self.batches()} batches")
+        if not 0 <= number < self.count_batches():
+            raise UsageError(f"no batch {number}: an epoch has {self.count_batches()} batches")
         start = number * self.global_batch_size
-        last = number == self.batches() - 1 and not self.drop_last
+        last = number == self.count_batches() - 1 and not self.drop_last
         size = self.count - start if last else self.global_batch_size
         # Rounded as the lengths of lanes are, so that of the tail, too, a rank takes what remains in its own lanes.
         first, stop = (-(-size * rank // self.world_size) for rank in (self.rank, self.rank + 1))
@@ -140,13 +140,13 @@ class Order:
 
     def position(self, batches: int) -> int:
         """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks."""
-        whole = self.count - self.dropped
-        return min(batches * self.global_batch_size, whole) if batches < self.batches() else whole
+        whole = self.count - self.dropped_count
+        return min(batches * self.global_batch_size, whole) if batches < self.count_batches() else whole
 
     def batches_before(self, position: int) -> int:
         """Returns the number of batches that contain the first ``position`` records; the last one may contain more."""
-        whole = self.count - self.dropped
-        return min(-(-position // self.global_batch_size), self.batches()) if position < whole else self.batches()
+        total, whole = self.count_batches(), self.count - self.dropped_count
+        return min(-(-position // self.global_batch_size), total) if position < whole else total
 
     def batch(self, epoch: int, number: int) -> NDArray[np.int64]:
         """Computes the records of this rank's batch ``number``, int64 ``(B,)`` in [0, ``length``).
@@ -174,7 +174,7 @@ class Order:
         if isinstance(positions, np.ndarray):
             return self._numpy_sequence(epoch, positions)
         if self.block is None and self.lanes is None and self.indices is None and self.mixture is None:
-            shuffled = self.shuffle and len(positions)  # of no records there is no permutation
+            shuffled = self.shuffle and len(positions)  # permute() refuses length 0
             return permute(positions, self.count, self.seed, epoch) if shuffled else positions
         import torch
 

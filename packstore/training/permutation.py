@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.random_draws import MASK, Array, Draws, key
+from packstore.training.random_draws import MASK, Array, Draws, derive_key
 
 MAX_LENGTH = 2**31
 """Maximum number of records of an order."""
@@ -146,24 +146,24 @@ class _Network:
     @classmethod
     def of(cls, length: int, seed: int, epoch: int, stream: int) -> _Network:
         shift = (length - 1).bit_length() // 2
-        keys = tuple(key(seed, epoch, stream, i) & MASK for i in range(_ROUNDS))
+        keys = tuple(derive_key(seed, epoch, stream, i) & MASK for i in range(_ROUNDS))
         return cls(length, shift, -(-length // (1 << shift)), keys)
 
     def walk(self, values: Array) -> Array:
         """Permutes ``values``, int64 to int64 or uint32 to uint32."""
-        values = self._once(values)
+        values = self._encrypt(values)
         outside = values >= self.length
         while outside.any():
-            values[outside] = self._at(outside)._once(values[outside])
+            values[outside] = self._select_keys(outside)._encrypt(values[outside])
             outside = values >= self.length
         return values
 
-    def _at(self, chosen: Array) -> _Network:
+    def _select_keys(self, chosen: Array) -> _Network:
         if isinstance(self.length, int):
             return self
         return _Network(self.length[chosen], self.shift[chosen], self.radix[chosen], self.keys[:, chosen])
 
-    def _once(self, values: Array) -> Array:
+    def _encrypt(self, values: Array) -> Array:
         high, low = values >> self.shift, values & ((1 << self.shift) - 1)
         for i in range(0, _ROUNDS, 2):
             low ^= _round_bits(high, self.keys[i]) & ((1 << self.shift) - 1)
@@ -171,7 +171,7 @@ class _Network:
             step *= self.radix  # both below 2**16 (the radix at most 2**16), so this fits
             step >>= 16
             high += step
-            # high modulo radix. Unsigned, what is below the radix wraps to something huge; else one comparison.
+            # high modulo radix: unsigned values below the radix wrap to huge ones, so the minimum is right.
             if high.dtype == np.uint32:
                 np.minimum(high, high - np.uint32(self.radix), out=high)
             else:

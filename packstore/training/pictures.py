@@ -149,7 +149,7 @@ class ImageReader:
         pixels = self.pixels(reader, record)
         return denormalize(pixels, self.column, self.normalization) if self.floats else pixels
 
-    def shown(self, reader: Reader, record: int, window: Window | None = None) -> Image:
+    def for_display(self, reader: Reader, record: int, window: Window | None = None) -> Image:
         """Reads an image as RGB for display, see :func:`packstore.images.display.to_display`."""
         from PIL.Image import fromarray
 

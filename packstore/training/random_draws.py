@@ -30,7 +30,7 @@ Array = Any
 MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio: multiples of it spread evenly
-_HIGH = 0x2C1B3C6D  # what the upper halves of record numbers are multiplied with
+_HIGH = 0x2C1B3C6D  # factor of the upper halves of record numbers
 
 
 def mix(value: Any) -> Any:
@@ -68,7 +68,7 @@ _FACTORS = np.uint32(0x21F0AAAD), np.uint32(0x735A2D97)
 
 
 @lru_cache(4096)
-def key(*words: int) -> int:
+def derive_key(*words: int) -> int:
     """Computes a 64-bit key that depends on every one of ``words`` (any integers, modulo 2**64) and on their order."""
     state = 0
     for word in words:
@@ -163,7 +163,7 @@ class Draws:
             self.stream if stream is None else stream,
         )
         if isinstance(self.records, np.ndarray):
-            found.__dict__["_words"] = self._words  # worked out once for all streams
+            found.__dict__["_record_words"] = self._record_words  # worked out once for all streams
         return found
 
     def on_host(self) -> Draws:
@@ -174,7 +174,7 @@ class Draws:
 
     def child(self, number: int) -> Draws:
         """Returns draws for a part of an operation, independent of its own and of other numbers."""
-        return self.replace(stream=key(self.stream, number + 1))
+        return self.replace(stream=derive_key(self.stream, number + 1))
 
     def bits(self, draw: int, count: int | None = None) -> Array:
         """Draws 32 random bits per record, as int64 ``(B,)`` in [0, 2**32).
@@ -183,11 +183,11 @@ class Draws:
             draw: Number of the draw, not negative.
             count: Return draws ``draw`` … ``draw + count - 1`` at once, as ``(count, B)``.
         """
-        return to_int64(self._bits(draw, count))
+        return to_int64(self._draw_bits(draw, count))
 
-    def _bits(self, draw: int, count: int | None = None) -> Array:
+    def _draw_bits(self, draw: int, count: int | None = None) -> Array:
         """Does :meth:`bits`; returns uint32 for numpy."""
-        base = self._base
+        base = self._record_bits
         if isinstance(base, np.ndarray):
             if count is None:
                 return _mix_in_place(base ^ np.uint32(mix((self._draw_key + draw * _GOLDEN) & MASK)))
@@ -201,7 +201,7 @@ class Draws:
 
     def uniform(self, draw: int, count: int | None = None) -> Array:
         """Draws uniform numbers, float64 in [0, 1) with a resolution of 2**-32; shapes as in :meth:`bits`."""
-        return to_float64(self._bits(draw, count)) * 2.0**-32
+        return to_float64(self._draw_bits(draw, count)) * 2.0**-32
 
     def integers(self, high: Any, draw: int, count: int | None = None) -> Array:
         """Draws uniform integers, int64 in [0, ``high``); shapes as in :meth:`bits`.
@@ -224,24 +224,24 @@ class Draws:
 
     @cached_property
     def _key(self) -> int:
-        return key(self.seed, self.epoch, self.stream)
+        return derive_key(self.seed, self.epoch, self.stream)
 
     @property
     def _draw_key(self) -> int:
         return self._key >> 32
 
     @cached_property
-    def _base(self) -> Array:
+    def _record_bits(self) -> Array:
         """Each record's 32 bits, from which every draw mixes its own; uint32 for numpy."""
         records = self.records
         if isinstance(records, np.ndarray):
-            low, high = self._words
+            low, high = self._record_words
             base = _mix_in_place(low ^ np.uint32(self._key & MASK))
             return base if high is None else base ^ high
         return mix((records & MASK) ^ (self._key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
 
     @cached_property
-    def _words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
+    def _record_words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
         """Lower 32 bits of numpy records, and the contribution of the upper bits; None if all are zero."""
         high = self.records >> 32
         return self.records.astype(np.uint32), high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else None

@@ -99,14 +99,14 @@ class HostTransport(Transport):
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         nbytes = math.prod(shape) * dtype.itemsize
-        memory = self._take(nbytes)
+        memory = self._take_buffer(nbytes)
         # A tensor's storage keeps a reference to the array that it was made from. This view belongs to it alone, so it
         # is finalised together with the storage, whatever views of it existed.
         lent = memory[:nbytes]
         weakref.finalize(lent, self._returned.append, memory).atexit = False
         return torch.from_numpy(lent).view(dtype).view(*shape)
 
-    def _take(self, nbytes: int) -> NDArray[np.uint8]:
+    def _take_buffer(self, nbytes: int) -> NDArray[np.uint8]:
         for _ in range(len(self._returned)):
             try:
                 memory = self._returned.popleft()
@@ -184,7 +184,7 @@ class _CudaShipment(Shipment):
         # The memory belongs to the copy stream, whose next batch would be written to it as soon as this one is gone,
         # while the consumer's kernels may still read it.
         for tensor in found or ():
-            if tensor.device.type == "cuda":  # what the user's transform returns may lie elsewhere
+            if tensor.device.type == "cuda":  # the user's transform may return tensors on other devices
                 theirs = torch.cuda.current_stream(tensor.device)
                 theirs.wait_event(self._done)
                 tensor.record_stream(theirs)
@@ -263,8 +263,8 @@ class Ring:
         Blocks only for a copy to the device that is queued but not done.
         """
         if not self._free and self._leaving:
-            slot = next((s for s in self._leaving if _copied(s).query()), self._leaving[0])
-            _copied(slot).synchronize()
+            slot = next((s for s in self._leaving if _copy_done(s).query()), self._leaving[0])
+            _copy_done(slot).synchronize()
             self._leaving.remove(slot)
             slot.shipment = None
             self._free.append(slot)
@@ -296,7 +296,7 @@ class Ring:
         self._leaving.append(slot)
 
 
-def _copied(slot: Slot) -> Event:
+def _copy_done(slot: Slot) -> Event:
     return slot.shipment.copied if slot.shipment is not None else _Done()
 
 

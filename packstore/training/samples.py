@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from packstore.stores.base import Reader
 
@@ -13,6 +13,8 @@ _T = TypeVar("_T")
 
 class _Lazy(Sequence[_T]):
     """Sequence over consecutive records that reads each value on access."""
+
+    noun: ClassVar[str]
 
     def __init__(self, reader: Reader, start: int, length: int) -> None:
         self._reader, self._start, self._length = reader, start, length
@@ -31,18 +33,22 @@ class _Lazy(Sequence[_T]):
 
     def __repr__(self) -> str:
         values = [f"{value!r:.80}" for value in self[:2]] + ["…"] * (self._length > 2)
-        return f"<{self._length:,} {type(self).__name__.lower()}: {', '.join(values)}>"
+        return f"<{self._length:,} {self.noun}: {', '.join(values)}>"
 
 
-class Keys(_Lazy[str]):
+class LazyKeys(_Lazy[str]):
     """Keys of consecutive records."""
+
+    noun = "keys"
 
     def _read(self, record: int) -> str:
         return bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
 
 
-class Samples(_Lazy[tuple[str, int]]):
+class LazySamples(_Lazy[tuple[str, int]]):
     """``(key, label)`` of consecutive records."""
+
+    noun = "samples"
 
     def _read(self, record: int) -> tuple[str, int]:
         key = bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")

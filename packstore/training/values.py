@@ -31,8 +31,8 @@ def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
-    """Reader of a column that contains neither images nor keys.
+class ValueReader:
+    """Reads values of a column that contains neither images nor keys.
 
     Attributes:
         column: The column.

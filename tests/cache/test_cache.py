@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache, default_cache
-from packstore.cache.folder import stamp
+from packstore.cache.folder import date_stamp
 from packstore.core.errors import CacheError, CacheFullError, StoreError, UsageError
 
 SIZE = 100_000
@@ -78,7 +78,7 @@ def longer(data: bytes) -> bytes:
 def test_an_object_is_fetched_once_and_read_often(cache: Cache, origin: Origin) -> None:
     origin.read(cache, 0, 1, 0, 1, 0)
     assert origin.fetched == origin.digests[:2]
-    assert cache.missing(origin.digests) == origin.digests[2:]
+    assert cache.list_missing(origin.digests) == origin.digests[2:]
     assert [(entry.name, entry.nbytes, entry.in_use) for entry in cache.entries()] == [
         (origin.digests[1], SIZE, False),
         (origin.digests[0], SIZE, False),
@@ -88,12 +88,12 @@ def test_an_object_is_fetched_once_and_read_often(cache: Cache, origin: Origin) 
 def test_an_empty_object(cache: Cache) -> None:
     digest = hashlib.sha256(b"").hexdigest()
     os.close(cache.open(digest, 0, list))
-    assert cache.missing([digest]) == []
+    assert cache.list_missing([digest]) == []
 
 
 def test_the_least_recently_used_goes_first(cache: Cache, origin: Origin) -> None:
     origin.read(cache, 0, 1, 2, 0, 3)
-    assert set(cache.missing(origin.digests[:4])) == {origin.digests[1]}
+    assert set(cache.list_missing(origin.digests[:4])) == {origin.digests[1]}
     assert len(origin.fetched) == 4
 
 
@@ -104,13 +104,13 @@ def test_what_is_made_old_leaves_first(cache: Cache, origin: Origin) -> None:
     cache.set_last_used(origin.digests[7], 1.5)  # which is not there
     assert (whole(cache, origin, 2).stat().st_atime, whole(cache, origin, 2).stat().st_mtime_ns) == (1.5, mtime)
     origin.read(cache, 3)
-    assert cache.missing(origin.digests[:4]) == [origin.digests[2]]
+    assert cache.list_missing(origin.digests[:4]) == [origin.digests[2]]
 
 
 def test_what_is_open_stays_and_a_full_cache_says_what_it_needs(cache: Cache, origin: Origin) -> None:
     held = [origin.open(cache, number) for number in (0, 1)]
     origin.read(cache, 2, 3, 4, 5)
-    assert not cache.missing(origin.digests[:2])
+    assert not cache.list_missing(origin.digests[:2])
     held.append(origin.open(cache, 6))
     with pytest.raises(CacheFullError) as caught:
         origin.open(cache, 7)
@@ -237,7 +237,7 @@ def test_damage_without_a_trace_is_found_once_it_is_doubted(cache: Cache, origin
     origin.read(cache, 0)
     path = whole(cache, origin, 0)
     overwritten(path)
-    os.utime(path, ns=(0, stamp(path.name)))
+    os.utime(path, ns=(0, date_stamp(path.name)))
     cache.mark_suspect(path.name)
     cache.mark_suspect(origin.digests[1])  # absent
     origin.read(cache, 0)
@@ -251,7 +251,7 @@ def test_a_sound_object_with_another_date_is_proven_and_kept(cache: Cache, origi
     os.utime(path)
     origin.read(cache, 0)
     assert len(origin.fetched) == 1
-    assert path.stat().st_mtime_ns == stamp(path.name)
+    assert path.stat().st_mtime_ns == date_stamp(path.name)
 
 
 def test_an_object_of_before_the_machine_was_started_is_proven_again(
@@ -261,7 +261,7 @@ def test_an_object_of_before_the_machine_was_started_is_proven_again(
     origin.read(cache, 0, 1)
     path = whole(cache, origin, 0)
     overwritten(path)
-    os.utime(path, ns=(0, stamp(path.name)))
+    os.utime(path, ns=(0, date_stamp(path.name)))
     changed = path.stat().st_ctime
     monkeypatch.setattr("packstore.cache.cache._boot_time", lambda: changed + 60)
     origin.read(cache, 0, 1)

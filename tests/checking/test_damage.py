@@ -18,7 +18,7 @@ import packstore
 from packstore.core.column_types import base as column_module
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.stores import create_store, open_store
-from packstore.stores.pth.layout import expected_headers
+from packstore.stores.pth.layout import build_headers
 from packstore.testing.records import append, make_records, write
 from tests.makers import modes
 from tests.makers.tiers import turns
@@ -226,7 +226,7 @@ def damaged_column(path: Path, name: str, record: int, occurrence: int = 0) -> N
     """Changes a byte of the value that a record has in a fixed column, wherever in the file the column lies."""
     file = path / "data.mdb" if path.is_dir() else path
     with open_store(path) as reader:
-        raw, width = reader.fixed(name).tobytes(), reader.manifest.column(name).record_nbytes
+        raw, width = reader.fixed_column(name).tobytes(), reader.manifest.column(name).record_nbytes
     content = bytearray(file.read_bytes())
     place = content.find(raw)
     assert place >= 0
@@ -336,7 +336,7 @@ def test_layout_is_what_zipfile_writes(source: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "a.pth") as archive:
         entries = archive.infolist()
     covered = sum(entry.file_size for entry in entries)
-    for what, start, expected in expected_headers(entries):
+    for what, start, expected in build_headers(entries):
         assert data[start : start + len(expected)] == expected, what
         covered += len(expected)
     assert covered == len(data)

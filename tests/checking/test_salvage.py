@@ -44,7 +44,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held(path: Path) -> Content:
     """Image and label of every record by key."""
     with open_store(path) as reader:
-        labels = reader.fixed("label")
+        labels = reader.fixed_column("label")
         return {reader.key(i): (bytes(reader.read(i)), int(labels[i])) for i in range(len(reader))}
 
 

@@ -98,7 +98,7 @@ def test_names_from_outside_do_not_reach_the_terminal_raw(command: list[str], fo
 def test_errors_of_the_library_escape_names_once(folder: Path, tmp_path: Path) -> None:
     packstore.convert(folder, tmp_path / EVIL, split="train")
     with packstore.open(tmp_path / EVIL) as reader, pytest.raises(packstore.PackstoreError) as caught:
-        reader.ragged("label")
+        reader.ragged_column("label")
     assert rf"{tmp_path}/\x1b[31mEVIL\x9b1m\r\x07.lmdb is not ragged" in str(caught.value)
 
 

@@ -24,7 +24,7 @@ from packstore.cluster import driver
 from packstore.cluster.receipts import TaskReceipt
 from packstore.cluster.run import ClusterRun
 from packstore.cluster.runners import LocalRunner, ProcessRunner
-from packstore.cluster.task import Job
+from packstore.cluster.task import ClusterJob
 from packstore.core import scratch as scratch_module
 from packstore.core.errors import DestinationError, SampleError, SourceError, StoreError, UsageError
 from packstore.core.progress import Progress
@@ -162,7 +162,7 @@ def test_a_killed_worker_leaves_nothing_for_long(folder: Path, url: str, tmp_pat
 
 @pytest.mark.slow
 def test_a_task_that_kills_every_worker(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x"))
+    job = ClusterJob(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x"))
     assert job.plan.shards is not None
     entries = next(job.plan.shards.shards(job.plan.source.entries()))
     with ProcessRunner(job, 1) as runner:
@@ -351,8 +351,8 @@ def test_other_software_is_refused(folder: Path, whole: Path, url: str, monkeypa
 
 
 def test_a_machine_with_other_software(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = pickle.dumps(Job(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x")))
-    assert isinstance(pickle.loads(job), Job)
+    job = pickle.dumps(ClusterJob(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x")))
+    assert isinstance(pickle.loads(job), ClusterJob)
     monkeypatch.setattr(packstore, "__version__", "9.9")
     with pytest.raises(StoreError, match=r"other software than the plan: packstore 9\.9 instead of [\d.]+; install"):
         pickle.loads(job)

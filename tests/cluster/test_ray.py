@@ -16,7 +16,7 @@ import packstore
 from packstore.cluster.on_ray import RayRunner
 from packstore.cluster.receipts import TaskReceipt
 from packstore.cluster.run import ClusterRun
-from packstore.cluster.task import Job
+from packstore.cluster.task import ClusterJob
 from packstore.core.errors import SampleError, StoreError, UsageError
 from packstore.objects import open_objects
 from tests.makers.clusters import KillingObjects, NamingObjects, assert_same, drive, objects_at, plan_for
@@ -81,7 +81,7 @@ def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPat
     assert caught.value.key == "train/bee/000.jpg"
     assert not any(name.startswith("versions/") for name in objects_at(url))
 
-    job = Job(plan_for(folder, url, on_error="skip", **PASSING), ClusterRun(open_objects(url), "convert-x"))
+    job = ClusterJob(plan_for(folder, url, on_error="skip", **PASSING), ClusterRun(open_objects(url), "convert-x"))
     shards = job.plan.shards
     assert shards is not None
     with RayRunner(job, 1, "") as runner:

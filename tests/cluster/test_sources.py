@@ -12,7 +12,7 @@ import pytest
 import packstore
 from packstore.cluster import driver, task
 from packstore.cluster.runners import LocalRunner
-from packstore.cluster.task import Job
+from packstore.cluster.task import ClusterJob
 from packstore.core.errors import PackstoreError
 from tests.makers.all_layouts import LAYOUTS
 from tests.makers.clusters import assert_same
@@ -21,7 +21,7 @@ from tests.makers.clusters import assert_same
 class Elsewhere(LocalRunner):
     """Packs as another process does: job and entries come as bytes."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ClusterJob) -> None:
         task._sources.clear()
         super().__init__(pickle.loads(pickle.dumps(job)))
 

@@ -175,7 +175,9 @@ def test_torchvision_reads_the_same_labels(folder: Path, tmp_path: Path) -> None
         for split in reader.manifest.splits:
             found = datasets.ImageFolder(tmp_path / "out" / split.name)
             assert tuple(found.classes) == reader.manifest.classes
-            assert [label for _, label in found.samples] == reader.fixed("label")[split.start : split.stop].tolist()
+            assert [label for _, label in found.samples] == reader.fixed_column("label")[
+                split.start : split.stop
+            ].tolist()
 
 
 def test_what_torchvision_would_number_otherwise_is_said(tmp_path: Path) -> None:

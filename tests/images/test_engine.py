@@ -31,7 +31,7 @@ from packstore.core.errors import DecodeError, EngineError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
 from packstore.core.modes import parse_mode
 from packstore.images.decoders import backends, get_decoder
-from packstore.images.engine import Engine, Form, Requests, engine_problem, get_engine, native
+from packstore.images.engine import Engine, OutputFormat, Requests, engine_problem, get_engine, native
 from packstore.images.programs import Code, step
 from packstore.images.reading import Reading
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -175,8 +175,8 @@ def test_normalised_values_are_those_of_torch(dtype: torch.dtype, normalization:
             for engine in engines():
                 out = torch.full((3, *expected_rows.shape[1:]), 7, dtype=dtype)
                 requests = Requests.of_array(pixels.numpy(), np.array([0]))
-                form = normalizer.form(Form(planes))
-                requests.want(whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], form)
+                form = normalizer.form(OutputFormat(planes))
+                requests.set_outputs(whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], form)
                 assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
                 assert torch.equal(out[1:2].view(bits), expected_rows.contiguous().view(bits)), engine
                 assert (out[::2] == 7).all()
@@ -193,7 +193,9 @@ def test_normalised_gray_is_that_of_torch(dtype: torch.dtype) -> None:
         for planes, engine in itertools.product((False, True), engines()):
             out = torch.full((3, *(expected.permute(0, 3, 1, 2) if planes else expected).shape[1:]), 7, dtype=dtype)
             requests = Requests.of_array(pixels.numpy(), np.array([0]))
-            requests.want(whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], normalizer.form(Form(planes)))
+            requests.set_outputs(
+                whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], normalizer.form(OutputFormat(planes))
+            )
             assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
             assert torch.equal(out[1].flatten(), expected.flatten())
             assert (out[::2] == 7).all()
@@ -205,13 +207,15 @@ def test_channels_are_one_or_three_and_alike() -> None:
         Requests.of_array(np.zeros((1, 5, 4, 2), np.uint8), np.array([0]))
     requests = Requests.of_array(gray, np.array([0]))
     with pytest.raises(ValueError, match="rows of 1 channels"):
-        requests.want(whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 1), np.float32), Form(scale=(1, 2, 3)))
+        requests.set_outputs(
+            whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 1), np.float32), OutputFormat(scale=(1, 2, 3))
+        )
     with pytest.raises(ValueError, match="programs work on bytes of three channels"):
-        requests.want(whole, whole[:, 2:], whole, None, gray.copy(), programs=step(1, Code.INVERT))
-    requests.want(whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 3), np.uint8))  # of gray
+        requests.set_outputs(whole, whole[:, 2:], whole, None, gray.copy(), programs=step(1, Code.INVERT))
+    requests.set_outputs(whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 3), np.uint8))  # of gray
     assert engines()[0].run(requests, 0, 1, MAX_PIXELS)[0]
     with pytest.raises(ValueError, match=r"images of \[1, 3\] channels"):
-        Requests([b"", b""]).want_whole(0, [np.empty((2, 2, 1), np.uint8), np.empty((2, 2, 3), np.uint8)])
+        Requests([b"", b""]).set_whole_images(0, [np.empty((2, 2, 1), np.uint8), np.empty((2, 2, 3), np.uint8)])
 
 
 def test_rows_of_another_shape_are_not_written() -> None:
@@ -225,9 +229,9 @@ def test_rows_of_another_shape_are_not_written() -> None:
         np.empty((2, 5, 4, 3), np.uint8),
     ):
         with pytest.raises(ValueError, match="rows of"):
-            requests.want(whole, whole[:, 2:], whole, None, other)
+            requests.set_outputs(whole, whole[:, 2:], whole, None, other)
     with pytest.raises(ValueError, match="rows of"):  # floats do not become bytes
-        Requests.of_array(np.zeros((1, 3, 5, 4), np.float16), np.array([0])).want(
+        Requests.of_array(np.zeros((1, 3, 5, 4), np.float16), np.array([0])).set_outputs(
             whole, whole[:, 2:], whole, None, np.empty((1, 5, 4, 3), np.uint8)
         )
     with pytest.raises(IndexError):
@@ -280,7 +284,7 @@ def test_crops_of_real_images_by_their_indexes(shared_data: SharedData) -> None:
     for engine, known in ((vectors, None), (vectors, indexes), (plain, indexes)):
         out = np.empty((len(files), 96, 96, 3), np.uint8)
         requests = Requests(files, indexes=known)
-        requests.want(boxes, np.full_like(sizes, 96), np.tile([0, 0, 96, 96], (len(files), 1)), None, out)
+        requests.set_outputs(boxes, np.full_like(sizes, 96), np.tile([0, 0, 96, 96], (len(files), 1)), None, out)
         assert not engine.run(requests, 0, len(files), MAX_PIXELS).any()
         assert engine.unindexed == 0
         made.append(out)
@@ -304,7 +308,7 @@ def test_rows_are_in_their_order_and_nothing_else_is_written() -> None:
     requests = Requests([data, b"nothing", data, data])
     assert requests.sizes().tolist() == [[*image.shape[:2]], [0, 0], [*image.shape[:2]], [*image.shape[:2]]]
     wanted = np.array([(n, 2 * n, 9, 11) for n in range(4)])
-    requests.want(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out)
+    requests.set_outputs(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out)
     assert engine.run(requests, 0, 3, MAX_PIXELS).tolist() == [False, True, False]
     for n in (0, 2):
         np.testing.assert_array_equal(out[n], cut(image, tuple(wanted[n].tolist())))
@@ -312,9 +316,9 @@ def test_rows_are_in_their_order_and_nothing_else_is_written() -> None:
     with pytest.raises(IndexError):
         engine.run(requests, 3, 5, MAX_PIXELS)
     with pytest.raises(ValueError, match="windows"):
-        requests.want(wanted, wanted[:, 2:], np.tile([0, 0, 9, 12], (4, 1)), None, out)
+        requests.set_outputs(wanted, wanted[:, 2:], np.tile([0, 0, 9, 12], (4, 1)), None, out)
     with pytest.raises(ValueError, match="contiguous"):
-        requests.want(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out[:, :, ::-1])
+        requests.set_outputs(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out[:, :, ::-1])
 
 
 @pytest.mark.slow
@@ -529,13 +533,13 @@ def test_a_loader_gives_the_same_batches(
     stores: dict[str, Path], encoding: str, mode: str, operations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
-    original = RecordAssembler._write
+    original = RecordAssembler._write_row
 
     def counted(assembler: RecordAssembler, prepared: Any, row: int) -> None:
         left.append(row)
         original(assembler, prepared, row)
 
-    monkeypatch.setattr(RecordAssembler, "_write", counted)
+    monkeypatch.setattr(RecordAssembler, "_write_row", counted)
 
     def epochs() -> tuple[list[torch.Tensor], int]:
         left.clear()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from packstore.images.decoders import orientation as ours
-from packstore.images.decoders.orientation import read_orientation, stored_box, swaps_sides, upright
+from packstore.images.decoders.orientation import map_to_stored_box, read_orientation, swaps_sides, upright
 from packstore.images.sniff import check_header
 from packstore.testing.encodings import picture
 from tests.makers.images import avif, heic
@@ -186,7 +186,7 @@ def test_boxes_of_the_upright_image(orientation: int, height: int, width: int, d
     assert (rows, columns) == ((width, height) if swaps_sides(orientation) else (height, width))
     top, left = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
     box = top, left, data.draw(st.integers(1, rows - top)), data.draw(st.integers(1, columns - left))
-    y, x, h, w = stored_box(box, orientation, rows, columns)
+    y, x, h, w = map_to_stored_box(box, orientation, rows, columns)
     np.testing.assert_array_equal(
         upright(stored[y : y + h, x : x + w], orientation), turned[top : top + box[2], left : left + box[3]]
     )

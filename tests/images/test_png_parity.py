@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.images.decoders import native
 from packstore.images.losses import find_losses
-from packstore.images.reading import Reading, bring
+from packstore.images.reading import Reading, convert_pixels
 from packstore.images.sniff import MAX_PIXELS, check_header
 from tests.makers.torchvision import import_image_io
 
@@ -69,7 +69,7 @@ def make_png(colour: str, bits: int, interlaced: bool, transparent: bool) -> byt
 def decode(data: bytes, mode: str | None = None) -> NDArray[Any]:
     """Pixels ``(C, H, W)`` as packstore reads them: in the file's own mode, or another."""
     pixels, found = native.decode(memoryview(data), MAX_PIXELS)
-    return (pixels if mode is None else bring(pixels, found, Reading(mode))).transpose(2, 0, 1)
+    return (pixels if mode is None else convert_pixels(pixels, found, Reading(mode))).transpose(2, 0, 1)
 
 
 def by_torchvision(data: bytes, mode: str) -> NDArray[Any]:

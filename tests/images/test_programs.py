@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.images.engine import Form, Requests, get_engine
+from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.engine.native import Engine, _library, augment
 from packstore.images.programs import (
     INTERPOLATIONS,
@@ -369,8 +369,8 @@ def test_decoding_runs_programs(planes: bool, dtype: Any) -> None:
         "padded": ((0, 0, 61, 47), (61, 47), (-4, -3, 32, 60), [False, True] * 3),
         "resized": ((1, 2, 50, 40), (32, 32), (0, 0, 32, 32), [False, True] * 3),
     }
-    form = Form(planes, scale=(0.1, 0.2, 0.3), shift=(1, 2, 3))
-    as_it_is = Form()
+    form = OutputFormat(planes, scale=(0.1, 0.2, 0.3), shift=(1, 2, 3))
+    as_it_is = OutputFormat()
     before = pixels.copy()
     for box, size, window, mirrored in windows.values():
         arrays = [np.array([each] * 6) for each in (box, size, window)]
@@ -379,22 +379,22 @@ def test_decoding_runs_programs(planes: bool, dtype: Any) -> None:
             shape = (6, *window[2:], 3)
             plain = np.empty(shape, np.uint8)
             requests = Requests(sources, sizes)
-            requests.want(*arrays, flags, plain, as_it_is)
+            requests.set_outputs(*arrays, flags, plain, as_it_is)
             assert not engine.run(requests, 0, 6, 1 << 30).any()
             augment(plain, program)
             whole = np.array([(0, 0, *window[2:])] * 6)
             expected = np.empty((6, 3, *window[2:]) if planes else shape, dtype)
             requests = Requests(list(plain), whole[:, 2:])
-            requests.want(whole, whole[:, 2:], whole, None, expected, form)
+            requests.set_outputs(whole, whole[:, 2:], whole, None, expected, form)
             assert not engine.run(requests, 0, 6, 1 << 30).any()
             found = np.empty_like(expected)
             requests = Requests(sources, sizes)
-            requests.want(*arrays, flags, found, form, program)
+            requests.set_outputs(*arrays, flags, found, form, program)
             assert not engine.run(requests, 0, 6, 1 << 30).any()
             np.testing.assert_array_equal(found, expected)
             spoilt = program.copy()
             spoilt[2, 0]["code"] = 77
-            requests.want(*arrays, flags, found, form, spoilt)
+            requests.set_outputs(*arrays, flags, found, form, spoilt)
             assert engine.run(requests, 0, 6, 1 << 30).tolist() == [row == 2 for row in range(6)]
     assert (pixels == before).all()
 
@@ -410,7 +410,7 @@ def test_programs_need_bytes() -> None:
     whole = np.array([(0, 0, 4, 4)])
     out = np.empty((1, 3, 4, 4), np.float32)
     with pytest.raises(ValueError, match="programs work on bytes"):
-        requests.want(whole, whole[:, 2:], whole, None, out, Form(planes=True), step(1, Code.INVERT))
+        requests.set_outputs(whole, whole[:, 2:], whole, None, out, OutputFormat(planes=True), step(1, Code.INVERT))
 
 
 @pytest.fixture(scope="module")

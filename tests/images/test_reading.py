@@ -16,7 +16,7 @@ from packstore.core.errors import DecodeError, ManifestError, UsageError
 from packstore.core.modes import mode_of, parse_mode
 from packstore.images.decoders import get_decoder, native
 from packstore.images.decoders.png import decode_png
-from packstore.images.reading import Reading, bring
+from packstore.images.reading import Reading, convert_pixels
 from packstore.images.sniff import MAX_PIXELS, check_header
 
 cv2 = pytest.importorskip("cv2")
@@ -156,43 +156,46 @@ def test_what_becomes_of_more_bits() -> None:
     mode = parse_mode("I;16")
 
     def read(depth: str) -> list[int]:
-        values: list[int] = bring(deep, mode, Reading("L", depth))[0, :, 0].tolist()
+        values: list[int] = convert_pixels(deep, mode, Reading("L", depth))[0, :, 0].tolist()
         return values
 
     assert read("clip") == [0, 255, 255, 255, 255]
     assert read("scale") == [0, 1, 1, 16, 255]
     assert read("window:0,4095") == [0, 16, 16, 255, 255]
     floats = np.array([[[-1.0], [0.0], [0.5], [1.0], [np.nan]]], np.float32)
-    assert bring(floats, parse_mode("F"), Reading("L", "scale"))[0, :, 0].tolist() == [0, 0, 128, 255, 0]
+    assert convert_pixels(floats, parse_mode("F"), Reading("L", "scale"))[0, :, 0].tolist() == [0, 0, 128, 255, 0]
     with pytest.raises(DecodeError, match="depth says how"):
-        bring(deep, mode, Reading("L"))
+        convert_pixels(deep, mode, Reading("L"))
 
 
 def test_what_becomes_of_alpha() -> None:
     half = np.array([[[200, 100, 0, 128], [200, 100, 0, 0]]], np.uint8)
     mode = parse_mode("RGBA")
-    assert bring(half, mode, Reading("RGB")).tolist() == [[[200, 100, 0], [200, 100, 0]]]
-    assert bring(half, mode, Reading("RGB", alpha="over:white")).tolist() == [[[227, 177, 127], [255, 255, 255]]]
-    assert bring(half, mode, Reading("RGB", alpha="over:#0a141e")).tolist() == [[[105, 60, 15], [10, 20, 30]]]
+    assert convert_pixels(half, mode, Reading("RGB")).tolist() == [[[200, 100, 0], [200, 100, 0]]]
+    assert convert_pixels(half, mode, Reading("RGB", alpha="over:white")).tolist() == [
+        [[227, 177, 127], [255, 255, 255]]
+    ]
+    assert convert_pixels(half, mode, Reading("RGB", alpha="over:#0a141e")).tolist() == [[[105, 60, 15], [10, 20, 30]]]
     composed = Image.new("RGBA", (1, 1), (255, 255, 255, 255))
     composed.alpha_composite(Image.fromarray(half[:, :1]))
     difference = (
-        np.asarray(composed)[..., :3].astype(int) - bring(half, mode, Reading("RGB", alpha="over:white"))[:, :1]
+        np.asarray(composed)[..., :3].astype(int)
+        - convert_pixels(half, mode, Reading("RGB", alpha="over:white"))[:, :1]
     )
     assert np.abs(difference).max() <= 1  # Pillow rounds in whole numbers
 
 
 def test_channels_become_those_of_the_mode() -> None:
     colour = RNG.integers(0, 256, (5, 6, 3), np.uint8)
-    gray = bring(colour, parse_mode("RGB"), Reading("L"))
+    gray = convert_pixels(colour, parse_mode("RGB"), Reading("L"))
     assert np.array_equal(gray[..., 0], np.asarray(Image.fromarray(colour).convert("L")))
-    assert np.array_equal(bring(gray, parse_mode("L"), Reading("RGB")), np.repeat(gray, 3, 2))
-    assert bring(gray, parse_mode("L"), Reading("LA"))[..., 1].min() == 255
-    assert bring(colour, parse_mode("RGB"), Reading("RGBA")).shape == (5, 6, 4)
+    assert np.array_equal(convert_pixels(gray, parse_mode("L"), Reading("RGB")), np.repeat(gray, 3, 2))
+    assert convert_pixels(gray, parse_mode("L"), Reading("LA"))[..., 1].min() == 255
+    assert convert_pixels(colour, parse_mode("RGB"), Reading("RGBA")).shape == (5, 6, 4)
     five = mode_of(5, "uint8")
-    assert np.array_equal(bring(np.dstack([colour, gray, gray]), five, Reading("RGB")), colour)
+    assert np.array_equal(convert_pixels(np.dstack([colour, gray, gray]), five, Reading("RGB")), colour)
     with pytest.raises(DecodeError, match="cannot be made"):
-        bring(colour, parse_mode("RGB"), Reading("multi:5:uint8"))
+        convert_pixels(colour, parse_mode("RGB"), Reading("multi:5:uint8"))
 
 
 @given(st.integers(1, 6), st.sampled_from(["uint8", "uint16", "int16", "int32", "float32"]))
@@ -201,7 +204,7 @@ def test_a_mode_is_its_name(channels: int, dtype: str) -> None:
     assert (mode.channels, mode.dtype) == (channels, dtype)
     assert parse_mode(mode.name) == mode
     array = np.zeros((2, 3, channels), dtype)
-    assert bring(array, mode, Reading(mode.name)) is array
+    assert convert_pixels(array, mode, Reading(mode.name)) is array
 
 
 @pytest.mark.parametrize("name", ["", "rgb", "multi:0:uint8", "multi:5000:uint8", "multi:3:uint4", "P"])

@@ -41,7 +41,7 @@ def wanted(image: Any, sizes: Any, box: Any, size: Any, window: Any, mirrored: b
         out = np.empty((1, *window[2:], 3), np.uint8)
         requests = Requests([image], sizes)
         arrays = (np.array([each]) for each in (box, size, window))
-        requests.want(*arrays, np.array([mirrored]), out, sampling=np.array([number]))
+        requests.set_outputs(*arrays, np.array([mirrored]), out, sampling=np.array([number]))
         found.append(None if engine.run(requests, 0, 1, 1 << 30)[0] else out[0])
     return found
 

@@ -170,8 +170,8 @@ def test_a_tiff_that_names_its_strips_again_and_again_has_them_read_once(monkeyp
     start = len(tiff_of(*[(0, 0, 0, 0)] * (entries + 3)))
     strips = [(273, 4, count, start)] * entries
     data = tiff_of((256, 4, 1, 1), (257, 4, 1, 1), *strips, (279, 4, count, start), tail=bytes(4 * count))
-    read = Mock(side_effect=packstore.images.sniff._tiff_numbers)
-    monkeypatch.setattr(packstore.images.sniff, "_tiff_numbers", read)
+    read = Mock(side_effect=packstore.images.sniff._read_tiff_numbers)
+    monkeypatch.setattr(packstore.images.sniff, "_read_tiff_numbers", read)
     assert check_header(data).width == 1
     assert read.call_count == 2  # where the strips lie, and how long they are
 

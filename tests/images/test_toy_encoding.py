@@ -18,7 +18,7 @@ import packstore
 from packstore.cli import cli
 from packstore.core.columns import ImageData
 from packstore.core.registry import ENCODINGS
-from packstore.images.encode import Encoded, Encoding
+from packstore.images.encode import EncodedImage, Encoding
 from packstore.testing import EncodingSuite
 from tests.conftest import ROOT
 from tests.makers.datasets import make_folder
@@ -29,12 +29,12 @@ class Toy(Encoding):
 
     name = "toy"
 
-    def encode(self, key: str, image: ImageData) -> Encoded:
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
         pixels = self.images.pixels(key, image)
         out = io.BytesIO()
         Image.fromarray(pixels).save(out, "PNG", compress_level=1)
         height, width, _ = pixels.shape
-        return Encoded(out.getvalue(), (height, width, 3))
+        return EncodedImage(out.getvalue(), (height, width, 3))
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ class Careless(Toy):
     name = "toy"
     count = 0
 
-    def encode(self, key: str, image: ImageData) -> Encoded:
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
         Careless.count += 1
         encoded = super().encode(key, image)
-        return Encoded(bytes(encoded.record) + b"%d" % self.count, encoded.shape)
+        return EncodedImage(bytes(encoded.record) + b"%d" % self.count, encoded.shape)
 
-    def difference(self, expected: Encoded, found: memoryview) -> str | None:
+    def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
         return None
 
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.images.engine.native import _FIELDS, Engine, Form, Requests, _Form
+from packstore.images.engine.native import _FIELDS, Engine, OutputFormat, Requests, _Form
 from packstore.images.resize import resize
 from packstore.training.augment import resample
 from packstore.training.augment.crop import source_index
@@ -92,7 +92,7 @@ def run(
     pixels_of = np.array([source.shape[:2]]) if raw else None  # type: ignore[union-attr]
     requests = Requests([source.tobytes() if raw else source], pixels_of, indexes=[index])
     out = np.full((1, *window[2:], channels), 7, np.uint8)
-    requests.want(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), out)
+    requests.set_outputs(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), out)
     return None if engine.run(requests, 0, 1, max_pixels)[0] else out[0]
 
 
@@ -139,7 +139,7 @@ def check_forms(engine: Engine) -> None:
             fill = 0 if resized else 3
             window = (*rng.integers(-4, 4, 2).tolist(), *rng.integers(4, 40, 2).tolist())
             case = source, to, planes, mode, box, size, window, mirrored
-            form = Form(planes, mode, fill, _SCALE[:channels], _SHIFT[:channels])
+            form = OutputFormat(planes, mode, fill, _SCALE[:channels], _SHIFT[:channels])
             found = _made(engine, images, STORED[to], form, *case[4:])
             expected_ = _expected_form(images, STORED[to], mode, fill, *case[4:])
             if source == "uint8" or not resized:
@@ -169,7 +169,7 @@ def _made(
     engine: Engine,
     images: torch.Tensor,
     to: torch.dtype,
-    form: Form,
+    form: OutputFormat,
     box: Box,
     size: tuple[int, int],
     window: Box,
@@ -183,7 +183,7 @@ def _made(
     as_ints = {torch.bfloat16: torch.uint16}
     requests = Requests.of_array(lying.view(as_ints.get(lying.dtype, lying.dtype)).numpy(), np.array([1]))
     row = out[1:2].view(as_ints.get(to, to)).numpy()
-    requests.want(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), row, form)
+    requests.set_outputs(np.array([box]), np.array([size]), np.array([window]), np.array([mirrored]), row, form)
     assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
     assert (out[::2] == 7).all()
     return out[1] if form.planes else out[1].permute(2, 0, 1)
@@ -400,10 +400,13 @@ def check_refusals(engine: Engine) -> None:
             assert run(engine, source, box) is None, box
             assert run(engine, source, box, (5, 5)) is None, box
     assert run(engine, data, (0, 0, 9, 9), max_pixels=height * width - 1) is None
-    for form in (Form(padding="edge"), Form(fill=3)):  # what is outside of a JPEG file's box is made of zeros
+    for form in (
+        OutputFormat(padding="edge"),
+        OutputFormat(fill=3),
+    ):  # what is outside of a JPEG file's box is made of zeros
         requests, out = Requests([data]), np.zeros((1, 12, 12, 3), np.uint8)
         box, size = np.array([[0, 0, 9, 9]]), np.array([[9, 9]])
-        requests.want(box, size, np.array([[-1, -1, 12, 12]]), None, out, form)
+        requests.set_outputs(box, size, np.array([[-1, -1, 12, 12]]), None, out, form)
         assert engine.run(requests, 0, 1, MAX_PIXELS)[0], form
     assert run(engine, data, (0, 0, 9, 9), max_pixels=height * width) is not None
 
@@ -559,7 +562,7 @@ def check_together(engine: Engine) -> None:
         mirrored, made = rng.random(len(names)) < 0.5, np.full((len(names), 13, 17, channels), 7, np.uint8)
         wanted = np.full((len(names), 2), (13, 17))
         requests = Requests([files[name] for name in names])
-        requests.want(boxes, wanted, np.full((len(names), 4), (0, 0, 13, 17)), mirrored, made)
+        requests.set_outputs(boxes, wanted, np.full((len(names), 4), (0, 0, 13, 17)), mirrored, made)
         refused = engine.run(requests, 0, len(names), MAX_PIXELS)
         for i, name in enumerate(names):
             box = tuple(boxes[i].tolist())

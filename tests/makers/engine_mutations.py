@@ -144,7 +144,7 @@ MUTATIONS = [
     Mutation("entropy.c", "lane->outcome == NO_MORE ? DONE : REFUSED", "DONE"),
     Mutation("entropy.c", "        end_lane(lanes[i], &hot[i]);\n    lanes[stopped]", "        ;\n    lanes[stopped]"),
     Mutation("entropy.c", "decoder->input.lanes[alone == decoder->input.lanes]", "decoder->input.lanes[0]"),
-    Mutation("answer.c", "decoder->output.making.request ? decoder->second : decoder;", "decoder;"),
+    Mutation("answer.c", "decoder->output.task.request ? decoder->second : decoder;", "decoder;"),
     Mutation("answer.c", ".refused = &refused[next]", ".refused = &refused[0]"),
     Mutation(
         "answer.c",
@@ -165,7 +165,7 @@ MUTATIONS = [
     Mutation("skip.c", "(k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {", "0)) {"),
     Mutation("skip.c", "if (entry & ESCAPE || taken + length > SKIP_BITS)", "if (entry & ESCAPE)"),
     Mutation("answer.c", "begin_again(ended, &team, max_pixels)", "REFUSED"),
-    Mutation("answer.c", "    decoder->output.making.without_index = true;\n", ""),
+    Mutation("answer.c", "    decoder->output.task.without_index = true;\n", ""),
     # Samples and pixels: A.3.3, jdsample.c, jdcolor.c
     Mutation("idct.c", "if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))", "if (0)"),
     Mutation("idct.c", "dc <= -MOST_PREDICTED", "dc < -MOST_PREDICTED"),
@@ -213,7 +213,7 @@ MUTATIONS = [
         "_mm256_broadcastq_epi64(_mm_loadl_epi64((const __m128i *)(weights + j)));",
         "_mm256_setzero_si256();",
     ),
-    Mutation("answer.c", "(form->from != UINT8 || decoder->output.making.channels != 3)", "form->from != UINT8"),
+    Mutation("answer.c", "(form->from != UINT8 || decoder->output.task.channels != 3)", "form->from != UINT8"),
     # Resizing
     Mutation("resize.c", "if (at + down->taps > y && y", "if (at + down->taps > y + 1 && y"),
     Mutation("resize.c", "        resizing->first = first;\n", ""),
@@ -282,7 +282,7 @@ MUTATIONS = [
     ),
     Mutation(
         "answer.c",
-        "!= decoder->output.making.channels * request->height * request->width * size_of(form->from))",
+        "!= decoder->output.task.channels * request->height * request->width * size_of(form->from))",
         "< 0)",
     ),
     Mutation("answer.c", "visible.height -= visible.top;", ";"),
@@ -291,14 +291,14 @@ MUTATIONS = [
     ),
     Mutation(
         "answer.c",
-        "if (!whole)\n        memset(making->to, 0,",
-        "if (whole)\n        memset(making->to, 0,",
+        "if (!whole)\n        memset(task->to, 0,",
+        "if (whole)\n        memset(task->to, 0,",
     ),
-    Mutation("pixels.c", "making->resized || making->request->mirrored ? pixels : to", "making->resized ? pixels : to"),
+    Mutation("pixels.c", "task->resized || task->request->mirrored ? pixels : to", "task->resized ? pixels : to"),
     Mutation(
         "answer.c",
-        "if (!whole && !making->resized && (making->form->padding",
-        "if (0 && (making->form->padding",
+        "if (!whole && !task->resized && (task->form->padding",
+        "if (0 && (task->form->padding",
     ),
 ]
 

@@ -147,7 +147,7 @@ def _seek_index(index: bytes) -> None:
         for top, left, rows, columns in ((0, 0, height, width), (height // 2, width // 3, 20, 30), (9, 0, 1, width)):
             requests, box = Requests([data], indexes=[index]), np.array([(top, left, rows, columns)])
             out = np.empty((1, rows, columns, 3), np.uint8)
-            requests.want(box, box[:, 2:], np.array([(0, 0, rows, columns)]), None, out)
+            requests.set_outputs(box, box[:, 2:], np.array([(0, 0, rows, columns)]), None, out)
             assert not engine.run(requests, 0, 1, 1 << 22)[0]
             assert engine.unindexed <= bool(index)
             if engine.unindexed or not index:
@@ -166,7 +166,7 @@ def _engine(data: bytes) -> None:
     windows = np.array([(0, 0, 20, 30), (-3, 2, 20, 30), (2, -40, 20, 30)])
     out = np.empty((3, 20, 30, 3), np.uint8)
     for sizes in (boxes[:, 2:], np.full((3, 2), 25)):
-        requests.want(boxes, sizes, windows, np.array([True, False, True]), out)
+        requests.set_outputs(boxes, sizes, windows, np.array([True, False, True]), out)
         engine.run(requests, 0, 3, 1 << 22)
 
 

@@ -47,7 +47,7 @@ def damage(path: Path, images: list[int], columns: list[str], record: int = 3) -
                 else:
                     shard = None  # type: ignore[assignment]
                 stop = len(reader) if shard is None else start + shard.records
-                part = reader.fixed(name)[start if shard else 0 : stop]
+                part = reader.fixed_column(name)[start if shard else 0 : stop]
                 width = part.dtype.itemsize * (3 if name == "shape" else 1)
                 values.append((part.tobytes(), (record - (start if shard else 0)) * width))
     for value, offset in values:

@@ -93,7 +93,7 @@ def test_what_is_fetched_ahead_and_not_taken_ends(silence: threading.Event) -> N
 
 def test_threads_are_used_again(silence: threading.Event) -> None:
     def workers() -> set[threading.Thread]:  # those of other tests too, idle or not
-        return {thread for thread in threading.enumerate() if isinstance(thread, interrupts._Worker)}
+        return {thread for thread in threading.enumerate() if isinstance(thread, interrupts._RequestThread)}
 
     call_interruptibly(threading.get_ident)
     before = workers()

@@ -73,7 +73,7 @@ def assert_same(path: Path, other: Path) -> None:
         assert [c.nbytes for c in a.manifest.columns] == [c.nbytes for c in b.manifest.columns]
         assert a.manifest.dataset_digest == b.manifest.dataset_digest
         assert [bytes(a.read(i)) for i in range(len(a))] == [bytes(b.read(i)) for i in range(len(b))]
-        assert a.fixed("label").tolist() == b.fixed("label").tolist()
+        assert a.fixed_column("label").tolist() == b.fixed_column("label").tolist()
     assert not work_path(path).exists()
 
 
@@ -117,7 +117,7 @@ def test_the_order_of_classes_stays(part: Part, tmp_path: Path) -> None:
     report = packstore.append(tmp_path / "x.h5", part("second", lambda key: "/bee/" not in key))
     assert report.manifest.classes == ("bee", "ant", "cat")
     with open_store(tmp_path / "x.h5") as reader:
-        labels = reader.fixed("label").tolist()
+        labels = reader.fixed_column("label").tolist()
         names = [("bee", "ant", "cat")[label] for label in labels]
         assert names == [reader.key(i).split("/")[1] for i in range(len(reader))]
         assert isinstance(reader, ShardedReader)

@@ -60,7 +60,7 @@ def test_records_come_split_by_split_and_class_by_class_as_in_imagefolder(folder
     packstore.convert(folder, tmp_path / "out.h5")
     with packstore.open(tmp_path / "out.h5") as store:
         keys = [store.key(i) for i in range(len(store))]
-        labels = store.fixed("label").tolist()
+        labels = store.fixed_column("label").tolist()
     expected = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
     assert keys == expected
     assert labels == [CLASSES.index(key.split("/")[1]) for key in keys]
@@ -73,7 +73,7 @@ def test_one_split_alone_keeps_the_class_numbers_of_all(folder: Path, tmp_path: 
     report = packstore.convert(copy, tmp_path / "val.lmdb", split="val")
     assert report.manifest.classes == CLASSES
     with packstore.open(tmp_path / "val.lmdb") as store:
-        assert set(store.fixed("label").tolist()) == {1, 2}
+        assert set(store.fixed_column("label").tolist()) == {1, 2}
 
 
 @pytest.mark.sampled(9)
@@ -406,7 +406,7 @@ def test_ragged_pixels_keep_their_shapes(tmp_path: Path) -> None:
         write_image(tmp_path / "photos" / "ant" / f"{i}.png", height, width, i)
     packstore.convert(tmp_path / "photos", tmp_path / "out.h5", encoding="uint8")
     with packstore.open(tmp_path / "out.h5") as store:
-        assert store.fixed("shape").tolist() == [[5, 9, 3], [1, 1, 3], [40, 3, 3]]
+        assert store.fixed_column("shape").tolist() == [[5, 9, 3], [1, 1, 3], [40, 3, 3]]
         np.testing.assert_array_equal(store.array(2), pixels(40, 3, 2))
 
 

@@ -51,7 +51,7 @@ def records(path: Path) -> list[tuple[str, str, bytes]]:
         assert packstore.verify(path).problems == ()
         classes = reader.manifest.classes
         assert classes is not None
-        labels = reader.fixed("label").tolist()
+        labels = reader.fixed_column("label").tolist()
         return [(reader.key(i), classes[labels[i]], bytes(reader.read(i))) for i in range(len(reader))]
 
 
@@ -231,7 +231,7 @@ def test_new_splits(stores: Path, tmp_path: Path, stratify: bool) -> None:
     packstore.select(stores / "whole.h5", tmp_path / "x.h5", splits=shares, stratify=stratify)
     with open_store(tmp_path / "x.h5") as reader:
         assert [(s.name, len(s)) for s in reader.manifest.splits] == [("train", 18), ("val", 9), ("test", 9)]
-        labels = reader.fixed("label").tolist()
+        labels = reader.fixed_column("label").tolist()
     assert sorted(keys(tmp_path / "x.h5")) == sorted(keys(stores / "whole.h5"))
     if stratify:
         assert Counter(labels[:18]) == {0: 6, 1: 6, 2: 6}

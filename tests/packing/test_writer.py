@@ -339,7 +339,7 @@ def test_bad_samples_can_be_skipped(tmp_path: Path) -> None:
     assert [skipped.key for skipped in report.skipped] == ["0000000003", "0000000030"]
     assert report.manifest.records == 38
     with packstore.open(tmp_path / "a.lmdb") as store:
-        assert store.fixed("label").tolist() == [i for i in range(40) if i not in (3, 30)]
+        assert store.fixed_column("label").tolist() == [i for i in range(40) if i not in (3, 30)]
 
 
 def test_bad_targets_can_be_skipped(tmp_path: Path) -> None:

@@ -580,10 +580,10 @@ def test_columns_of_ones_own(tmp_path: Path) -> None:
     for suffix in SUFFIXES:
         write(tmp_path / f"x{suffix}", records, shard_size=200)
         reader = open_store(tmp_path / f"x{suffix}")
-        assert np.array_equal(reader.fixed("box"), values["box"])
-        assert reader.fixed("n").tolist() == list(range(7))
+        assert np.array_equal(reader.fixed_column("box"), values["box"])
+        assert reader.fixed_column("n").tolist() == list(range(7))
         notes = [n.encode() if isinstance(n, str) else bytes(n) for n in values["note"]]
-        assert [bytes(n) for n in reader.ragged("note")] == notes
+        assert [bytes(n) for n in reader.ragged_column("note")] == notes
 
 
 @pytest.mark.slow

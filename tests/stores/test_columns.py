@@ -215,7 +215,9 @@ def test_any_large_columns_come_back(
                     assert same(reader.item(column.name, record), value, column)
                 if column.kind == "fixed":
                     chosen = reader.values(column.name, np.arange(count))
-                    assert reader.fixed(column.name).tobytes() == chosen.tobytes()  # a NaN is not equal to itself
+                    assert (
+                        reader.fixed_column(column.name).tobytes() == chosen.tobytes()
+                    )  # a NaN is not equal to itself
         assert verify(path).ok
 
     check()

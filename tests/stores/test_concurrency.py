@@ -52,9 +52,9 @@ def test_a_reader_keeps_what_it_has_opened_while_the_store_is_replaced(
         before = digests(old)
         packstore.convert(folder, out, encoding="uint8", size=16, overwrite=True)
         assert digests(old) == before
-        labels = old.fixed("label").tolist()
+        labels = old.fixed_column("label").tolist()
     with packstore.open(out) as new:
-        assert new.fixed("label").tolist() == labels
+        assert new.fixed_column("label").tolist() == labels
         assert new.manifest.encoding == "uint8"
         assert digests(new) != before
 
@@ -71,9 +71,9 @@ def test_shards_not_read_yet_are_kept_too(folder: Path, tmp_path: Path, suffix: 
         old.read(0)
         packstore.convert(folder, out, encoding="uint8", size=16, shard_size=3000, overwrite=True)
         assert digests(old) == before
-        labels = old.fixed("label").tolist()
+        labels = old.fixed_column("label").tolist()
     with packstore.open(out) as new:
-        assert new.fixed("label").tolist() == labels
+        assert new.fixed_column("label").tolist() == labels
         assert digests(new) != before
 
 

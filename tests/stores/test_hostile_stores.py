@@ -475,7 +475,7 @@ def test_manifests_and_columns_of_any_number(count: int, columns: int, tmp_path:
         assert reader.manifest == manifest
         assert reader.manifest.to_json().encode() == file.attrs["manifest"]
         for column in extra:
-            assert reader.fixed(column.name).tolist() == file[column.name][:].tolist()
+            assert reader.fixed_column(column.name).tolist() == file[column.name][:].tolist()
 
 
 def _raw(kind: str) -> Callable[[Any], object]:
@@ -738,7 +738,7 @@ def test_offsets_that_lie(what: str, column: str, suffix: str, store: Callable[[
     if suffix == ".lmdb" and column == "image":
         pytest.skip("an LMDB keeps images apart: it has no offsets of them")
     with open_store(path) as reader:
-        offsets = np.array(reader.ragged(column).offsets)
+        offsets = np.array(reader.ragged_column(column).offsets)
     old = offsets.tobytes()
     offsets[: len(OFFSETS[what])] = OFFSETS[what]
     file = path / "data.mdb" if path.is_dir() else path

@@ -26,7 +26,7 @@ from packstore.stores.base import Reader
 from packstore.stores.lmdb import entries
 from packstore.stores.lmdb import store as lmdb_store
 from packstore.stores.lmdb.bulk_lookup import list_leaves, locate_images
-from packstore.stores.lmdb.pages import Entry, Pages, _first_record_from
+from packstore.stores.lmdb.pages import Pages, TreeEntry, _first_record_from
 from packstore.testing import StoreSuite
 from packstore.testing.records import (
     ORIGIN,
@@ -355,7 +355,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             expected = list(txn.cursor())
         with (path / "data.mdb").open("rb") as file:
             pages = Pages(file.fileno())
-        assert list(pages.walk(overflow=True)) == [Entry(key, len(value)) for key, value in expected]
+        assert list(pages.walk(overflow=True)) == [TreeEntry(key, len(value)) for key, value in expected]
         for index, value in enumerate(v for k, v in expected if k.isdigit()):
             assert pages.record(index) == value
         assert pages.record(count) is None
@@ -458,8 +458,8 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         write(path, records)
         reader = open_store(path)
         for name in ("label", "checksum", "weight"):
-            assert reader.fixed(name).flags.aligned
-        assert np.array_equal(reader.fixed("weight"), weights)
+            assert reader.fixed_column(name).flags.aligned
+        assert np.array_equal(reader.fixed_column("weight"), weights)
 
 
 def test_what_is_needed_soon_may_be_said_of_any_value(tmp_path: Path) -> None:

@@ -286,4 +286,4 @@ print(json.dumps({"images": images, "label": store["label"].tolist(), "key": spl
         records = make_records("bfloat16")
         write(path, records)
         assert torch.load(path, weights_only=True)["image"].dtype == torch.bfloat16
-        assert open_store(path).fixed("image").dtype == NUMPY_DTYPE["bfloat16"]
+        assert open_store(path).fixed_column("image").dtype == NUMPY_DTYPE["bfloat16"]

@@ -117,7 +117,7 @@ from packstore.training import loader
 resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
 ds = packstore.PackedDataset(sys.argv[1], split="train")
 found = [labels for _, labels in packstore.PackedLoader(ds, 64, shuffle=True, resident=False, workers=2)]
-print(sum(map(len, found)), ds.reader.unchecked._bounded)
+print(sum(map(len, found)), ds.reader.unchecked_reader._bounded)
 """
 
 

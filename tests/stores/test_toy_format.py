@@ -29,7 +29,7 @@ from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
-from packstore.stores import Reader, Writer, create_store, format_of, is_store
+from packstore.stores import FileWriter, Reader, create_store, format_of, is_store
 from packstore.stores.base import Problem, parse_manifest
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.format import Format
@@ -53,10 +53,10 @@ class Toy(Format):
     def open(self, path: Path, descriptor: int | None = None) -> Reader:
         return ToyReader(path, descriptor)
 
-    def new_writer(self, path: Path, image: Column) -> Writer:
+    def new_writer(self, path: Path, image: Column) -> FileWriter:
         return ToyWriter(path, image)
 
-    def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         return consecutive_images(path, HEAD.size, sizes)
 
 
@@ -71,7 +71,7 @@ def places(manifest: Manifest) -> Iterator[tuple[str, int, int]]:
         start += -(-size // 8) * 8
 
 
-class ToyWriter(Writer):
+class ToyWriter(FileWriter):
     def __init__(self, path: Path, image: Column) -> None:
         super().__init__(path, image)
         self._file: IO[bytes] | None = open_file(path, "xb")
@@ -202,7 +202,7 @@ print(json.dumps({"images": values("image"), "key": values("key"), "label": numb
 class LeastToy(Toy):
     """What a format need not have left out."""
 
-    partial_images = Format.partial_images
+    open_partial_file = Format.open_partial_file
 
 
 @pytest.mark.usefixtures("registered")

@@ -93,7 +93,7 @@ def overwrite(path: Path, old: bytes, new: bytes) -> None:
 
 def set_label(path: Path, record: int, label: int) -> None:
     with open_store(path) as reader:
-        parts = [part.fixed("label").copy() for part in reader.parts()]
+        parts = [part.fixed_column("label").copy() for part in reader.parts()]
     for part in parts:
         if record < len(part):
             changed = part.copy()
@@ -147,8 +147,8 @@ def test_a_flipped_bit_anywhere_in_a_jpeg_is_found(
             assert sum(len(labels) for _, labels in loader) == 0
         assert loader.stats()["skipped"] == FLIPS
     assert all("is damaged: checksum of its image" in message for message in caplog.messages)
-    unchecked = PackedDataset(path, checksums="never", output="bytes")
-    assert len([unchecked[record] for record in range(FLIPS)]) == FLIPS
+    unchecked_reader = PackedDataset(path, checksums="never", output="bytes")
+    assert len([unchecked_reader[record] for record in range(FLIPS)]) == FLIPS
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -376,7 +376,7 @@ def test_one_item_opens_one_shard(pack: Pack) -> None:
     dataset = PackedDataset(path, columns=("image", "label", "key"))
     reader = dataset.reader
     assert isinstance(reader, SparinglyCheckedReader)
-    sharded: Any = reader.unchecked
+    sharded: Any = reader.unchecked_reader
     assert len(sharded.part_starts) > 3
     dataset[0]
     assert list(sharded._open) == [0]
@@ -390,9 +390,9 @@ def test_readers_say_what_they_are(pack: Pack) -> None:
     path = pack("lmdb")
     with open_store(path, "auto") as checked, open_store(path) as plain:
         assert checked.checks_records
-        assert checked.unchecked.unchecked is checked.unchecked
+        assert checked.unchecked_reader.unchecked_reader is checked.unchecked_reader
         assert checked.key(3) == plain.key(3)
-        assert checked.fixed("label").tolist() == plain.fixed("label").tolist()
+        assert checked.fixed_column("label").tolist() == plain.fixed_column("label").tolist()
         assert bytes(checked.read(3)) == bytes(plain.read(3))
         with pytest.raises(KeyError):
             checked.value("nothing", 0)
@@ -415,8 +415,8 @@ def test_a_large_value_that_was_proven_is_checked_by_itself(
     value = bytes(records.values[name][3])
     with open_store(path, "auto") as reader:
         asked: list[str] = []
-        read = reader.unchecked.value
-        monkeypatch.setattr(reader.unchecked, "value", lambda name, i: (asked.append(name), read(name, i))[1])
+        read = reader.unchecked_reader.value
+        monkeypatch.setattr(reader.unchecked_reader, "value", lambda name, i: (asked.append(name), read(name, i))[1])
         assert bytes(reader.value(name, 3)) == value
         assert {name, "a_text", "row_checksum"} <= set(asked)
         asked.clear()

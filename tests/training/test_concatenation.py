@@ -289,7 +289,9 @@ def test_lists_of_labels_are_of_the_classes_of_all(tmp_path: Path) -> None:
     assert ds.manifest.column("tags").classes == ("x", "y", "z")
     expected = [[0, 1], [], [1], [2, 1, 1]]
     assert [ds[i][0].tolist() for i in range(4)] == expected
-    assert [list(np.frombuffer(value, "<i8")) for value in (ds.reader.ragged("tags")[i] for i in range(4))] == expected
+    assert [
+        list(np.frombuffer(value, "<i8")) for value in (ds.reader.ragged_column("tags")[i] for i in range(4))
+    ] == expected
     ((tags, _),) = PackedLoader(ds, 4)
     assert [labels.tolist() for labels in tags] == expected
 

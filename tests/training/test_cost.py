@@ -119,7 +119,7 @@ def test_an_epoch_in_lanes_fetches_what_is_said(
     loader = packstore.PackedLoader(dataset, 8, shuffle=True, resident=False, workers=1)
     assert sum(len(labels) for _, labels in loader) == manifest.records
     assert said.what == f"epoch in lanes, window {loader._epochs.order.window}"
-    reader = dataset.reader.unchecked
+    reader = dataset.reader.unchecked_reader
     assert isinstance(reader, RemoteReader)
     assert reader.counts.fetched_bytes <= said.nbytes + total * share  # beside what the next epoch needs first
     assert reader.counts.fetched_bytes >= total

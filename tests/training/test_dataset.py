@@ -477,7 +477,7 @@ def test_a_dropped_dataset_lets_its_store_go_at_once(tmp_path: Path, suffix: str
             dataset = PackedDataset(tmp_path / f"{name}{suffix}", "train", checksums="auto")
             for _ in range(17):  # of arrays one in sixteen reads is checked
                 dataset[0], dataset[1:3], dataset.targets
-            reader = weakref.ref(dataset.reader.unchecked)
+            reader = weakref.ref(dataset.reader.unchecked_reader)
             del dataset
             assert reader() is None
     finally:

@@ -90,15 +90,17 @@ def test_the_longest_windows() -> None:
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_any_number_of_ranks_gives_the_same_global_batches(shards: int, drop_last: bool) -> None:
     whole = lanes(shards, 24, drop_last=drop_last)
-    numbers = {0, 1, whole.batches() // 2, whole.batches() - 1} & set(range(whole.batches()))
+    numbers = {0, 1, whole.count_batches() // 2, whole.count_batches() - 1} & set(range(whole.count_batches()))
     for ranks in (2, 3, 4, 6, 12):
         parts = [lanes(shards, 24, ranks, rank, drop_last=drop_last) for rank in range(ranks)]
-        assert parts[0].dropped == whole.dropped == (whole.count % 24 if drop_last else 0)
-        for number in numbers - {whole.batches() - 1} if parts[0].batches() < whole.batches() else numbers:
+        assert parts[0].dropped_count == whole.dropped_count == (whole.count % 24 if drop_last else 0)
+        for number in (
+            numbers - {whole.count_batches() - 1} if parts[0].count_batches() < whole.count_batches() else numbers
+        ):
             joined = np.concatenate([part.batch(2, number) for part in parts])
             assert joined.tolist()[:24] == whole.batch(2, number).tolist()
-    records = np.concatenate([whole.batch(2, number) for number in range(whole.batches())])
-    assert np.unique(records).size == records.size == whole.count - whole.dropped
+    records = np.concatenate([whole.batch(2, number) for number in range(whole.count_batches())])
+    assert np.unique(records).size == records.size == whole.count - whole.dropped_count
 
 
 def test_each_epoch_is_dealt_anew_and_seeds_differ() -> None:
@@ -148,7 +150,7 @@ def test_eight_nodes_fetch_each_shard_about_once(shards: int, global_batch: int,
         assert made is not None
         kept: OrderedDict[int, None] = OrderedDict()
         room = -(-made.lanes // 8) * (made.depth + 1)
-        for number in range(order.batches()):
+        for number in range(order.count_batches()):
             for shard in np.unique(shard_of(order, order.batch(0, number))).tolist():
                 fetches += shard not in kept
                 kept[shard] = None
@@ -170,7 +172,7 @@ def test_reads_are_what_a_rank_reads(ranks: int, shards: int) -> None:
         foreseen = {(s, b) for s, f, t in zip(*map(np.ndarray.tolist, reads), strict=True) for b in range(f, t + 1)}
         found = {
             (shard, number)
-            for number in range(order.batches() - (0 < order.count % 64 < ranks))
+            for number in range(order.count_batches() - (0 < order.count % 64 < ranks))
             for shard in shard_of(order, order.batch(5, number)).tolist()
         }
         assert found <= foreseen
@@ -184,7 +186,7 @@ def test_reads_in_the_order_of_the_store() -> None:
     reads = order.reads(0)
     assert reads is not None
     assert reads.shards.tolist() == list(range(20))
-    for number in range(order.batches()):
+    for number in range(order.count_batches()):
         needed = set(shard_of(order, order.batch(0, number)).tolist())
         assert needed <= {s for s, f, t in zip(*reads, strict=True) if f <= number <= t}
     assert Order(length, 10, shuffle=True).reads(0) is None
@@ -251,5 +253,5 @@ def test_a_batch_costs_the_same_in_every_epoch_and_place() -> None:
     order = Order(10**8, 512, shuffle=True, shards=starts, world_size=8, rank=3)
     touched = np.concatenate([order.batch(0, number) for number in range(0, 1000, 10)])
     assert np.unique(shard_of(order, touched)).size <= 1.3 * 1000 * 512 / 5000
-    last = order.batch(10**6, order.batches() - 1)
+    last = order.batch(10**6, order.count_batches() - 1)
     assert np.unique(last).size == len(last) == 10**8 % 4096 // 8

@@ -854,7 +854,7 @@ def test_buffers_do_not_grow_over_epochs(stores: Stores, monkeypatch: pytest.Mon
 def test_memory_of_one_epoch_serves_the_next(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each page of new memory costs a fault: a fifth of the time of small epochs."""
     made: list[int] = []
-    take = packstore.training.ring.HostTransport._take
+    take = packstore.training.ring.HostTransport._take_buffer
 
     def counting(self: Any, nbytes: int) -> Any:
         before = len(self._returned)
@@ -862,7 +862,7 @@ def test_memory_of_one_epoch_serves_the_next(stores: Stores, monkeypatch: pytest
         made.extend([nbytes] * (len(self._returned) == before))
         return memory
 
-    monkeypatch.setattr(packstore.training.ring.HostTransport, "_take", counting)
+    monkeypatch.setattr(packstore.training.ring.HostTransport, "_take_buffer", counting)
     loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=RAGGED, drop_last=True, prefetch=2)
     batches = 0
     for _ in range(4):

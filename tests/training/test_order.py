@@ -131,7 +131,7 @@ def test_an_impossible_length(length: int) -> None:
 def epoch_of(epoch: int, **options: Any) -> list[list[NDArray[np.int64]]]:
     """Batches of each rank."""
     ranks = [Order(rank=r, **options) for r in range(options.get("world_size", 1))]
-    return [[o.batch(epoch, n) for n in range(o.batches(epoch))] for o in ranks]
+    return [[o.batch(epoch, n) for n in range(o.count_batches(epoch))] for o in ranks]
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -167,28 +167,28 @@ def test_ranks_share_an_epoch(options: dict[str, Any], shuffle: dict[str, Any], 
     order = Order(**options)
     # Equally many batches, none empty, full ones of the batch size, the last as even as can be.
     assert len({len(batches) for batches in ranks}) == 1
-    for number in range(order.batches()):
+    for number in range(order.count_batches()):
         sizes = [len(batches[number]) for batches in ranks]
         assert min(sizes) > 0
         assert max(sizes) - min(sizes) <= 1
-        if number < order.batches() - 1 or options["drop_last"]:
+        if number < order.count_batches() - 1 or options["drop_last"]:
             assert sizes == [options["batch_size"]] * len(ranks)
     # Disjoint, and together everything but what is said to be dropped.
-    seen = np.concatenate([b for batches in ranks for b in batches]) if order.batches() else np.empty(0, np.int64)
+    seen = np.concatenate([b for batches in ranks for b in batches]) if order.count_batches() else np.empty(0, np.int64)
     everything = np.arange(length) if not subset else options["indices"]
-    assert np.unique(seen).size == seen.size == len(everything) - order.dropped
+    assert np.unique(seen).size == seen.size == len(everything) - order.dropped_count
     assert np.isin(seen, everything).all()
     assert order.count == len(everything)
     whole = options["batch_size"] * len(ranks)
     left = order.count % whole if options["drop_last"] else 0
-    assert order.dropped == (left if order.batches() else order.count)
+    assert order.dropped_count == (left if order.count_batches() else order.count)
     # A number of batches is a position in the sequence, and back.
-    for batches in range(order.batches() + 1):
+    for batches in range(order.count_batches() + 1):
         assert order.position(batches) == sum(len(b[n]) for b in ranks for n in range(batches))
         assert order.batches_before(order.position(batches)) == batches
     # Global batches are parts of one sequence, which does not depend on the number of ranks.
     sequence = order.sequence(epoch, np.arange(order.count))
-    joined = [np.concatenate([batches[n] for batches in ranks]) for n in range(order.batches())]
+    joined = [np.concatenate([batches[n] for batches in ranks]) for n in range(order.count_batches())]
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *joined]), sequence[: seen.size])
     one = Order(**{**options, "world_size": 1, "batch_size": whole})
     assert one.sequence(epoch, np.arange(order.count)).tolist() == sequence.tolist()
@@ -231,7 +231,7 @@ def test_what_is_left_out_does_not_depend_on_the_ranks(drop_last: bool) -> None:
 def test_the_tail(length: int, world_size: int, drop_last: bool, sizes: list[list[int]], dropped: int) -> None:
     ranks = epoch_of(0, length=length, batch_size=4, world_size=world_size, drop_last=drop_last, shuffle=True)
     assert [[len(b) for b in step] for step in zip(*ranks, strict=True)] == sizes
-    assert Order(length, 4, world_size=world_size, drop_last=drop_last).dropped == dropped
+    assert Order(length, 4, world_size=world_size, drop_last=drop_last).dropped_count == dropped
 
 
 def test_a_window_reads_few_blocks() -> None:

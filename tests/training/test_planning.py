@@ -148,7 +148,7 @@ def test_requests_without_rows_do_not_run() -> None:
     images = np.zeros((3, 5, 4, 3), np.uint8)
     requests = Requests.of_array(images, np.arange(3))
     whole = np.tile([0, 0, 5, 4], (3, 1))
-    requests.want(whole, whole[:, 2:], whole, None, np.empty((0, 5, 4, 3), np.uint8))
+    requests.set_outputs(whole, whole[:, 2:], whole, None, np.empty((0, 5, 4, 3), np.uint8))
     with pytest.raises(ValueError, match="no rows to write yet"):
         requests.part(0, 1)
     part = requests.rows(1, 3)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.random_draws import Draws, key, mix
+from packstore.training.random_draws import Draws, derive_key, mix
 
 RECORDS = np.arange(20_000)
 
@@ -34,7 +34,7 @@ def chi_square(counts: NDArray[np.int64]) -> float:
 def test_the_values_stay() -> None:
     # Resumed trainings rely on them.
     assert bits(7, 3, 2, 5, np.array([0, 1, 2**31, 2**40])).tolist() == [698648886, 2974397157, 3530051860, 3640629417]
-    assert key(1, 2, 3) == 15020427595393229491
+    assert derive_key(1, 2, 3) == 15020427595393229491
 
 
 @given(
@@ -158,6 +158,10 @@ def test_replace() -> None:
 
 
 def test_keys_depend_on_every_word_and_on_order() -> None:
-    keys = [key(a, b, c) for a, b, c in itertools.product(range(-3, 4), repeat=3)] + [key(1, 2), key(2, 1), key(1)]
+    keys = [derive_key(a, b, c) for a, b, c in itertools.product(range(-3, 4), repeat=3)] + [
+        derive_key(1, 2),
+        derive_key(2, 1),
+        derive_key(1),
+    ]
     assert len(set(keys)) == len(keys)
-    assert key(2**64 + 5) == key(5)
+    assert derive_key(2**64 + 5) == derive_key(5)

@@ -79,7 +79,7 @@ def shard_bytes(path: str | Path) -> list[int]:
 
 
 def remote_of(loader: PackedLoader) -> RemoteReader:
-    reader = loader.dataset.reader.unchecked
+    reader = loader.dataset.reader.unchecked_reader
     assert isinstance(reader, RemoteReader)
     return reader
 
@@ -379,7 +379,7 @@ def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url
     sizes = fetching.part_nbytes
     assert (sizes[reads.shards] > 0).all()
     for _ in range(3000):
-        here = loader.dataset.reader.unchecked.parts_are_local(range(len(sizes)))
+        here = loader.dataset.reader.unchecked_reader.parts_are_local(range(len(sizes)))
         if (
             here[reads.shards].all() and sum(each.fetched_bytes for each in fetching.all_counts) == sizes[here].sum()
         ):  # no thread has to wait

@@ -28,7 +28,7 @@ from packstore.training.augment import (
     RandomZoomOut,
     Resize,
 )
-from packstore.training.loader.job import Job
+from packstore.training.loader.job import BatchJob
 from packstore.training.loader.streaming import Streaming
 from packstore.training.ring import CudaTransport, transport_to
 from tests.conftest import ROOT, Simulate
@@ -431,18 +431,18 @@ class Sent:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        send, early = CudaTransport.send, Job.send_early
+        send, early = CudaTransport.send, BatchJob.send_early
 
         def counted(transport: CudaTransport, *args: Any) -> Any:
             self.count += 1
             return send(transport, *args)
 
-        def when_ready(job: Job, ring: Any) -> None:
+        def when_ready(job: BatchJob, ring: Any) -> None:
             job._wait()
             early(job, ring)
 
         monkeypatch.setattr(CudaTransport, "send", counted)
-        monkeypatch.setattr(Job, "send_early", when_ready)
+        monkeypatch.setattr(BatchJob, "send_early", when_ready)
 
 
 def test_a_batch_that_is_ready_travels_while_the_model_works_on_the_one_before(

@@ -202,13 +202,13 @@ def replayed(
             values = {k: f.horizontal_flip(v) if op.flip_mask(here)[0] else v for k, v in values.items()}
         elif isinstance(op, RandomResizedCrop):
             box = op.plan(Crops.full(np.array([size])), here).box[0].tolist()
-            values = {k: f.resized_crop(v, *box, list(op._pair)) for k, v in values.items()}
+            values = {k: f.resized_crop(v, *box, list(op._size_pair)) for k, v in values.items()}
         elif isinstance(op, Resize):
             values = {k: f.resize(v, op.size if isinstance(op.size, int) else list(op.size)) for k, v in values.items()}
         elif isinstance(op, CenterCrop):
-            values = {k: f.center_crop(v, list(op._pair)) for k, v in values.items()}
+            values = {k: f.center_crop(v, list(op._size_pair)) for k, v in values.items()}
         elif isinstance(op, RandomCrop):
-            (rows, columns), padding = op._pair, op.padding
+            (rows, columns), padding = op._size_pair, op.padding
             top = int(here.integers(size[0] + 2 * padding - rows + 1, 0)[0])
             left = int(here.integers(size[1] + 2 * padding - columns + 1, 1)[0])
             if pad_first:

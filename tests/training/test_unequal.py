@@ -38,8 +38,8 @@ from packstore.augment import (
 from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.seeing.augment_text import parse_augment
 from packstore.stores import create_store
-from packstore.training.augment.detection import Boxes
-from packstore.training.augment.unequal import Course
+from packstore.training.augment.detection import BatchBoxes
+from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader import Padded
 from packstore.training.random_draws import Draws
 from tests.makers.stores import change
@@ -154,7 +154,9 @@ def by_torchvision(tv: Any, made: Typed, number: int, ops: list[Any], draws: Dra
     """What torchvision's functions make of a record, with the parameters that were drawn for it alone."""
     v2, types, values = tv.transforms.v2.functional, tv.tv_tensors, made.values[number]
     size = made.images[number].shape[:2]
-    course = Course(np.array([size]), ops, draws, Boxes(values["boxes"], np.zeros(len(values["boxes"]), np.int64)))
+    course = DrawnOperations(
+        np.array([size]), ops, draws, BatchBoxes(values["boxes"], np.zeros(len(values["boxes"]), np.int64))
+    )
     now: dict[str, Any] = {
         "image": types.Image(torch.from_numpy(made.images[number]).permute(2, 0, 1)),
         "raw": types.Mask(torch.from_numpy(np.asarray(values["raw"]))),
@@ -427,7 +429,9 @@ def test_crops_by_boxes_are_drawn_as_torchvision_draws_them(tv: Any, count: int)
     expected = np.array([[p["top"], p["left"], p["height"], p["width"]] if p else [0, 0, *size] for p in drawn])
     rows = np.repeat(np.arange(count), len(boxes))
     crops = RandomIoUCrop().plan_around(
-        np.tile(np.array([size]), (count, 1)), Boxes(np.tile(boxes, (count, 1)), rows), Draws(2, 0, np.arange(count))
+        np.tile(np.array([size]), (count, 1)),
+        BatchBoxes(np.tile(boxes, (count, 1)), rows),
+        Draws(2, 0, np.arange(count)),
     )
     for column in range(4):
         assert chi_square(expected[:, column], crops.window[:, column]) < 40
@@ -455,7 +459,7 @@ def test_cuts_one_after_the_other_are_one_cut(data: st.DataObject) -> None:
             max_size=6,
         )
     )
-    course = Course(np.array([[23, 31]]), ops, Draws(data.draw(st.integers(0, 99)), 0, np.array([5])))
+    course = DrawnOperations(np.array([[23, 31]]), ops, Draws(data.draw(st.integers(0, 99)), 0, np.array([5])))
     expected = image
     for stage in course._stages:
         expected = stage.cuts[0](expected)

@@ -50,13 +50,13 @@ def by_torchvision(tv: Any, op: Any, row: int, values: Any, size: tuple[int, int
         program = op.program(own, size)
         return [F.vertical_flip(value) if program["code"][row, 0] else value for value in values]
     if isinstance(op, A.RandomRotation):
-        low, high = op._angles("degrees", op.degrees)
+        low, high = op._check_angles("degrees", op.degrees)
         angle = float(uniform(own, low, high, 0)[row])
         center = None if op.center is None else list(op.center)
         return [F.rotate(value, angle, center=center) for value in values]
     if isinstance(op, A.RandomAffine):
-        low, high = op._angles("degrees", op.degrees)
-        across, down = op._shears()
+        low, high = op._check_angles("degrees", op.degrees)
+        across, down = op._shear_ranges()
         shares = op.translate or (0, 0)
         named = {
             "angle": float(uniform(own, low, high, 0)[row]),

@@ -157,7 +157,7 @@ def write(dataset: torch.utils.data.Dataset[tuple[bytes, int]], files: list[byte
     return 0 if writer.report is None else writer.report.manifest.records
 
 
-def grow() -> int:
+def publish_growth() -> int:
     report = packstore.append(
         store="photos.lmdb",
         source=Path("more"),

@@ -79,7 +79,7 @@ def measure_item(images: Path, path: Path) -> list[object]:
     dataset = PackedDataset(path, names[0] if names else None)
     decoder = get_decoder("auto")
     indices = list(range(0, len(dataset), max(1, len(dataset) // 200)))
-    raw = [dataset.reader.read(dataset._record(i)) for i in indices]
+    raw = [dataset.reader.read(dataset._record_of_item(i)) for i in indices]
 
     def items() -> float:
         start = time.perf_counter()

@@ -56,7 +56,7 @@ def main(counts: Path, files: list[bytes]) -> None:
         for file, (height, width) in zip(files, sizes.tolist(), strict=True):
             requests = Requests([file])
             box = np.array([[0, 0, height, width]])
-            requests.want(box, box[:, 2:], box, None, np.empty((1, height, width, channels), np.uint8))
+            requests.set_outputs(box, box[:, 2:], box, None, np.empty((1, height, width, channels), np.uint8))
             assert not engine.run(requests, 0, 1, MAX_PIXELS).any()
 
     def turbo(channels: int) -> None:
@@ -67,7 +67,7 @@ def main(counts: Path, files: list[bytes]) -> None:
         requests = Requests(files, indexes=indexes)
         windows = np.tile([0, 0, 224, 224], (len(files), 1))
         out = np.empty((len(files), 224, 224, channels), np.uint8)
-        requests.want(crops, windows[:, 2:], windows, None, out)
+        requests.set_outputs(crops, windows[:, 2:], windows, None, out)
         assert not engine.run(requests, 0, len(files), MAX_PIXELS).any()
 
     works: dict[str, Callable[[int], None]] = {

@@ -73,7 +73,7 @@ def decoding(folder: Path, side: int) -> Callable[[], object]:
     requests = Requests(files)
     crops = RandomResizedCrop(side).plan(Crops.full(requests.sizes()), Draws(0, 0, np.arange(len(files))))
     flips = np.arange(len(files)) % 2 == 0
-    requests.want(crops.box, crops.size, crops.window, flips, np.empty((len(files), side, side, 3), np.uint8))
+    requests.set_outputs(crops.box, crops.size, crops.window, flips, np.empty((len(files), side, side, 3), np.uint8))
     return lambda: engine.run(requests, 0, len(files), 1 << 30)
 
 

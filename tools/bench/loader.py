@@ -214,7 +214,7 @@ def streamed(source: Path, scratch: Path, repeats: int, threads: int, raw: bool)
     times = max(1, 4096 // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times)
     loader = PackedLoader(dataset, 256, shuffle=True, augment=CROP, workers=threads, indices=indices)
-    records = [dataset._record(i) for i in range(len(dataset))]
+    records = [dataset._record_of_item(i) for i in range(len(dataset))]
     reader = dataset.reader
     if raw:
         arrays = [np.array(reader.array(r)) for r in records]
@@ -257,7 +257,7 @@ def gray(source: Path, scratch: Path, repeats: int, threads: int) -> None:
         for name, channels in (("RGB", 3), ("gray", 1)):
             requests = Requests(files, indexes=index)
             out = np.empty((len(files), SIZE, SIZE, channels), np.uint8)
-            requests.want(crops.box, crops.size, crops.window, None, out)
+            requests.set_outputs(crops.box, crops.size, crops.window, None, out)
             work = partial(engine.run, requests, 0, len(files), 1 << 30)
             jobs[f"{name}, {known}"] = lambda work=work: timed(work) / len(files)
     print("\nThe engine alone, one thread:\n")

@@ -59,7 +59,7 @@ def fetches(order: Order, shard_of: NDArray[np.int64], room: int) -> int:
     """Shards that a rank fetches, when it keeps the ``room`` that it used last."""
     kept: OrderedDict[int, None] = OrderedDict()
     count = 0
-    for number in range(order.batches()):
+    for number in range(order.count_batches()):
         for shard in np.unique(shard_of[order.batch(0, number)]).tolist():
             count += shard not in kept
             kept[shard] = None
@@ -72,7 +72,7 @@ def fetches(order: Order, shard_of: NDArray[np.int64], room: int) -> int:
 def cost(batch: int, ranks: int) -> str:
     """What a batch in lanes costs, of a large store: its median, at the beginning and at the end of epochs."""
     order = Order(10**8, batch, shuffle=True, shards=np.arange(20_000) * 5000, world_size=ranks, rank=ranks // 2)
-    last = order.batches() - 1
+    last = order.count_batches() - 1
     order.batch(0, 0)
     first, later = [], []
     for epoch in range(1, 10):
@@ -109,7 +109,7 @@ def main() -> None:
             for rank in range(ranks)
         ]
         one = of_ranks[ranks // 2]
-        some = range(0, one.batches(), 5)
+        some = range(0, one.count_batches(), 5)
         batches = [one.batch(0, number) for number in some]
         apart, near = pairs(batches, records // shards)
         own = classes(batches, class_of)

@@ -27,7 +27,7 @@ def listed(images: Path, scratch: Path) -> tuple[list[dict[str, Any]], tuple[str
     packstore.convert(images, scratch / "list.lmdb")
     with packstore.open(scratch / "list.lmdb") as store:
         keys = [store.key(i) for i in range(len(store))]
-        labels = store.fixed("label").tolist()
+        labels = store.fixed_column("label").tolist()
         classes = store.manifest.classes
     shutil.rmtree(scratch / "list.lmdb")
     assert classes is not None, f"{images} has no classes"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.checking.audit.images import Inspected, Inspection, Limits, image_batches
-from packstore.checking.audit.report import AuditReport, Collector, Finding
+from packstore.checking.audit.images import Inspection, InspectionResults, Limits, image_batches
+from packstore.checking.audit.report import AuditReport, Finding, FindingCollector
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
 from packstore.checking.audit.tables import RecordTable, report_boxes, report_classes
 from packstore.core.arguments import check_bools, take_options, whole_number
@@ -117,7 +117,7 @@ class _Audit:
         self.reader = reader
         self.options = options
         self.progress = progress
-        self.collector = Collector()
+        self.collector = FindingCollector()
 
     def run(self) -> AuditReport:
         """Makes all checks; returns the report."""
@@ -129,7 +129,7 @@ class _Audit:
             "labels and classes",
             "double keys",
         ]
-        sizes = _known_sizes(reader)
+        sizes = _sizes_if_equal(reader)
         report_classes(collector, manifest, table.rows, options.imbalance)
         if options.pixels:
             checks += ["images decoded: files, headers, pixels" + (", masks" if self._has_type("mask") else "")]
@@ -156,7 +156,7 @@ class _Audit:
             mask_classes=options.mask_classes,
             mirrored=options.mirrored,
         )
-        reading = Reading.recorded(manifest.image.mode, manifest.options)
+        reading = Reading.restore(manifest.image.mode, manifest.options)
         decoder = get_decoder(max_pixels=options.max_pixels, reading=reading)
         inspection = Inspection(CheckedReader(self.reader), decoder, limits)
         pixels, decoded = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
@@ -189,12 +189,12 @@ class _Audit:
                 report_near(collector, manifest, table.rows, within, across)
         return sizes
 
-    def _collect(self, seen: Inspected) -> None:
+    def _collect(self, seen: InspectionResults) -> None:
         for kind, record, what in seen.findings:
             self.collector.add(kind, what, [record])
 
 
-def _known_sizes(reader: Reader) -> NDArray[np.int32] | None:
+def _sizes_if_equal(reader: Reader) -> NDArray[np.int32] | None:
     """Returns height and width of all images, if the manifest has one shape for all; else None."""
     column = reader.manifest.image
     if column.layout is None or column.kind != "fixed":

@@ -18,7 +18,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.display import denormalize, to_display
-from packstore.images.encode.options import transposed_by_readers
+from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, hash_windows, shrink, to_grey
@@ -68,7 +68,7 @@ class Limits:
 
 
 @dataclass
-class Inspected:
+class InspectionResults:
     """Results for the records ``start`` … ``start + n - 1``.
 
     Attributes:
@@ -103,7 +103,7 @@ class Inspection:
         self._manifest: Manifest = reader.manifest
         self._decoder = decoder
         self._limits = limits
-        self._turned = transposed_by_readers(self._manifest)
+        self._turned = readers_transpose(self._manifest)
         column = self._manifest.image
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
         self._masks = [column for column in self._manifest.columns if column.type == "mask"]
@@ -112,10 +112,10 @@ class Inspection:
             reading = Reading.of_column(column, self._manifest.options)
             self._further.append((column, get_decoder(max_pixels=decoder.max_pixels, reading=reading)))
 
-    def inspect(self, records: range) -> Inspected:
+    def inspect(self, records: range) -> InspectionResults:
         """Decodes and inspects the images and masks of these records."""
         count = len(records)
-        seen = Inspected(
+        seen = InspectionResults(
             records.start,
             pixels=np.zeros(count, np.uint64),
             decoded=np.zeros(count, np.bool_),
@@ -154,7 +154,7 @@ class Inspection:
             seen.hashes[:, len(_WINDOWS) :] = hash_windows(greys[:, :, ::-1], _MIRRORED)
         return seen
 
-    def _read_image(self, record: int, seen: Inspected) -> NDArray[Any]:
+    def _read_image(self, record: int, seen: InspectionResults) -> NDArray[Any]:
         """Returns the pixels of the store's mode, ``(H, W, C)``, turned as they are shown; adds findings of file and
         header."""
         column = self._manifest.image
@@ -175,7 +175,7 @@ class Inspection:
         image = self._decoder.decode(data)
         if info is None:
             return image
-        flaw = self._decoder.flaw(data)
+        flaw = self._decoder.describe_flaw(data)
         if flaw is not None:
             seen.findings.append(("truncated", record, flaw))
         return self._check_file(record, data, info, image, seen)
@@ -186,7 +186,7 @@ class Inspection:
         data: bytes | bytearray | memoryview,
         info: ImageInfo,
         image: NDArray[Any],
-        seen: Inspected,
+        seen: InspectionResults,
     ) -> NDArray[Any]:
         """Adds findings of an image file; returns the image as it is shown."""
         if info.kind == "jpeg" and info.components == 4:
@@ -203,7 +203,7 @@ class Inspection:
         turned = self._turned and swaps_sides(orientation)
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
-    def _check_values(self, record: int, image: NDArray[Any], seen: Inspected) -> None:
+    def _check_values(self, record: int, image: NDArray[Any], seen: InspectionResults) -> None:
         """Adds findings of values that are cut off at a bound, or not finite."""
         reading = self._decoder.reading
         if image.dtype == np.uint8:
@@ -223,7 +223,12 @@ class Inspection:
                     seen.findings.append(("clipped", record, f"{share:.0%} of the values are {bound}, a bound"))
 
     def _check_pixels(
-        self, record: int, image: NDArray[Any], shown: NDArray[np.uint8], small: NDArray[np.uint8], seen: Inspected
+        self,
+        record: int,
+        image: NDArray[Any],
+        shown: NDArray[np.uint8],
+        small: NDArray[np.uint8],
+        seen: InspectionResults,
     ) -> bool:
         """Adds findings of the picture; returns whether it is flat."""
         height, width = image.shape[:2]
@@ -241,7 +246,7 @@ class Inspection:
             seen.findings.append(("flat", record, f"one colour: {colour}"))
         return flat
 
-    def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: Inspected) -> None:
+    def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: InspectionResults) -> None:
         """Adds findings of a mask, whose image has ``size``."""
         try:
             found = self._read_mask(name, record)
@@ -266,7 +271,7 @@ class Inspection:
                 what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
                 seen.findings.append(("mask_value", record, what))
 
-    def _check_further(self, column: Column, decoder: Decoder, record: int, seen: Inspected) -> None:
+    def _check_further(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
         """Adds findings of the files of a column beside the main image: an image, or a list of them."""
         try:
             if column.nullable and not self._reader.has_value(column.name, record):
@@ -279,11 +284,11 @@ class Inspection:
             return
         for number, (data, image) in enumerate(zip(files, decoder.decode_each(list(files)), strict=True)):
             what = f"image {number} of {column.name!r}" if column.form == "files" else repr(column.name)
-            for lost in _losses(data, decoder):
+            for lost in _find_losses(data, decoder):
                 seen.findings.append(("mode", record, f"{what}: it has {lost}"))
             if isinstance(image, DecodeError):
                 seen.findings.append(("undecodable", record, f"{what}: {image}"))
-            elif (flaw := decoder.flaw(data)) is not None:
+            elif (flaw := decoder.describe_flaw(data)) is not None:
                 seen.findings.append(("truncated", record, f"{what}: {flaw}"))
 
     def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
@@ -312,9 +317,8 @@ def image_batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20
     return (range(start, min(start + step, manifest.records)) for start in range(0, manifest.records, step))
 
 
-def _losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
-    """Yields what a file has that its column's mode does not hold; nothing for a damaged file, which does not
-    decode."""
+def _find_losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
+    """Describes what a file loses in its column's mode; nothing for a damaged header, since decoding reports that."""
     try:
         return find_losses(data, sniff(data), Reading(decoder.reading.mode)).values()
     except HeaderError:

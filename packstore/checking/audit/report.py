@@ -85,8 +85,9 @@ class AuditReport:
         return f"<AuditReport of {str(self.path)!r}: {self.records:,} records, {found or 'nothing found'}>"
 
 
-class Collector:
-    """Collects findings in bounded memory: the first 10,000 of each kind, and 8 bytes for each record to drop."""
+class FindingCollector:
+    """Collects findings and makes the report. Keeps the first 10,000 of each kind, and 8 bytes for each record to
+    drop."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[tuple[str, tuple[int, ...]]]] = {}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.checking.audit.report import Collector
+from packstore.checking.audit.report import FindingCollector
 from packstore.core.errors import UsageError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
@@ -29,7 +29,7 @@ _NONE = np.uint64((1 << 64) - 1)
 _NUMBER_BITS = np.uint64(40)
 
 
-class ClassColumn(NamedTuple):
+class ClassNumbers(NamedTuple):
     """A column of class numbers.
 
     Attributes:
@@ -54,11 +54,11 @@ class RecordLabels(NamedTuple):
     splits: NDArray[np.int32]
     labels: NDArray[np.int64]
     sizes: list[int]
-    classes: list[ClassColumn]
+    classes: list[ClassNumbers]
 
 
 def report_duplicates(
-    collector: Collector,
+    collector: FindingCollector,
     manifest: Manifest,
     rows: RecordLabels,
     values: NDArray[np.uint64],
@@ -107,7 +107,7 @@ class RecordHashes:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - close() does
         if records and windows:
             try:
-                _reserve(self._file.fileno(), records * windows * WORDS * 8)
+                _allocate_file(self._file.fileno(), records * windows * WORDS * 8)
             except OSError as error:
                 self._file.close()
                 room = f"{records * windows * WORDS * 8 / 1e6:,.0f} MB in {tempfile.gettempdir()}"
@@ -132,7 +132,7 @@ class RecordHashes:
             self.windows[rows] = hashes[:, 1:]
 
 
-def _reserve(file: int, size: int) -> None:
+def _allocate_file(file: int, size: int) -> None:
     """Makes a file ``size`` bytes long and allocates them. Raises :class:`OSError` if the disk is too full.
 
     Writing to a map of a file without allocated blocks would crash the process instead.
@@ -143,7 +143,7 @@ def _reserve(file: int, size: int) -> None:
         os.ftruncate(file, size)
 
 
-class Nearest(NamedTuple):
+class NearestRecords(NamedTuple):
     """For each record, the nearest record before it.
 
     Attributes:
@@ -155,7 +155,9 @@ class Nearest(NamedTuple):
     bits: NDArray[np.int64]
 
 
-def report_near(collector: Collector, manifest: Manifest, rows: RecordLabels, within: Nearest, across: Nearest) -> None:
+def report_near(
+    collector: FindingCollector, manifest: Manifest, rows: RecordLabels, within: NearestRecords, across: NearestRecords
+) -> None:
     """Collects pairs of records that are nearly the same picture."""
     for kind, nearest in (("near_leakage", across), ("near_duplicate", within)):
         for later in np.flatnonzero(nearest.partners >= 0).tolist():
@@ -174,7 +176,7 @@ def report_near(collector: Collector, manifest: Manifest, rows: RecordLabels, wi
 
 def find_nearest_before(
     hashes: RecordHashes, splits: NDArray[np.int32], same: NDArray[np.uint64], progress: ProgressCallback
-) -> tuple[Nearest, Nearest]:
+) -> tuple[NearestRecords, NearestRecords]:
     """Finds for each record the nearest earlier one, within its split and in another, at most :data:`THRESHOLD` bits
     away.
 
@@ -198,13 +200,15 @@ def find_nearest_before(
             for first in range(0, len(chosen), _QUERIES):
                 asking = chosen[first : first + _QUERIES]
                 queries = hashes.whole[asking] if variant == 0 else np.asarray(hashes.windows[asking, variant - 1])
-                _search(hashes.whole, order, starts, asking, queries, _extract_band(queries, band), splits, same, best)
+                _search_bucket(
+                    hashes.whole, order, starts, asking, queries, _extract_band(queries, band), splits, same, best
+                )
         progress(Progress("compare", (band + 1) * len(splits) // _BANDS, len(splits), 0))
     within, across = (_unpack_nearest(row) for row in best)
     return within, across
 
 
-def _search(
+def _search_bucket(
     whole: NDArray[np.uint64],
     order: NDArray[np.int64],
     starts: NDArray[np.int64],
@@ -251,11 +255,11 @@ def _keep_nearest(
     np.minimum.at(best, ((splits[one] != splits[other]).astype(np.intp), later), values)
 
 
-def _unpack_nearest(best: NDArray[np.uint64]) -> Nearest:
+def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
     """Unpacks a row of ``best`` into partners and bits."""
     none = best == _NONE
     partners = (best & np.uint64((1 << int(_NUMBER_BITS)) - 1)).astype(np.int64)
-    return Nearest(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))
+    return NearestRecords(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))
 
 
 def _drop_duplicates(

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.audit.report import Collector
-from packstore.checking.audit.same import ClassColumn, RecordLabels
-from packstore.checking.store_check import OpenFile, open_files
+from packstore.checking.audit.report import FindingCollector
+from packstore.checking.audit.same import ClassNumbers, RecordLabels
+from packstore.checking.store_check import StoreFile, open_files
 from packstore.core.columns import NUMPY_DTYPE, Ragged
 from packstore.core.errors import PackstoreError, StoreError, printable
 from packstore.core.manifest import Column, Manifest
@@ -24,7 +24,7 @@ _OUTSIDE = 1.0
 
 
 class RecordTable:
-    """The checksums, labels and keys of all records, read file by file; damage and double keys are collected.
+    """Checksums, splits and labels of all records, read file by file. Collects damage and double keys as findings.
 
     Attributes:
         checksums: ``uint64``, checksums of the images.
@@ -32,21 +32,21 @@ class RecordTable:
         rows: Splits and labels.
     """
 
-    def __init__(self, reader: Reader, collector: Collector) -> None:
+    def __init__(self, reader: Reader, collector: FindingCollector) -> None:
         manifest, count = reader.manifest, len(reader)
         self.checksums = np.zeros(count, np.uint64)
         self.there = np.zeros(count, np.bool_)
-        classes = [ClassColumn(column, np.full(count, -1, np.int64)) for column in _class_columns(manifest)]
+        classes = [ClassNumbers(column, np.full(count, -1, np.int64)) for column in _class_columns(manifest)]
         digests = np.zeros((count, 2), np.uint64)
         keyed = np.zeros(count, np.bool_)
         known = 0
-        for file in opened_files(reader):
+        for file in readable_files(reader):
             rows = slice(file.start, file.start + len(file.reader))
             known += len(file.reader)
             try:
-                self.checksums[rows] = file.reader.fixed("checksum")
+                self.checksums[rows] = file.reader.fixed_column("checksum")
                 self.there[rows] = True
-                digests[rows] = digest_keys(file.reader.ragged("key"), len(file.reader))
+                digests[rows] = digest_keys(file.reader.ragged_column("key"), len(file.reader))
                 keyed[rows] = True
                 for column, values in classes:
                     numbers = _read_classes if column.kind == "fixed" else _read_class_lists
@@ -79,16 +79,16 @@ def _class_columns(manifest: Manifest) -> list[Column]:
     return sorted(columns, key=lambda column: column.name != "label")
 
 
-def opened_files(reader: Reader) -> Iterator[OpenFile]:
+def readable_files(reader: Reader) -> Iterator[StoreFile]:
     """Yields the files of a store that open, in order."""
     return (file for file in open_files(reader) if file is not None)
 
 
-def _read_classes(reader: Reader, column: Column, start: int, collector: Collector) -> NDArray[np.int64]:
+def _read_classes(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
     """Returns class numbers, -1 for a missing one or a number without a class; collects the latter."""
-    labels = reader.fixed(column.name).astype(np.int64)
+    labels = reader.fixed_column(column.name).astype(np.int64)
     if column.nullable:
-        labels[~reader.fixed(column.valid_name)] = -1
+        labels[~reader.fixed_column(column.valid_name)] = -1
         none = np.zeros(len(labels), np.bool_)
     else:
         none = labels < 0
@@ -100,14 +100,14 @@ def _read_classes(reader: Reader, column: Column, start: int, collector: Collect
     return labels
 
 
-def _read_class_lists(reader: Reader, column: Column, start: int, collector: Collector) -> NDArray[np.int64]:
+def _read_class_lists(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
     """Returns a hash of each record's classes, whatever their order; -1 without a list, or with a number without a
     class.
 
     Collects numbers without a class.
     """
-    values = reader.ragged(column.name)
-    there = reader.fixed(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
+    values = reader.ragged_column(column.name)
+    there = reader.fixed_column(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
     hashes = np.full(len(values), -1, np.int64)
     for record in np.flatnonzero(there).tolist():
         data = bytes(values[record])
@@ -120,7 +120,7 @@ def _read_class_lists(reader: Reader, column: Column, start: int, collector: Col
     return hashes
 
 
-def report_classes(collector: Collector, manifest: Manifest, rows: RecordLabels, most_ratio: float) -> None:
+def report_classes(collector: FindingCollector, manifest: Manifest, rows: RecordLabels, most_ratio: float) -> None:
     """Collects empty classes, classes that a split lacks, and large differences in size."""
     if not _has_label(manifest):
         return
@@ -149,7 +149,7 @@ def report_classes(collector: Collector, manifest: Manifest, rows: RecordLabels,
             collector.add("imbalance", where + what)
 
 
-def report_boxes(collector: Collector, reader: Reader, sizes: NDArray[np.int32] | None) -> None:
+def report_boxes(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> None:
     """Collects boxes that are empty, inverted or outside their image.
 
     ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
@@ -157,9 +157,9 @@ def report_boxes(collector: Collector, reader: Reader, sizes: NDArray[np.int32] 
     for column in reader.manifest.columns:
         if column.type != "boxes":
             continue
-        for file in opened_files(reader):
+        for file in readable_files(reader):
             try:
-                values = file.reader.ragged(column.name)
+                values = file.reader.ragged_column(column.name)
                 for start in range(0, len(values), _RECORDS):
                     _check_boxes(
                         collector, column, values, range(start, min(start + _RECORDS, len(values))), file.start, sizes
@@ -169,7 +169,12 @@ def report_boxes(collector: Collector, reader: Reader, sizes: NDArray[np.int32] 
 
 
 def _check_boxes(
-    collector: Collector, column: Column, values: Ragged, part: range, first: int, sizes: NDArray[np.int32] | None
+    collector: FindingCollector,
+    column: Column,
+    values: Ragged,
+    part: range,
+    first: int,
+    sizes: NDArray[np.int32] | None,
 ) -> None:
     """Collects the faulty boxes of the records ``part`` of a file whose first record is ``first``."""
     each = [bytes(values[i]) for i in part]

@@ -1,4 +1,4 @@
-"""Types of values that are no numbers: text, JSON, bytes."""
+"""Types of values other than numbers: text, JSON, bytes."""
 
 from __future__ import annotations
 

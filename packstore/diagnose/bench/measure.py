@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, printable
 from packstore.core.progress import Progress, ProgressCallback
-from packstore.images.engine import Form, Requests, get_engine
+from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.programs import Program
 from packstore.stores.base import Reader
 from packstore.training.augment.base import Crops
-from packstore.training.augment.detection import Boxes
+from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.operations import apply_operations, plan_operations
-from packstore.training.augment.unequal import Course
+from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
 from packstore.training.loader.options import Collate
@@ -217,12 +217,12 @@ def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> f
     images = [(image if planes else image.permute(2, 0, 1))[None] for image in images]
     sizes = np.array([image.shape[2:] for image in images], np.int64)
     ids = np.array(sample.records[: len(sizes)], np.int64)
-    boxes = Boxes(
+    boxes = BatchBoxes(
         np.concatenate([sizes * 0.25, sizes * 0.75], 1)[:, [1, 0, 3, 2]].astype(np.float32), np.arange(len(ids))
     )
 
     def work(number: int) -> int:
-        course = Course(sizes, loader.options.augment, Draws(0, number, ids), boxes)
+        course = DrawnOperations(sizes, loader.options.augment, Draws(0, number, ids), boxes)
         for row, image in enumerate(images):
             course.run(row, image)
         return len(images)
@@ -322,8 +322,8 @@ def _make_engine_work(
     out = np.empty((len(crops), 3, height, width) if planes else (len(crops), height, width, 3), pixels[0].dtype)
     sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in pixels])
     requests = Requests(pixels, sizes, pixels[0].dtype)
-    form = Form(planes, crops.pads, crops.fill)
-    requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, program, crops.sampling)
+    form = OutputFormat(planes, crops.pads, crops.fill)
+    requests.set_outputs(crops.box, crops.size, crops.window, crops.flip, out, form, program, crops.sampling)
 
     def one(number: int) -> int:
         index = number % len(pixels)

@@ -77,9 +77,9 @@ def _describe_turbojpeg(module: Any) -> list[str]:
     """Describes the library that PyTurboJPEG loads. Raises :class:`ImportError` for another module of this name."""
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
-    from packstore.images.turbojpeg_library import turbo_version, wanted_library
+    from packstore.images.turbojpeg_library import library_from_environment, turbo_version
 
-    wanted = wanted_library() or None
+    wanted = library_from_environment() or None
     module.TurboJPEG(wanted)  # without a path it loads the system's library; raises if it cannot
     return [f"libjpeg-turbo {turbo_version(wanted) or 'of unknown version'}"]
 
@@ -99,7 +99,7 @@ def _probe_decoders() -> Answer:
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import region_library
     from packstore.images.engine import engine_problem
-    from packstore.images.turbojpeg_library import turbo_version, wanted_library
+    from packstore.images.turbojpeg_library import library_from_environment, turbo_version
 
     found: dict[str, Answer] = {}
     for name, text in available_decoders().items():
@@ -119,7 +119,7 @@ def _probe_decoders() -> Answer:
         "used": used.name,
         "regions": regions,
         "engine_problem": engine_problem(),
-        "libturbojpeg": turbo_version(wanted_library() or None) if found["turbojpeg"]["available"] else None,
+        "libturbojpeg": turbo_version(library_from_environment() or None) if found["turbojpeg"]["available"] else None,
     }
 
 

@@ -22,7 +22,7 @@ from packstore.images.decoders.region import load_region
 from packstore.images.engine import get_engine
 from packstore.images.jpeg import is_complete_jpeg
 from packstore.images.kinds import KINDS
-from packstore.images.reading import PLAIN, Reading, bring
+from packstore.images.reading import PLAIN, Reading, convert_pixels
 from packstore.images.sniff import MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ _WITH_TURBOJPEG = ("engine", "turbojpeg", "simplejpeg")
 _NOT_PILLOWS = tuple(magic for kind in KINDS.values() for magic in kind.magics)
 
 _lock = threading.Lock()
-_loaded: dict[str, backends.Library] = {}
+_loaded: dict[str, backends.DecoderLibrary] = {}
 _reasons: dict[str, str] = {}
 
 
@@ -147,7 +147,7 @@ class Decoder:
         image = _pillow.decode(view, self.max_pixels, side)
         return upright(image, read_orientation(view)) if exif_transpose else image
 
-    def flaw(self, data: Buffer) -> str | None:
+    def describe_flaw(self, data: Buffer) -> str | None:
         """Describes a flaw in a JPEG that :meth:`decode` accepts: missing or damaged data, which decodes to grey or
         wrong pixels. None without a flaw, and for other kinds."""
         view = memoryview(data).cast("B")
@@ -204,7 +204,7 @@ class Decoder:
         if image is not None:
             return image
         image = self._decode_without_engine(view, info)
-        if not _within(box, *image.shape[:2]):
+        if not _is_within(box, *image.shape[:2]):
             raise DecodeError(f"the image has {image.shape[0]} x {image.shape[1]} pixels, the box wanted is {box}")
         return image[top : top + height, left : left + width]
 
@@ -218,10 +218,10 @@ class Decoder:
 
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """Decodes ``box`` with a library that decodes regions; None if there is none, or the file does not allow it."""
-        # A truncated file lacks rows that lie below most boxes: looking for the end marker finds it.
+        # Check the end marker: a truncated file may have all rows of the box.
         known = self._region is not None and self.reading.is_plain and data[-2:] == _END
         header = _fast_header(data, info) if known else None
-        if header is None or not _within(box, header.height, header.width):
+        if header is None or not _is_within(box, header.height, header.width):
             return None
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
             return None
@@ -230,7 +230,7 @@ class Decoder:
             image = self._region(data, header.height, header.width, box)  # type: ignore[misc]
         except MemoryError:
             raise
-        except Exception:  # decoding everything says what is damaged
+        except Exception:  # decoding everything reports the damage
             return None
         return image if image.shape == (*box[2:], 3) else None
 
@@ -243,15 +243,15 @@ class Decoder:
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
-            luma = self._luma(data, info) if self._channels == 1 else None
+            luma = self._decode_luma(data, info) if self._channels == 1 else None
             if luma is not None:
                 return luma
             pixels, found = native.decode(data, self.max_pixels, self.reading.frame, gray=gray)
             has_bits = self.reading.depth == "scale" and not found.has_alpha
-            return bring(pixels, found, self.reading, sniff(data).precision if has_bits else None)
+            return convert_pixels(pixels, found, self.reading, sniff(data).precision if has_bits else None)
         header = _fast_header(data, info) if self._fast is not None else None
         if header is None and bytes(data[:12]).startswith(_NOT_PILLOWS):
-            return bring(*native.decode(data, self.max_pixels), self.reading)
+            return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
         if self._fast is None or header is None:
             return _pillow.decode(data, self.max_pixels)
         _pillow.check_cost(data, header.width, header.height, self.max_pixels)
@@ -265,7 +265,7 @@ class Decoder:
             return _pillow.decode(data, self.max_pixels)
         return image
 
-    def _luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
+    def _decode_luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. None for other files and for damaged ones."""
         header = _fast_header(data, info)
         if header is None:
@@ -284,8 +284,8 @@ class Decoder:
 def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> Decoder:
     """Returns the decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
 
-    A ``reading`` other than 8-bit RGB is decoded by Pillow and tifffile, whatever the name; JPEG files in mode ``L``
-    by the engine, if it has that name.
+    For a ``reading`` other than 8-bit RGB, Pillow and tifffile decode, whatever the name; only the decoder ``engine``
+    decodes JPEG files in mode ``L`` itself.
 
     Raises:
         UsageError: An unknown name, or a decoder that is not available here (with the reason); or the environment
@@ -331,7 +331,7 @@ def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
             try:
                 header = sniff(data)
             except HeaderError:
-                return None  # Pillow will say what is wrong, or know better
+                return None  # Pillow reports the flaw, or accepts the file
     if header.sof not in _HUFFMAN or header.precision != 8 or header.components not in (1, 3):
         return None
     if header.progressive and not is_complete_jpeg(data):
@@ -339,12 +339,12 @@ def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
     return header
 
 
-def _within(box: Box, height: int, width: int) -> bool:
+def _is_within(box: Box, height: int, width: int) -> bool:
     top, left, rows, columns = box
     return min(top, left) >= 0 and min(rows, columns) > 0 and top + rows <= height and left + columns <= width
 
 
-def _load(name: str) -> backends.Library:
+def _load(name: str) -> backends.DecoderLibrary:
     """Loads a library once; caches it, or the reason for its absence. Raises :class:`UsageError` if it is
     unavailable."""
     if name not in DECODERS:
@@ -352,7 +352,9 @@ def _load(name: str) -> backends.Library:
     with _lock:
         if name not in _loaded and name not in _reasons:
             try:
-                _loaded[name] = backends.Library(None, _pillow.version()) if name == "pillow" else backends.load(name)
+                _loaded[name] = (
+                    backends.DecoderLibrary(None, _pillow.version()) if name == "pillow" else backends.load(name)
+                )
             except (backends.UnavailableError, ImportError) as error:
                 _reasons[name] = str(error)
         if name in _loaded:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from packstore.images.engine import engine_problem
 from packstore.images.jpeg import is_complete_jpeg
-from packstore.images.turbojpeg_library import wanted_library
+from packstore.images.turbojpeg_library import library_from_environment
 
 
 class Decode(Protocol):
@@ -25,7 +25,7 @@ class Decode(Protocol):
     def __call__(self, data: memoryview, /) -> NDArray[np.uint8]: ...
 
 
-class Library(NamedTuple):
+class DecoderLibrary(NamedTuple):
     """Loaded library. For the engine: the library that decodes files the engine refuses.
 
     Attributes:
@@ -41,7 +41,7 @@ class UnavailableError(Exception):
     """Raised if a library cannot be used here; the message says why."""
 
 
-def load(name: str) -> Library:
+def load(name: str) -> DecoderLibrary:
     """Loads the library ``name``. Raises :class:`UnavailableError`."""
     try:
         return _LOADERS[name]()
@@ -52,7 +52,7 @@ def load(name: str) -> Library:
         raise UnavailableError(f"{' '.join(str(error).split())} ({_SYSTEM_LIBRARY})") from error
 
 
-def _load_turbojpeg() -> Library:
+def _load_turbojpeg() -> DecoderLibrary:
     module = importlib.import_module("turbojpeg")
     base: Any = getattr(module, "TurboJPEG", None)
     if base is None:
@@ -69,24 +69,24 @@ def _load_turbojpeg() -> Library:
 
     strict = type("_StrictTurboJPEG", (base,), {"_TurboJPEG__report_error": report_error})
     # Without a path it finds the system's library. Each call makes its own handle, so threads can share it.
-    library = strict(wanted_library() or None)
+    library = strict(library_from_environment() or None)
     rgb = module.TJPF_RGB
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = library.decode(data, rgb)
         return image
 
-    return Library(decode, f"PyTurboJPEG {module.__version__}")
+    return DecoderLibrary(decode, f"PyTurboJPEG {module.__version__}")
 
 
-def _load_simplejpeg() -> Library:
+def _load_simplejpeg() -> DecoderLibrary:
     module = importlib.import_module("simplejpeg")
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
         image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True)
         return image
 
-    return Library(decode, f"simplejpeg {module.__version__}")
+    return DecoderLibrary(decode, f"simplejpeg {module.__version__}")
 
 
 def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
@@ -95,12 +95,12 @@ def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
         image: NDArray[np.uint8] = importlib.import_module("simplejpeg").decode_jpeg(data, "GRAY", strict=True)
     except MemoryError:
         raise
-    except Exception:  # the caller's other decoder says what is wrong
+    except Exception:  # the caller tries another decoder, which reports the flaw
         return None
     return image
 
 
-def _load_jpeg4py() -> Library:
+def _load_jpeg4py() -> DecoderLibrary:
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()
 
@@ -111,26 +111,26 @@ def _load_jpeg4py() -> Library:
         jpeg.decode(image)
         return image
 
-    return Library(decode, f"jpeg4py {version('jpeg4py')}")
+    return DecoderLibrary(decode, f"jpeg4py {version('jpeg4py')}")
 
 
-def _load_opencv() -> Library:
+def _load_opencv() -> DecoderLibrary:
     cv2 = importlib.import_module("cv2")
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
         if not is_complete_jpeg(data):
-            raise ValueError("the JPEG is irregular")  # OpenCV would return what it has, without a word
+            raise ValueError("the JPEG is irregular")  # OpenCV would return a part of the image without an error
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
         if bgr is None:
             raise ValueError("OpenCV cannot decode the JPEG")
         image: NDArray[np.uint8] = cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB)
         return image
 
-    return Library(decode, f"OpenCV {cv2.__version__}")
+    return DecoderLibrary(decode, f"OpenCV {cv2.__version__}")
 
 
-def _engine_fallback() -> Library:
+def _engine_fallback() -> DecoderLibrary:
     """Loads the library that decodes what the engine refuses: the first that is available, or none for Pillow.
     Raises :class:`UnavailableError` if the engine is missing."""
     problem = engine_problem()
@@ -142,7 +142,7 @@ def _engine_fallback() -> Library:
         except UnavailableError:
             continue
         return beside._replace(version=f"packstore's engine; for other files {beside.version}")
-    return Library(None, "packstore's engine; for other files Pillow")
+    return DecoderLibrary(None, "packstore's engine; for other files Pillow")
 
 
 _BESIDE_ENGINE = ("turbojpeg", "simplejpeg", "jpeg4py", "opencv")
@@ -154,7 +154,7 @@ _PACKAGES = {
     "jpeg4py": "jpeg4py",
     "opencv": "opencv-python-headless",
 }
-_LOADERS: dict[str, Callable[[], Library]] = {
+_LOADERS: dict[str, Callable[[], DecoderLibrary]] = {
     "engine": _engine_fallback,
     "turbojpeg": _load_turbojpeg,
     "simplejpeg": _load_simplejpeg,

@@ -21,8 +21,8 @@ from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png, split_transparent_colour
 from packstore.images.frames import tiff_pages
-from packstore.images.held import EXACT, hold_values, mode_dtype
 from packstore.images.kinds import KINDS
+from packstore.images.mode_dtypes import EXACT, mode_dtype, to_mode_dtype
 from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 _PILLOW = {
@@ -45,7 +45,7 @@ _DEEP_JP2 = "a JPEG 2000 with more bits or channels than Pillow reads"
 _NETPBM = re.compile(rb"P([2356])((?:\s|#[^\r\n]*[\r\n])+)(\d{1,9})\s+(\d{1,9})\s+(\d{1,9})\s")
 
 
-class Description(NamedTuple):
+class ImageDescription(NamedTuple):
     """Mode, frames and transparency of an image file.
 
     Attributes:
@@ -61,11 +61,11 @@ class Description(NamedTuple):
     is_certain: bool = True
 
 
-def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description | None:
+def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescription | None:
     """Reads mode and frames from the header of a file, and decodes its alpha if it has one; of a TIFF, those of one
     page. None for a file that cannot be opened. Raises :class:`DecodeError` if its library is missing."""
     if info.kind == "jpeg":
-        return Description(parse_mode("L" if info.components == 1 else "RGB"))
+        return ImageDescription(parse_mode("L" if info.components == 1 else "RGB"))
     if info.kind in KINDS:
         return _describe_kind(bytes(data), info)
     if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
@@ -76,26 +76,26 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> Description |
             pixels, with_alpha = decode(data, MAX_PIXELS)
         except DecodeError:
             return None
-        return Description(with_alpha, plain.frames, bool((pixels[..., -1] < with_alpha.white).any()))
+        return ImageDescription(with_alpha, plain.frames, bool((pixels[..., -1] < with_alpha.white).any()))
     found = pillow.describe(data, _pillow_frame(data, info, frame))
     if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
-        _tifffile()
+        _import_tifffile()
         tags = found.tags if found is not None else _page_tags(data, frame)
         if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
-            _imagecodecs("a TIFF of this compression")
+            _import_imagecodecs("a TIFF of this compression")
         mode, dtype = _tiff_mode(tags), _tiff_dtype(tags)
         if mode is None or dtype is None:
             return None
-        return Description(mode, 1 if found is None else found.frames, is_certain=dtype.name in EXACT)
+        return ImageDescription(mode, 1 if found is None else found.frames, is_certain=dtype.name in EXACT)
     if info.kind == "avif" and info.precision > 8:
-        _imagecodecs(_DEEP_AVIF)
+        _import_imagecodecs(_DEEP_AVIF)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
-        _imagecodecs(_DEEP_JP2)
-        return Description(_jp2_mode(data, info, found))
+        _import_imagecodecs(_DEEP_JP2)
+        return ImageDescription(_jp2_mode(data, info, found))
     if found is None:
         return None
     mode = _mode_of_pillow(found.mode, found.has_alpha, info)
-    return Description(mode, found.frames, found.transparent)
+    return ImageDescription(mode, found.frames, found.transparent)
 
 
 def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
@@ -130,15 +130,15 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
         pixels = decode_png(data)
         return pixels, mode_of(pixels.shape[2], "uint16")
     if info.kind == "pnm" and info.precision > 8 and not frame:
-        return _netpbm(bytes(data), info)
+        return _read_netpbm(bytes(data), info)
     if info.kind in _HEIF and info.precision > 8:
-        return _stretch(*_deep_heif(data, info, frame), info)
+        return _stretch(*_decode_deep_heif(data, info, frame), info)
     if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
-        return _stretch(*_jp2(data, info), info)
+        return _stretch(*_decode_jp2(data, info), info)
     if info.kind == "tiff":
         found = pillow.describe(data, _pillow_frame(data, info, frame))
         if found is None or not _pillow_reads_all(found.tags):
-            return _tiff(data, frame, max_pixels)
+            return _decode_tiff(data, frame, max_pixels)
 
     def convert(image: Any) -> tuple[NDArray[Any], Mode]:
         has_alpha = "A" in image.getbands() or "transparency" in image.info
@@ -171,13 +171,13 @@ def _stretch(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray
     return ((pixels.astype(np.uint32) * white + most // 2) // most).astype(mode.dtype), mode
 
 
-def _describe_kind(data: bytes, info: ImageInfo) -> Description:
+def _describe_kind(data: bytes, info: ImageInfo) -> ImageDescription:
     kind = KINDS[info.kind]
     mode, frames = kind.mode(data, info), kind.frames(data)
     if not mode.has_alpha:
-        return Description(mode, frames)
+        return ImageDescription(mode, frames)
     pixels, _ = _stretch(*_decode_kind(data, info, 0), info)
-    return Description(mode, frames, bool((pixels[..., -1] < mode.white).any()))
+    return ImageDescription(mode, frames, bool((pixels[..., -1] < mode.white).any()))
 
 
 def _decode_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
@@ -232,7 +232,7 @@ def _mode_of_pillow(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
     return mode_of(mode.channels, "uint16") if info.kind in _HEIF and info.precision > 8 else mode
 
 
-def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
+def _read_netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
     """Reads the samples as stored: Pillow would scale a maximum below 65,535 to it."""
     match, count = _NETPBM.match(data), info.width * info.height * info.components
     if match is None:
@@ -247,11 +247,11 @@ def _netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
         raise DecodeError(f"damaged image: {error}") from None
 
 
-def _deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
+def _decode_deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
     """Decodes an AVIF or HEIF of more than 8 bits without reducing it to 8, as Pillow would."""
     try:
         if info.kind == "avif":
-            pixels = np.asarray(_imagecodecs(_DEEP_AVIF).avif_decode(bytes(data), index=frame))
+            pixels = np.asarray(_import_imagecodecs(_DEEP_AVIF).avif_decode(bytes(data), index=frame))
         else:
             pillow.heif_plugin(info.kind)
             opened = importlib.import_module("pillow_heif").open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
@@ -280,7 +280,7 @@ def _pillow_reads_jp2(data: memoryview, info: ImageInfo) -> bool:
     return info.precision <= 8 and info.components <= _JP2_CHANNELS and not _jp2_is_signed(data, info)
 
 
-def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.Description | None) -> Mode:
+def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.PillowDescription | None) -> Mode:
     """Returns the mode of a JPEG 2000 that Pillow cannot represent."""
     signed, bits = _jp2_is_signed(data, info), info.precision
     dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (38, "int32")
@@ -293,11 +293,11 @@ def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.Description | Non
     )
 
 
-def _jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
+def _decode_jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
     """Decodes a JPEG 2000 of more than 8 bits or four components, by imagecodecs."""
     mode = _jp2_mode(data, info, pillow.describe(data))
     try:
-        array = np.asarray(_imagecodecs(_DEEP_JP2).jpeg2k_decode(bytes(data)))
+        array = np.asarray(_import_imagecodecs(_DEEP_JP2).jpeg2k_decode(bytes(data)))
         array = array.reshape(info.height, info.width, info.components)
     except (DecodeError, MemoryError):
         raise
@@ -309,7 +309,7 @@ def _jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
     return np.ascontiguousarray(values), mode
 
 
-def _imagecodecs(what: str) -> Any:
+def _import_imagecodecs(what: str) -> Any:
     try:
         return importlib.import_module("imagecodecs")
     except ImportError:
@@ -333,7 +333,9 @@ def _tiff_mode(tags: Any) -> Mode | None:
     """Returns the mode that can represent all values of a TIFF; None for a dtype that no mode represents."""
     dtype = _tiff_dtype(tags)
     try:
-        return None if dtype is None else _mode(int(tags.get(277, 1)), mode_dtype(dtype) or "", tags.get(338))
+        return (
+            None if dtype is None else _mode_of_channels(int(tags.get(277, 1)), mode_dtype(dtype) or "", tags.get(338))
+        )
     except (TypeError, ValueError):
         return None
 
@@ -346,7 +348,7 @@ def _tiff_dtype(tags: Any) -> np.dtype[Any] | None:
         return None
 
 
-def _mode(channels: int, dtype: str, extra: Any) -> Mode | None:
+def _mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
     if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
         return None
     alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
@@ -356,16 +358,16 @@ def _mode(channels: int, dtype: str, extra: Any) -> Mode | None:
 
 def _page_tags(data: memoryview, frame: int) -> dict[int, Any]:
     try:
-        with _tifffile().TiffFile(io.BytesIO(data)) as file:
+        with _import_tifffile().TiffFile(io.BytesIO(data)) as file:
             return {tag.code: tag.value for tag in [page for page in file.pages if not page.is_reduced][frame].tags}
     except MemoryError:
         raise
-    except Exception:  # who decodes the file says what is wrong with it
+    except Exception:  # decoding the file reports the fault
         return {}
 
 
-def _tiff(data: memoryview, frame: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
-    library = _tifffile()
+def _decode_tiff(data: memoryview, frame: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
+    library = _import_tifffile()
     try:
         with library.TiffFile(io.BytesIO(data)) as file:
             pages = [page for page in file.pages if not page.is_reduced]
@@ -384,14 +386,14 @@ def _tiff(data: memoryview, frame: int, max_pixels: int) -> tuple[NDArray[Any], 
         raise
     except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
         raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
-    array = hold_values(array.reshape(height, width, channels), "a TIFF")
-    mode = _mode(channels, str(array.dtype), extra)
+    array = to_mode_dtype(array.reshape(height, width, channels), "a TIFF")
+    mode = _mode_of_channels(channels, str(array.dtype), extra)
     if mode is None:
         raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")
     return np.ascontiguousarray(array), mode
 
 
-def _tifffile() -> Any:
+def _import_tifffile() -> Any:
     try:
         return importlib.import_module("tifffile")
     except ImportError:

@@ -103,7 +103,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
     return (info.height, info.width) if swapped else (info.width, info.height)
 
 
-def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
+def map_to_stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
     """Maps ``box`` of the upright image, of size ``height`` x ``width``, to the stored image."""
     top, left, rows, columns = box
     if swaps_sides(orientation):
@@ -133,7 +133,8 @@ def _parse_exif(exif: bytes) -> int | None:
 
 @lru_cache(256)  # photos of one camera have equal directories; their values are stored outside of these
 def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
-    """Returns the orientation in a directory's entries, and the minimum length of the EXIF data that they require."""
+    """Returns the orientation among a directory's entries, and the length that EXIF data must have to contain all
+    values of the entries."""
     found, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values

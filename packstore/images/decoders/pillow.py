@@ -74,7 +74,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
             check_cost(data, width, height, max_pixels)
             if side is not None:
                 image.draft(None, (side, side))
-            with _quiet_about_size(width * height):
+            with _ignore_size_warnings(width * height):
                 image.load()
             # Irrelevant to RGB, but Pillow would convert it, with a warning.
             image.info.pop("transparency", None)
@@ -85,7 +85,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
         raise DecodeError(f"damaged image: {_describe(error)}") from error
 
 
-class Description(NamedTuple):
+class PillowDescription(NamedTuple):
     """Mode, frames, transparency and TIFF tags of an image file.
 
     Attributes:
@@ -103,7 +103,7 @@ class Description(NamedTuple):
     tags: Any = None
 
 
-def describe(data: memoryview, page: int = 0) -> Description | None:
+def describe(data: memoryview, page: int = 0) -> PillowDescription | None:
     """Opens an image file and describes it; None if Pillow cannot open or decode it.
 
     ``page`` is the index of a page of a TIFF, reduced-resolution pages counted.
@@ -122,10 +122,10 @@ def describe(data: memoryview, page: int = 0) -> Description | None:
             if has_alpha and mode.startswith("I;16"):
                 has_alpha = False
             lowest = image.convert("RGBA").getchannel("A").getextrema()[0] if has_alpha else 255
-            return Description(mode, frames, has_alpha, lowest < 255, tags)  # type: ignore[operator] # of one band
+            return PillowDescription(mode, frames, has_alpha, lowest < 255, tags)  # type: ignore[operator] # of one band
     except MemoryError:
         raise
-    except Exception:  # plugins raise almost anything; who decodes the file says what is wrong with it
+    except Exception:  # plugins raise almost anything; decoding the file reports the fault
         return None
 
 
@@ -161,7 +161,7 @@ def read(data: memoryview, max_pixels: int, frame: int, gray: bool, convert: Cal
                 _seek(image, frame)
             if gray:
                 image.draft("L", None)
-            with _quiet_about_size(image.size[0] * image.size[1]):
+            with _ignore_size_warnings(image.size[0] * image.size[1]):
                 image.load()
             return convert(image)
     except (DecodeError, MemoryError):
@@ -178,7 +178,7 @@ def _seek(image: Image.Image, frame: int) -> None:
 
 
 def _is_page(image: Any, number: int) -> bool:
-    """Seeks to a page of a TIFF; tells if it is no reduced-resolution version of another."""
+    """Seeks to a page of a TIFF; tells if the page is an image of its own, not a smaller version of another."""
     image.seek(number)
     return not image.tag_v2.get(_SUBFILE, 0) & 1
 
@@ -268,9 +268,9 @@ def heif_plugin(kind: str) -> Any:
     return plugin
 
 
-def _quiet_about_size(pixels: int) -> AbstractContextManager[None]:
-    """Suppresses the warnings of Pillow's TIFF and GIF plugins for images over MAX_IMAGE_PIXELS; ``max_pixels`` has
-    decided."""
+def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
+    """Suppresses the warnings of Pillow's TIFF and GIF plugins for images over MAX_IMAGE_PIXELS: the
+    caller has checked its own limit."""
     pil = importlib.import_module("PIL.Image")
     if pil.MAX_IMAGE_PIXELS is None or pixels <= pil.MAX_IMAGE_PIXELS:
         return nullcontext()

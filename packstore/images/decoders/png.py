@@ -73,7 +73,7 @@ def _to_samples(lines: NDArray[np.uint8] | None, height: int, width: int, channe
 
 
 def _inflate(packed: bytes, width: int, height: int, step: int) -> bytes:
-    most = width * height * step + 7 * height + 7  # a filter byte a row of each pass
+    most = width * height * step + 7 * height + 7  # each row of each pass has a filter byte
     try:
         raw = zlib.decompressobj().decompress(packed, most)
     except zlib.error as error:

@@ -1,7 +1,7 @@
 """Encodes images as records: one class per encoding; :class:`Encoder` encodes the samples of a source and verifies
 records."""
 
-from packstore.images.encode.base import Encoded, Encoding, SourceImages
+from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
 from packstore.images.encode.encoder import Encoder
 from packstore.images.encode.options import (
     GEOMETRY,
@@ -15,7 +15,7 @@ __all__ = [
     "GEOMETRY",
     "DatasetStatistics",
     "EncodeOptions",
-    "Encoded",
+    "EncodedImage",
     "Encoder",
     "Encoding",
     "SourceImages",

@@ -28,12 +28,12 @@ from packstore.images.encode.differences import (
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.kinds import KINDS
 from packstore.images.losses import examine, refuse_losses
-from packstore.images.reading import bring
-from packstore.images.resize import Pixels, fit, limit, limited_size, target_size
+from packstore.images.reading import convert_pixels
+from packstore.images.resize import Pixels, fit, limit, limit_size, target_size
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels, unread_bits
 
 
-class Encoded(NamedTuple):
+class EncodedImage(NamedTuple):
     """Encoded image.
 
     Attributes:
@@ -41,7 +41,7 @@ class Encoded(NamedTuple):
         shape: ``(height, width, channels)`` of the pixels if they are known, else None.
         kept: Reason why a file that should be rewritten was kept unchanged; else None.
         oriented: The EXIF orientation of the source's file asks for a rotation or flip.
-        unified: Conversion without loss from another mode, see :class:`packstore.images.losses.Examined`; else None.
+        unified: Conversion without loss from another mode, see :class:`packstore.images.losses.LossReport`; else None.
     """
 
     record: Buffer
@@ -110,15 +110,15 @@ class SourceImages:
         if examined is not None and examined.losses:
             refuse_losses(key, examined.losses, reading)
         if kind is not None or (examined is not None and not examined.is_certain):
-            # Of these, headers tell neither that a file is whole nor that its mode holds its values.
+            # The header does not tell if such a file is complete and if the mode can represent its values.
             native.decode(memoryview(image), options.max_pixels)
         _thread.latest = image, info
         _thread.unified = None if examined is None else examined.unified
         return image, info
 
-    def unified(self) -> str | None:
-        """Returns how the latest file of this thread was converted to the mode, see
-        :class:`packstore.images.losses.Examined`."""
+    def last_conversion(self) -> str | None:
+        """Returns the conversion without loss of the file that this thread has read last, one of
+        :data:`packstore.images.losses.UNIFIED`; None for none."""
         found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
         return found
 
@@ -132,9 +132,9 @@ class SourceImages:
         latest, info = getattr(_thread, "latest", (None, None))
         return read_orientation(image, info if latest is image else None)
 
-    def shown_sizes(self, image: ImageData) -> tuple[tuple[int, int], ...]:
-        """Returns the possible (height, width) of an image: as stored, and as turned by its EXIF orientation. Empty
-        if the header is not checked."""
+    def possible_sizes(self, image: ImageData) -> tuple[tuple[int, int], ...]:
+        """Returns the possible (height, width) of an image: as stored, and after its EXIF orientation. Empty if the
+        header is not checked."""
         if isinstance(image, np.ndarray):
             height, width = image.shape[:2] if self.encoding.layout == "HWC" else image.shape[1:]
             return ((height, width),)
@@ -160,15 +160,15 @@ class SourceImages:
         return image
 
     def pixels(self, key: str, image: ImageData) -> Pixels:
-        """Pixels of the mode of the options, ``(H, W, C)``, turned and resized as they say. Not for a source of
-        floats."""
+        """Decodes an image to pixels ``(H, W, C)``: in the mode, orientation and size of the options. Not for a source
+        of floats."""
         options = self.options
         if self.encoding.layout is None:
             data, info = self.file(key, image)
             pixels = self.decoder.decode(data, exif_transpose=options.exif_transpose, info=info)
         else:
             array = self.array(key, image)
-            pixels = bring(
+            pixels = convert_pixels(
                 array.transpose(1, 2, 0) if self.encoding.layout == "CHW" else array, self.mode, options.reading
             )
         if options.size is not None:
@@ -209,16 +209,16 @@ class Encoding(ABC):
     keeps_exif: ClassVar[bool] = False
 
     def __init__(self, images: SourceImages, shape: tuple[int, ...] | None = None) -> None:
-        """``shape``, where it is known, is that of all images of the source; ``options.size`` has priority.
+        """``shape`` is the shape of all images of the source, if known; ``options.size`` has priority.
 
-        Raises :class:`UsageError` when the source cannot be brought to this encoding."""
+        Raises :class:`UsageError` if the source cannot be converted to this encoding."""
         self.images = images
         self.options = images.options
         self.mode = self.options.reading.pixels
         same = images.encoding.layout is None or images.mode == self.mode
         self.passes_through = self.stores_unchanged(images.encoding) and same and not self.options.changes_pixels
         self._check_mode()
-        self.shape = self._fixed_shape(shape)
+        self.shape = self._required_shape(shape)
         self._example = ""  # key of an image that had the expected shape, for messages
 
     @classmethod
@@ -233,13 +233,13 @@ class Encoding(ABC):
         return source is cls
 
     @abstractmethod
-    def encode(self, key: str, image: ImageData) -> Encoded:
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
         """Encodes an image; ``key`` is for messages.
 
         Raises :class:`SampleError`, or the errors of :class:`SourceImages` and its decoder, for a damaged image.
         """
 
-    def difference(self, expected: Encoded, found: memoryview) -> str | None:
+    def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
         """Describes how the record ``found`` differs from ``expected``, the same image encoded again; None if other
         versions of the libraries explain the difference."""
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
@@ -285,21 +285,21 @@ class Encoding(ABC):
             "give one, for example --size 224"
         )
 
-    def keep(self, key: str, image: ImageData) -> Encoded:
+    def keep(self, key: str, image: ImageData) -> EncodedImage:
         """Returns the record of an image that is stored unchanged; decodes it only if ``check`` is ``decode``."""
         images = self.images
         if images.encoding.layout is not None:
             return self.of_array(key, images.array(key, image))
         data, info = images.file(key, image)
-        # Most JPEG files have no APP1; the call would be some 3% of what a small file costs.
+        # Most JPEG files have no APP1; the call would take some 3% of the time of a small file.
         plain = info is not None and info.sof and not info.app1_at
         oriented = not plain and read_orientation(data, info) != 1
         if self.options.check != "decode":
-            return Encoded(data, None, None, oriented, images.unified())
+            return EncodedImage(data, None, None, oriented, images.last_conversion())
         height, width, channels = images.decoder.decode(data, info=info).shape
-        return Encoded(data, (height, width, channels), None, oriented, images.unified())
+        return EncodedImage(data, (height, width, channels), None, oriented, images.last_conversion())
 
-    def of_array(self, key: str, array: NDArray[Any]) -> Encoded:
+    def of_array(self, key: str, array: NDArray[Any]) -> EncodedImage:
         """Returns ``array``, in this encoding's layout, as a record; without a copy if it is contiguous.
 
         Raises:
@@ -317,7 +317,7 @@ class Encoding(ABC):
                 f"images differ in size (height x width): {shape[0]}x{shape[1]} ({printable(key)}), "
                 f"{expected[0]}x{expected[1]} ({others}); give --size, e.g. --size {proposal}"
             )
-        return Encoded(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
+        return EncodedImage(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
         """Describes how the record ``found`` differs from the record of ``image``; None if it is right."""
@@ -333,7 +333,7 @@ class Encoding(ABC):
             return f"it has {found.nbytes} bytes, expected {wanted.nbytes} (shape {expected.shape})"
         return self.difference(expected, found)
 
-    def _fixed_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
+    def _required_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
         """Returns the shape that all records must have; None if they may differ."""
         options = self.options
         if self.layout is None:
@@ -344,7 +344,7 @@ class Encoding(ABC):
             return None
         if len(shape) != 3:
             raise UsageError(f"the images have shape {shape}; expected (height, width, channels)")
-        return (*limited_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
+        return (*limit_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
 
     def _check_mode(self) -> None:
         """Raises :class:`UsageError` if records cannot have the mode of the options."""

@@ -11,7 +11,7 @@ from packstore.core.errors import DecodeError, SampleError, UsageError
 from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.core.registry import ENCODINGS
-from packstore.images.encode.base import Encoded, Encoding, SourceImages
+from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
 from packstore.images.encode.options import EncodeOptions, check_encoding
 from packstore.images.resize import TooLargeError
 from packstore.images.sniff import HeaderError
@@ -65,7 +65,7 @@ class Encoder:
         self.passes_through = self.encoding.passes_through
         self._encode = self.encoding.keep if self.passes_through else self._encode_oriented
 
-    def __call__(self, key: str, image: ImageData) -> Encoded:
+    def __call__(self, key: str, image: ImageData) -> EncodedImage:
         """Encodes the image of the sample ``key``.
 
         Args:
@@ -84,7 +84,7 @@ class Encoder:
         except (HeaderError, TooLargeError) as error:
             raise SampleError(key, error.reason) from error
 
-    def shown_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
+    def possible_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
         """Returns the possible (height, width) of an image, as stored and upright; empty if its header was not
         checked.
 
@@ -94,15 +94,15 @@ class Encoder:
         """
         if shape is not None and not self.passes_through:
             return ((shape[0], shape[1]),)
-        return self.encoding.images.shown_sizes(image)
+        return self.encoding.images.possible_sizes(image)
 
-    def _encode_oriented(self, key: str, image: ImageData) -> Encoded:
+    def _encode_oriented(self, key: str, image: ImageData) -> EncodedImage:
         """Encodes an image, and notes if its EXIF orientation asks for a rotation or flip."""
         encoded = self.encoding.encode(key, image)
         if isinstance(image, np.ndarray):
             return encoded
         images = self.encoding.images
-        return encoded._replace(oriented=images.orientation(image) != 1, unified=images.unified())
+        return encoded._replace(oriented=images.orientation(image) != 1, unified=images.last_conversion())
 
     def compare(self, key: str, image: ImageData, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
         """Describes how ``record`` differs from the record of ``image``; None if it is right. The rule of ``verify

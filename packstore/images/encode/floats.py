@@ -21,7 +21,7 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import TOLERANCE
-from packstore.images.encode.base import Encoded, Encoding, SourceImages
+from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
 from packstore.images.encode.differences import RESIZE_TOLERANCE, value_difference
 from packstore.images.encode.options import GEOMETRY
 
@@ -54,13 +54,13 @@ class Floats(Encoding):
                 f"{_describe(self.normalization)}; keep its normalisation, or pack from the images"
             )
 
-    def encode(self, key: str, image: ImageData) -> Encoded:
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
         source = self.images.encoding
         if source.layout == "CHW":
             return self.of_array(key, cast_floats(self.images.array(key, image), source.dtype, self.dtype))
         return self.of_array(key, self._normalize(self.images.pixels(key, image)))
 
-    def difference(self, expected: Encoded, found: memoryview) -> str | None:
+    def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         values, wanted = (
             to_float32(np.frombuffer(data, NUMPY_DTYPE[self.dtype]), self.dtype).reshape(self.mode.channels, -1)

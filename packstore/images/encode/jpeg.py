@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, UsageError
-from packstore.images.encode.base import Encoded, Encoding
+from packstore.images.encode.base import EncodedImage, Encoding
 from packstore.images.encode.differences import compare_file
 from packstore.images.encode.options import GEOMETRY, MAX_SIDE
 from packstore.images.resize import Pixels
@@ -45,12 +45,12 @@ class Jpeg(Encoding):
     name = "jpeg"
     accepts = GEOMETRY | {"quality"}
 
-    def encode(self, key: str, image: ImageData) -> Encoded:
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
         pixels = self.images.pixels(key, image)
         height, width, channels = pixels.shape
         if max(height, width) > MAX_SIDE:
             raise SampleError(key, f"{height}x{width} pixels are too many for a JPEG; shrink it with max-side")
-        return Encoded(self.encode_pixels(pixels), (height, width, channels))
+        return EncodedImage(self.encode_pixels(pixels), (height, width, channels))
 
     def _check_mode(self) -> None:
         if self.mode.name not in ("RGB", "L"):
@@ -62,7 +62,7 @@ class Jpeg(Encoding):
     def encode_pixels(self, pixels: Pixels) -> bytes:
         return encode_jpeg(pixels, self.options.quality)
 
-    def difference(self, expected: Encoded, found: memoryview) -> str | None:
+    def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
         decoder = self.images.decoder
         measure = functools.partial(jpeg_difference, quality=self.options.quality)
         return compare_file(decoder, decoder.decode(expected.record), found, measure)

@@ -115,7 +115,7 @@ def keeps_exif(manifest: Manifest) -> bool:
     return manifest.encoding in ENCODINGS and ENCODINGS[manifest.encoding].keeps_exif and not resized
 
 
-def transposed_by_readers(manifest: Manifest) -> bool:
+def readers_transpose(manifest: Manifest) -> bool:
     """Tells if readers must apply the EXIF orientation to a store's images."""
     return bool(manifest.options.get("exif_transpose")) and keeps_exif(manifest)
 

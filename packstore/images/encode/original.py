@@ -6,7 +6,7 @@ import numpy as np
 
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError
-from packstore.images.encode.base import Encoded, Encoding, SourceImages
+from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
 from packstore.images.progressive import NotBaselineError, baseline_version, make_baseline
 
 
@@ -38,7 +38,7 @@ class Original(Encoding):
         progressive = {} if self.options.progressive is None else {"TurboJPEG": baseline_version()}
         return super().versions() | progressive
 
-    def encode(self, key: str, image: ImageData) -> Encoded:
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
         kept = self.keep(key, image)
         if isinstance(image, np.ndarray) or bytes(image[:2]) != b"\xff\xd8":
             return kept

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packstore.core.columns import ImageData
-from packstore.images.encode.base import Encoded, Encoding
+from packstore.images.encode.base import EncodedImage, Encoding
 
 
 class Uint8(Encoding):
@@ -12,7 +12,7 @@ class Uint8(Encoding):
     name = dtype = "uint8"
     layout = "HWC"
 
-    def encode(self, key: str, image: ImageData) -> Encoded:
+    def encode(self, key: str, image: ImageData) -> EncodedImage:
         return self.of_array(key, self.images.pixels(key, image))
 
 

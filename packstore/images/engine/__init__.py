@@ -6,9 +6,9 @@ feature or a flaw; :mod:`packstore.images.decoders` then decodes the image to th
 
 from packstore.images.engine.native import (
     MODES,
+    BufferAddresses,
     Engine,
-    Form,
-    Places,
+    OutputFormat,
     Requests,
     augment,
     engine_problem,
@@ -22,9 +22,9 @@ from packstore.images.engine.native import (
 
 __all__ = [
     "MODES",
+    "BufferAddresses",
     "Engine",
-    "Form",
-    "Places",
+    "OutputFormat",
     "Requests",
     "augment",
     "engine_problem",

@@ -1,5 +1,5 @@
-/* Answers requests: plans what is needed of an image, has it decoded, two JPEG files at a time, and makes of its pixels
- * what is wanted. */
+/* Answers requests: finds the box of an image that a request needs, decodes it (two JPEG files at a time), and makes
+ * the requested output from its pixels. */
 #include "augment.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ static bool is_within(const struct box *box, int64_t height, int64_t width)
            box->left <= width - box->width;
 }
 
-/* Whether the source is a JPEG file, and not pixels. */
+/* True if the source is a JPEG file, false if it is pixels. */
 static bool is_file(const struct request *request)
 {
     return request->height == 0;
@@ -21,7 +21,7 @@ static bool is_side(int64_t side)
     return side > 0 && side <= MOST_SIDE;
 }
 
-/* Whether a JPEG file's headers can be right: a block takes two bits at least. */
+/* Reads the headers of a JPEG file and checks that they are plausible: a block takes at least two bits. */
 static enum outcome check_file(struct decoder *decoder, const struct request *request, int64_t max_pixels)
 {
     struct headers *headers = &decoder->input.headers;
@@ -40,7 +40,8 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The part of the window that lies in the resized box; and where in what is made it begins, counted in pixels. */
+/* Returns the part of the window that is inside the resized box; `at` receives the index of its first pixel in the
+ * output. */
 static struct box visible_part(const struct request *request, int64_t *at)
 {
     const struct box *window = &request->window;
@@ -54,12 +55,12 @@ static struct box visible_part(const struct request *request, int64_t *at)
     return visible;
 }
 
-/* The window of planes that are resized, in planes of float32. */
+/* Resizes planes of floating point and writes the window as planes of float32. */
 static enum outcome make_planes(struct decoder *decoder, const struct request *request, float *to)
 {
     const struct box *window = &request->window;
     struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
-    int64_t at, values = decoder->output.making.channels * window->height * window->width;
+    int64_t at, values = decoder->output.task.channels * window->height * window->width;
     struct box visible = visible_part(request, &at);
     if (visible.height != window->height || visible.width != window->width)
         memset(to, 0, (size_t)values * sizeof(float));
@@ -73,144 +74,144 @@ static enum outcome make_planes(struct decoder *decoder, const struct request *r
     return resize_planes(decoder, request, to + at, visible.height, visible.width);
 }
 
-/* What was made goes through its program and becomes the answer. */
+/* Runs the program on the pixels and converts them to the requested type and layout. */
 static enum outcome convert(struct decoder *decoder)
 {
-    const struct making *making = &decoder->output.making;
-    const struct request *request = making->request;
+    const struct task *task = &decoder->output.task;
+    const struct request *request = task->request;
     int64_t pixels = request->window.height * request->window.width;
-    struct image image = {making->to, request->window.height, request->window.width};
+    struct image image = {task->to, request->window.height, request->window.width};
     if (request->steps && run_program(decoder, &image, request->program, request->steps) != DONE)
         return REFUSED;
-    if (making->to == request->to)
+    if (task->to == request->to)
         return DONE;
-    if (making->kind == UINT8)
-        convert_pixels(decoder, making, making->to, request->to, pixels);
+    if (task->kind == UINT8)
+        convert_pixels(decoder, task, task->to, request->to, pixels);
     else
-        convert_planes(decoder, making, making->to, request->to, pixels);
+        convert_planes(decoder, task, task->to, request->to, pixels);
     return DONE;
 }
 
-/* The box of the image whose pixels the visible part needs. */
+/* Computes the box of the image that the visible part needs. */
 static enum outcome plan_box(struct decoder *decoder)
 {
     struct output *output = &decoder->output;
-    struct making *making = &output->making;
-    const struct request *request = making->request;
-    const struct box *box = &request->box, *window = &request->window, *visible = &making->visible;
+    struct task *task = &output->task;
+    const struct request *request = task->request;
+    const struct box *box = &request->box, *window = &request->window, *visible = &task->visible;
     struct taps *across = &output->across, *down = &output->down;
     int64_t top = window->top + visible->top, left = window->left + visible->left;
-    if (!making->resized) {
-        making->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
+    if (!task->resized) {
+        task->box = (struct box){box->top + top, box->left + left, visible->height, visible->width};
         return DONE;
     }
     across->sampling = down->sampling = request->sampling;
     if (make_taps(across, box->width, request->size_width, left, visible->width, request->mirrored, 4) != DONE ||
         make_taps(down, box->height, request->size_height, top, visible->height, false, 2) != DONE)
         return REFUSED;
-    making->box = (struct box){box->top + down->first, box->left + across->first, down->stop - down->first,
-                               across->stop - across->first};
+    task->box = (struct box){box->top + down->first, box->left + across->first, down->stop - down->first,
+                             across->stop - across->first};
     return DONE;
 }
 
-/* Bytes, the channels in turn: makes what is wanted of pixels, and begins to decode what is wanted of a JPEG file. */
+/* For sources of interleaved bytes: finishes an image of pixels; only begins to decode a JPEG file. */
 static enum outcome begin_pixels(struct decoder *decoder, struct team *team)
 {
-    struct making *making = &decoder->output.making;
-    const struct request *request = making->request;
-    int64_t at, channels = making->channels;
-    making->visible = visible_part(request, &at);
-    const struct box *visible = &making->visible;
+    struct task *task = &decoder->output.task;
+    const struct request *request = task->request;
+    int64_t at, channels = task->channels;
+    task->visible = visible_part(request, &at);
+    const struct box *visible = &task->visible;
     bool whole = visible->height == request->window.height && visible->width == request->window.width;
-    if (!is_file(request) && !making->resized) {
-        place(decoder, making);
+    if (!is_file(request) && !task->resized) {
+        place(decoder, task);
         return DONE;
     }
-    if (!whole && !making->resized && (making->form->padding != CONSTANT || making->form->fill != 0))
+    if (!whole && !task->resized && (task->form->padding != CONSTANT || task->form->fill != 0))
         return REFUSED;
     if (!whole)
-        memset(making->to, 0, (size_t)(channels * request->window.height * request->window.width));
+        memset(task->to, 0, (size_t)(channels * request->window.height * request->window.width));
     if (visible->height <= 0 || visible->width <= 0)
         return DONE;
-    making->shown = making->to + channels * at;
+    task->shown = task->to + channels * at;
     if (plan_box(decoder) != DONE)
         return REFUSED;
     if (!is_file(request)) {
-        int64_t first = channels * (making->box.top * request->width + making->box.left);
+        int64_t first = channels * (task->box.top * request->width + task->box.left);
         return resize(decoder, request->source + first, request->nbytes - first, channels * request->width);
     }
-    decoder->input.checkpoints = making->without_index ? NULL : request->checkpoints;
+    decoder->input.checkpoints = task->without_index ? NULL : request->checkpoints;
     decoder->input.checkpoint_bytes = request->checkpoint_bytes;
-    making->rows = 0;
-    if (making->resized && begin_resizing(decoder, visible->width) != DONE)
+    task->rows = 0;
+    if (task->resized && begin_resizing(decoder, visible->width) != DONE)
         return REFUSED;
-    size_t two_rows = (size_t)(channels == 1 ? 0 : 6 * making->box.width + decoder->output.resizing.reach);
-    if (make_room(&decoder->scratch.pixels, two_rows) != DONE ||
-        begin_box(decoder, request->source, request->nbytes, &making->box) != DONE || join(team, decoder) != DONE)
+    size_t two_rows = (size_t)(channels == 1 ? 0 : 6 * task->box.width + decoder->output.resizing.reach);
+    if (grow_buffer(&decoder->scratch.pixels, two_rows) != DONE ||
+        begin_box(decoder, request->source, request->nbytes, &task->box) != DONE || join(team, decoder) != DONE)
         return REFUSED;
     return BEGUN;
 }
 
-/* Begins with an image that is known to be well described: DONE, REFUSED, or BEGUN where it is decoded first. */
+/* Begins an image whose request is valid. Returns DONE, REFUSED, or BEGUN if the image must be decoded first. */
 static enum outcome begin_image(struct decoder *decoder, struct team *team)
 {
-    struct making *making = &decoder->output.making;
-    const struct request *request = making->request;
-    const struct form *form = making->form;
+    struct task *task = &decoder->output.task;
+    const struct request *request = task->request;
+    const struct form *form = task->form;
     const struct box *window = &request->window;
     int64_t pixels = window->height * window->width;
     bool resized = request->size_height != request->box.height || request->size_width != request->box.width;
-    making->resized = resized;
+    task->resized = resized;
     if (resized && (request->sampling < SAMPLE_BILINEAR ||
                     request->sampling > (form->from == UINT8 ? SAMPLE_LANCZOS : SAMPLE_BILINEAR)))
         return REFUSED;
-    making->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
-    bool as_it_is = making->kind == form->to && (making->channels == 1 || form->planes == (making->kind != UINT8));
+    task->kind = resized && form->from != UINT8 ? FLOAT32 : (int)form->from;
+    bool as_it_is = task->kind == form->to && (task->channels == 1 || form->planes == (task->kind != UINT8));
     if (!is_file(request) && !request->steps && !resized && !request->mirrored && !window->top && !window->left &&
         window->height == request->height && window->width == request->width) {
-        if (making->kind == UINT8)
-            convert_pixels(decoder, making, request->source, request->to, pixels);
+        if (task->kind == UINT8)
+            convert_pixels(decoder, task, request->source, request->to, pixels);
         else
-            convert_planes(decoder, making, request->source, request->to, pixels);
+            convert_planes(decoder, task, request->source, request->to, pixels);
         return DONE;
     }
     if (!as_it_is &&
-        make_room(&decoder->scratch.made, (size_t)(making->channels * pixels * size_of(making->kind))) != DONE)
+        grow_buffer(&decoder->scratch.made, (size_t)(task->channels * pixels * size_of(task->kind))) != DONE)
         return REFUSED;
-    making->to = as_it_is ? request->to : decoder->scratch.made.at;
+    task->to = as_it_is ? request->to : decoder->scratch.made.at;
     enum outcome outcome = DONE;
     if (form->from == UINT8)
         outcome = begin_pixels(decoder, team);
     else if (resized)
-        outcome = make_planes(decoder, request, (float *)making->to);
+        outcome = make_planes(decoder, request, (float *)task->to);
     else
-        place(decoder, making);
+        place(decoder, task);
     return outcome == DONE ? convert(decoder) : outcome;
 }
 
-/* Ends with an image that was decoded. */
+/* Finishes an image that was decoded. */
 static enum outcome end_image(struct decoder *decoder)
 {
-    if (decoder->output.making.rows != decoder->output.making.box.height)
+    if (decoder->output.task.rows != decoder->output.task.box.height)
         return REFUSED;
     return convert(decoder);
 }
 
-/* Begins with an image as begin_image() does. */
+/* Checks a request, then does begin_image(). */
 static enum outcome begin_request(struct decoder *decoder, struct team *team, int64_t max_pixels)
 {
-    const struct request *request = decoder->output.making.request;
-    const struct form *form = decoder->output.making.form;
+    const struct request *request = decoder->output.task.request;
+    const struct form *form = decoder->output.task.form;
     const struct box *window = &request->window;
     if (!is_side(request->size_height) || !is_side(request->size_width) || !is_side(window->height) ||
         !is_side(window->width) || window->top < -MOST_SIDE || window->top > MOST_SIDE || window->left < -MOST_SIDE ||
         window->left > MOST_SIDE || request->nbytes < 0 || request->steps < 0 ||
-        (request->steps && (form->from != UINT8 || decoder->output.making.channels != 3)))
+        (request->steps && (form->from != UINT8 || decoder->output.task.channels != 3)))
         return REFUSED;
     if (!is_file(request) || form->from != UINT8) {
         if (!is_side(request->height) || !is_side(request->width) ||
             !is_within(&request->box, request->height, request->width) ||
-            request->nbytes != decoder->output.making.channels * request->height * request->width * size_of(form->from))
+            request->nbytes != decoder->output.task.channels * request->height * request->width * size_of(form->from))
             return REFUSED;
     } else if (check_file(decoder, request, max_pixels) != DONE) {
         return REFUSED;
@@ -218,7 +219,7 @@ static enum outcome begin_request(struct decoder *decoder, struct team *team, in
     return begin_image(decoder, team);
 }
 
-/* Of a file that was refused with its index, which may be at fault: begins once more, without. */
+/* Begins a file again without its index, which may be the reason why the file was refused. */
 static enum outcome begin_again(struct decoder *decoder, struct team *team, int64_t max_pixels)
 {
     struct input *input = &decoder->input;
@@ -226,7 +227,7 @@ static enum outcome begin_again(struct decoder *decoder, struct team *team, int6
         return REFUSED;
     input->unindexed++;
     input->checkpoints = NULL;
-    decoder->output.making.without_index = true;
+    decoder->output.task.without_index = true;
     return begin_request(decoder, team, max_pixels);
 }
 
@@ -237,24 +238,25 @@ static bool is_known(const struct form *form)
            (form->from != UINT8 || (form->fill >= 0 && form->fill <= 255));
 }
 
-/* The request that the decoder was given has its answer. */
+/* Marks the decoder's request as answered or refused. */
 static void end_request(struct decoder *decoder, enum outcome outcome)
 {
-    *decoder->output.making.refused = outcome != DONE;
-    decoder->output.making.request = NULL;
+    *decoder->output.task.refused = outcome != DONE;
+    decoder->output.task.request = NULL;
     decoder->input.checkpoints = NULL;
-    keep_little(decoder);
+    trim_buffers(decoder);
 }
 
-/* Whether another image is to be decoded together with the team's: one of several segments has both lanes itself, which
- * then share its tables and stay in the caches. */
+/* True if another image may join the team. An image of several segments uses both lanes itself: they share its tables,
+ * which stay in the caches. */
 static bool has_room(const struct team *team)
 {
     const struct decoder *decoder = team->count ? team->lanes[0]->decoder : NULL;
     return !decoder || (team->count < LANES && decoder->input.next_segment == decoder->input.segments);
 }
 
-/* Answers requests: `refused` says of each whether somebody else has to. Pixels have three channels, or one. */
+/* Answers requests; sets `refused` for each that the caller has to answer otherwise. Pixels have three channels or one.
+ */
 void answer_all(struct decoder *decoder, const struct request *requests, int64_t count, const struct form *form,
                 int64_t channels, int64_t max_pixels, uint8_t *refused)
 {
@@ -265,8 +267,8 @@ void answer_all(struct decoder *decoder, const struct request *requests, int64_t
         return;
     while (team.count || next < count) {
         if (next < count && has_room(&team)) {
-            struct decoder *idle = decoder->output.making.request ? decoder->second : decoder;
-            idle->output.making = (struct making){
+            struct decoder *idle = decoder->output.task.request ? decoder->second : decoder;
+            idle->output.task = (struct task){
                 .request = &requests[next], .form = form, .channels = channels, .refused = &refused[next]};
             next++;
             enum outcome outcome = begin_request(idle, &team, max_pixels);

@@ -28,7 +28,7 @@ const struct augment_kernels plain_augment = KERNELS(plain);
 const struct augment_kernels vector_augment = KERNELS(vector);
 #endif
 
-/* Whether all parameters are numbers that fit into 32 bits, and those of the step are in their ranges. */
+/* True if all parameters are finite numbers that fit 32 bits, and the parameters of the step are in their ranges. */
 static bool is_valid(const struct step *step)
 {
     const float *p = step->p;
@@ -60,11 +60,11 @@ static bool is_valid(const struct step *step)
     }
 }
 
-/* Steps `steps` one after the other, in place. REFUSED if one is not valid, or there is no memory: what the pixels are
- * then means nothing. */
+/* Runs `steps` one after the other, in place. REFUSED if a step is not valid or memory is missing; the pixels are then
+ * undefined. */
 enum outcome run_program(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count)
 {
-    bool kept = false; /* whether there is an image, and a sum, that the step can do something with */
+    bool kept = false; /* there was a STEP_KEEP, which STEP_ADD and STEP_MIX need */
     for (int64_t i = 0; i < count; i++) {
         int32_t code = steps[i].code;
         if (!is_valid(&steps[i]) || ((code == STEP_ADD || code == STEP_MIX) && !kept))

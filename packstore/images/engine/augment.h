@@ -17,7 +17,7 @@
 
 #include "vectors.h"
 
-/* As Code in packstore/images/programs.py. */
+/* Same numbers as Code in packstore/images/programs.py. */
 enum step_code {
     STEP_IDENTITY,
     STEP_BRIGHTNESS,
@@ -48,10 +48,10 @@ enum step_code {
 
 enum { NEAREST, BILINEAR, BICUBIC };        /* flags of a warp, bits 0 and 1 */
 enum { FILL_ZEROS, FILL_BLEND, FILL_EDGE }; /* bits 2 and 3 */
-enum { STRIP = 1024 };          /* pixels that are treated at a time, so that all of it stays in the cache */
-enum { MOST_KERNEL = 255 };     /* pixels, of a blur */
-enum { MOST_SHARE = 1000 };     /* of a sum of images, likewise */
-enum { MOST_FACTOR = 1000000 }; /* of colours, so that what is made of bytes fits into 32 bits */
+enum { STRIP = 1024 };                      /* pixels processed at a time, few enough to stay in the cache */
+enum { MOST_KERNEL = 255 };                 /* pixels of a blur's kernel */
+enum { MOST_SHARE = 1000 };                 /* same limit for the share of an image in a sum */
+enum { MOST_FACTOR = 1000000 };             /* of colour operations: products with bytes fit 32 bits */
 
 struct step {
     int32_t code, flags;
@@ -63,7 +63,7 @@ struct image {
     int64_t height, width;
 };
 
-/* Where the pixels of a row lie in the source, by a matrix or by perspective. */
+/* Map from pixels of a result row to positions in the source: a matrix or a perspective. */
 struct map {
     float m[8]; /* scaled so that the image reaches from -1 to 1 */
     bool perspective;
@@ -72,13 +72,13 @@ struct map {
 struct taps_of_warp {
     const uint8_t *at; /* pixels of the source, with PADDING behind them */
     int64_t height, width;
-    const float *x, *y;     /* of each pixel of a row, in pixels of the source */
-    const uint8_t *outside; /* FILL_EDGE: which of them show the fill */
+    const float *x, *y;     /* position of each pixel of a row, in pixels of the source */
+    const uint8_t *outside; /* FILL_EDGE: which pixels show the fill */
     int way;
     float fill[3];
 };
 
-/* The loops that there are twice. Of planes `count` values each; all results are the same. */
+/* Loops with two implementations that give equal results. Planes have `count` values each. */
 struct augment_kernels {
     void (*table)(uint8_t *at, int64_t count, const uint8_t *table);
     void (*join)(uint8_t *to, const uint8_t *const planes[3], int64_t pixels);
@@ -109,14 +109,14 @@ extern const struct augment_kernels plain_augment;
 extern const struct augment_kernels vector_augment;
 #endif
 
-/* a * b + c, rounded once, as torch has it. A processor without that instruction: of numbers with so few bits the sum
- * in double is exact. */
+/* a * b + c, rounded once, as in torch. Without a fused instruction the sum is computed in double, which is exact for
+ * numbers of so few bits. */
 INLINE float fused(float a, float b, float c, const bool fuses)
 {
     return fuses ? __builtin_fmaf(a, b, c) : (float)((double)a * (double)b + (double)c);
 }
 
-/* Cut off to whole numbers, 0 to 255; what is no number is 0. */
+/* Truncates to a whole number from 0 to 255; NaN becomes 0. */
 INLINE uint8_t to_byte(float value)
 {
     value = value > 0 ? value : 0;
@@ -124,13 +124,13 @@ INLINE uint8_t to_byte(float value)
     return (uint8_t)(int)value;
 }
 
-/* To the nearest whole number, of two the even one; for values below 2^22. */
+/* Rounds to the nearest whole number, ties to even; for values below 2^22. */
 INLINE float round_even(float value)
 {
     return (value + 0x1.8p23f) - 0x1.8p23f;
 }
 
-/* Weights of four pixels, as get_cubic_upsample_coefficients() with A = -0.75. */
+/* Computes the weights of four pixels, as get_cubic_upsample_coefficients() with A = -0.75. */
 INLINE void cubic_weights(float *weights, float part)
 {
     const float a = -0.75f;
@@ -153,7 +153,7 @@ VECTORS_FMA INLINE __m256 load_bytes(const uint8_t *at)
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)));
 }
 
-/* 32 whole numbers, and those that do not fit as 0 or 255. */
+/* Stores 32 whole numbers as bytes, clipped to 0 and 255. */
 VECTORS_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
 {
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -162,7 +162,7 @@ VECTORS_FMA INLINE void store_numbers(uint8_t *to, const __m256i numbers[4])
     _mm256_storeu_si256((__m256i *)to, all);
 }
 
-/* 32 values, cut off to whole numbers, and those that do not fit to 0 or 255. */
+/* Stores 32 values as bytes: truncated to whole numbers, clipped to 0 and 255. */
 VECTORS_FMA INLINE void store_bytes(uint8_t *to, const __m256 values[4])
 {
     const __m256i numbers[4] = {_mm256_cvttps_epi32(values[0]), _mm256_cvttps_epi32(values[1]),

@@ -1,5 +1,5 @@
-/* What Python calls: many images at once, without the GIL. native.py of this folder has the same structures. What can
- * fail returns an outcome of engine.h. */
+/* Functions that Python calls, each for many images, without the GIL. native.py in this folder declares the same
+ * structures. Functions that can fail return an outcome of engine.h. */
 #include "augment.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #endif
 
-/* To be counted up whenever what Python has to know changes. */
+/* Increase this number whenever a structure or function that Python uses changes. */
 #define INTERFACE 16
 
 #ifdef __x86_64__
@@ -20,7 +20,7 @@
 static bool has_vectors(void)
 {
     unsigned eax, ebx, ecx = 0, edx;
-    /* Not every compiler can be asked for the third by its name. */
+    /* Not every compiler knows the name of the third feature. */
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma") &&
            __get_cpuid(1, &eax, &ebx, &ecx, &edx) && ecx & bit_F16C;
 }
@@ -58,11 +58,11 @@ EXPORT void packstore_engine_free(struct decoder *decoder)
     if (!decoder)
         return;
     packstore_engine_free(decoder->second);
-    give_back(decoder);
+    free_buffers(decoder);
     free(decoder);
 }
 
-/* A decoder for one thread; NULL where there is no memory. `plain`: without vector instructions. */
+/* Creates a decoder for one thread; NULL without memory. `plain`: do not use vector instructions. */
 EXPORT struct decoder *packstore_engine_new(int plain)
 {
     struct decoder *decoder = new_decoder(plain);
@@ -73,7 +73,7 @@ EXPORT struct decoder *packstore_engine_new(int plain)
     return decoder;
 }
 
-/* Height and width of each JPEG file, or zeros for one that is not for this engine. */
+/* Writes height and width of each JPEG file; zeros for a file that this engine refuses. */
 EXPORT void packstore_engine_sizes(const uint8_t *const *files, const int64_t *nbytes, int64_t count, int64_t *sizes)
 {
     for (int64_t n = 0; n < count; n++) {
@@ -92,23 +92,23 @@ static int64_t run_requests(struct decoder *decoder, const struct request *reque
     return decoder->input.unindexed + decoder->second->input.unindexed;
 }
 
-/* Answers requests; `refused` says of each whether somebody else has to. Images of more than `max_pixels` are refused.
- * Returns how many images had checkpoints that are not theirs, and were decoded without. */
+/* Answers requests; sets `refused` for each that the caller has to answer otherwise, such as images of more than
+ * `max_pixels`. Returns the number of images whose checkpoints belong to another file; these are decoded without. */
 EXPORT int64_t packstore_engine_run(struct decoder *decoder, const struct request *requests, int64_t count,
                                     const struct form *form, int64_t max_pixels, uint8_t *refused)
 {
     return run_requests(decoder, requests, count, form, 3, max_pixels, refused);
 }
 
-/* The same of pixels of one channel: of JPEG files their luma. */
+/* Does packstore_engine_run() for one channel: the luma of JPEG files. */
 EXPORT int64_t packstore_engine_run_gray(struct decoder *decoder, const struct request *requests, int64_t count,
                                          const struct form *form, int64_t max_pixels, uint8_t *refused)
 {
     return run_requests(decoder, requests, count, form, 1, max_pixels, refused);
 }
 
-/* Runs a program on each of `count` images, (height, width, 3), in place; see run_program() in augment.c. Returns the
- * number of the first that is refused, and does no more; else `count`. */
+/* Runs a program on each of `count` images, (height, width, 3), in place; see run_program() in augment.c. Stops at the
+ * first image that is refused and returns its number; else returns `count`. */
 EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images, int64_t count, int64_t height,
                                         int64_t width, const struct step *programs, int64_t steps)
 {
@@ -117,18 +117,18 @@ EXPORT int64_t packstore_engine_augment(struct decoder *decoder, uint8_t *images
         if (run_program(decoder, &image, programs + i * steps, steps) != DONE)
             return i;
     }
-    keep_little(decoder);
+    trim_buffers(decoder);
     return count;
 }
 
 /* See make_checkpoints() in skip.c. */
 EXPORT void packstore_engine_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes,
-                                         int64_t count, uint8_t *const *to, const int64_t *rooms, int64_t *sizes)
+                                         int64_t count, uint8_t *const *to, const int64_t *capacities, int64_t *sizes)
 {
-    make_checkpoints(decoder, files, nbytes, count, to, rooms, sizes);
+    make_checkpoints(decoder, files, nbytes, count, to, capacities, sizes);
 }
 
-/* Height and width of a JPEG file; whether it is one for this engine, and has no more pixels. */
+/* Writes height and width of a JPEG file. Returns whether this engine accepts it and it has at most `max_pixels`. */
 EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t max_pixels, int64_t *size)
 {
     struct headers headers;
@@ -138,7 +138,7 @@ EXPORT int packstore_engine_size(const uint8_t *file, int64_t nbytes, int64_t ma
     return known;
 }
 
-/* All pixels of such a file, (height, width, 3). */
+/* Decodes all pixels of a file that packstore_engine_size() accepts: (height, width, 3). */
 EXPORT int packstore_engine_whole(struct decoder *decoder, const uint8_t *file, int64_t nbytes, int64_t height,
                                   int64_t width, int64_t max_pixels, uint8_t *to)
 {
@@ -177,9 +177,9 @@ EXPORT void packstore_engine_stat_files(int directory, const char *names, int64_
     stat_files(directory, names, count, facts);
 }
 
-EXPORT int packstore_engine_list_names(int directory, int64_t room, char *files, char *folders, int64_t *sizes)
+EXPORT int packstore_engine_list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes)
 {
-    return list_names(directory, room, files, folders, sizes);
+    return list_names(directory, capacity, files, folders, sizes);
 }
 #endif
 

@@ -3,11 +3,11 @@
 
 #include <string.h>
 
-enum { COLUMNS = 64 }; /* that are blurred at a time: their rows stay in the first cache */
+enum { COLUMNS = 64 }; /* columns blurred at a time: their rows stay in the first cache */
 
 /* ---- loops ---- */
 
-/* A row of adjust_sharpness_image(): `count` values whose neighbours are 3 values away, of three rows. */
+/* Computes a row of adjust_sharpness_image() from three rows of `count` values; neighbours are 3 values apart. */
 INLINE void sharpen_with(uint8_t *restrict to, const uint8_t *restrict above, const uint8_t *restrict row,
                          const uint8_t *restrict below, int64_t count, float factor, const bool fuses)
 {
@@ -36,8 +36,8 @@ static void round_from(uint8_t *to, const float *from, int64_t first, int64_t co
 
 typedef float eight __attribute__((vector_size(32), aligned(4), may_alias));
 
-/* The weighted sum of 2 * reach + 1 rows, whose weights are those of the first reach + 1 and the same backwards. Reads
- * and writes up to 31 values more. */
+/* Computes the weighted sum of 2 * reach + 1 rows; `weights` has the first reach + 1 weights, the others are symmetric.
+ * Reads and writes up to 31 values more. */
 INLINE void weigh_of(float *to, const float *const *rows, const float *weights, int reach, int64_t count)
 {
     for (int64_t i = 0; i < count; i += 32) {
@@ -79,7 +79,7 @@ void weigh_plain(float *to, const float *const *rows, const float *weights, int 
 }
 
 #ifdef HAS_VECTORS
-/* Sixteen bytes as 16-bit numbers. */
+/* Loads sixteen bytes as 16-bit numbers. */
 VECTORS_FMA INLINE __m256i sixteen_of(const uint8_t *at)
 {
     return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)at));
@@ -143,13 +143,13 @@ VECTORS_FMA void weigh_vector(float *to, const float *const *rows, const float *
 
 /* ---- passes ---- */
 
-/* As adjust_sharpness_image(): pixels at the edges stay as they are. */
+/* Does adjust_sharpness_image(): pixels at the edges are unchanged. */
 enum outcome sharpen(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     int64_t row_bytes = 3 * image->width;
     if (image->height <= 2 || image->width <= 2)
         return DONE;
-    if (make_room(&decoder->scratch.copied, (size_t)(2 * row_bytes)) != DONE)
+    if (grow_buffer(&decoder->scratch.copied, (size_t)(2 * row_bytes)) != DONE)
         return REFUSED;
     uint8_t *above = decoder->scratch.copied.at, *row = above + row_bytes;
     memcpy(above, image->at, (size_t)row_bytes);
@@ -163,7 +163,7 @@ enum outcome sharpen(struct decoder *decoder, const struct image *image, const s
     return DONE;
 }
 
-/* e to the power of -x, for x from 0 on. */
+/* Computes exp(-x) for x >= 0. */
 static double exponential(double x)
 {
     if (x > 700)
@@ -174,8 +174,8 @@ static double exponential(double x)
     return power;
 }
 
-/* As _get_gaussian_kernel1d(): the first half of the weights and that in the middle; the others are the same backwards.
- * Returns how many are in the half: at the ends those are left out that are too small to be seen. */
+/* Computes the weights of _get_gaussian_kernel1d(): the first half and the middle; the rest is symmetric. Leaves out
+ * outer weights that are too small to have an effect. Returns the number of weights in the half. */
 static int make_weights(float *weights, int size, float sigma)
 {
     int reach = size / 2;
@@ -193,7 +193,7 @@ static int make_weights(float *weights, int size, float sigma)
     return reach - skipped;
 }
 
-/* The place among `length` that reflection shows at `at`, as often as it takes. */
+/* Returns the index within `length` that reflection shows at `at`, reflected as often as necessary. */
 static int64_t reflected(int64_t at, int64_t length)
 {
     int64_t period = 2 * length - 2;
@@ -203,13 +203,13 @@ static int64_t reflected(int64_t at, int64_t length)
     return at < length ? at : period - at;
 }
 
-/* Memory of a strip: the line that is blurred, the ring of blurred rows, and a row of the result. */
+/* Memory of a strip: the line being blurred, the ring of blurred rows, and a row of the result. */
 struct strip {
     float *line, *ring, *sum;
     int64_t first, count, row_floats;
 };
 
-/* Row `y` of the source, blurred along itself, into its place in the ring. */
+/* Blurs row `y` of the source horizontally into its place in the ring. */
 static void blur_row(const struct decoder *decoder, const struct strip *strip, const struct image *source, int64_t y,
                      int reach, const float *weights, float *to)
 {
@@ -232,7 +232,7 @@ static void blur_row(const struct decoder *decoder, const struct strip *strip, c
     kernels->weigh(to, shifted, weights, reach, 3 * strip->count);
 }
 
-/* As gaussian_blur_image(), of a kernel that is a product: along the rows, then along the columns. */
+/* Does gaussian_blur_image(). The kernel is separable: rows first, then columns. */
 enum outcome blur(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     struct scratch *scratch = &decoder->scratch;
@@ -242,9 +242,9 @@ enum outcome blur(struct decoder *decoder, const struct image *image, const stru
     int down = make_weights(weights_down, (int)step->p[1], step->p[3]);
     int64_t size = 3 * image->height * image->width, rows = 2 * down + 1;
     struct strip strip = {.row_floats = 3 * COLUMNS + 32};
-    if (make_room(&scratch->copied, (size_t)size + PADDING) != DONE ||
-        make_room(&scratch->floats,
-                  (size_t)(strip.row_floats * (rows + 1) + strip.row_floats + 6 * across) * sizeof(float)) != DONE)
+    if (grow_buffer(&scratch->copied, (size_t)size + PADDING) != DONE ||
+        grow_buffer(&scratch->floats,
+                    (size_t)(strip.row_floats * (rows + 1) + strip.row_floats + 6 * across) * sizeof(float)) != DONE)
         return REFUSED;
     memcpy(scratch->copied.at, image->at, (size_t)size);
     struct image source = {scratch->copied.at, image->height, image->width};

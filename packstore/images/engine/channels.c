@@ -1,4 +1,4 @@
-/* The loops of operations on single pixels: tables, and what mixes channels. */
+/* Loops of operations on single pixels: table lookups, and operations that mix channels. */
 #include "augment.h"
 
 void table_plain(uint8_t *at, int64_t count, const uint8_t *table)
@@ -14,20 +14,20 @@ static void join_from(uint8_t *to, const uint8_t *const planes[3], int64_t first
             to[3 * i + c] = planes[c][i];
 }
 
-/* Planes to pixels whose channels take turns. */
+/* Interleaves planes to pixels. */
 void join_plain(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
 {
     join_from(to, planes, 0, pixels);
 }
 
-/* As _blend(): of each value `factor`, and of `other` the rest. */
+/* Does _blend(): `factor` of each value plus `rest` of `other`. */
 INLINE void blend_with(uint8_t *at, int64_t count, float factor, float other, float rest, const bool fuses)
 {
     for (int64_t i = 0; i < count; i++)
         at[i] = to_byte(fused(other, rest, (float)at[i] * factor, fuses));
 }
 
-/* As _rgb_to_grayscale_image(): torch's add_() with a factor rounds once. */
+/* Does _rgb_to_grayscale_image(): torch's add_() with a factor rounds once. */
 INLINE int gray_of(uint8_t r, uint8_t g, uint8_t b, const bool fuses)
 {
     return (int)fused((float)b, 0.114f, fused((float)g, 0.587f, (float)r * 0.2989f, fuses), fuses);
@@ -43,13 +43,13 @@ INLINE void gray_with(uint8_t *const planes[3], int64_t count, const bool fuses)
 INLINE int64_t sum_gray_with(uint8_t *const planes[3], int64_t count, const bool fuses)
 {
     const uint8_t *r = planes[0], *g = planes[1], *b = planes[2];
-    int32_t sum = 0; /* of STRIP values at most */
+    int32_t sum = 0; /* of at most STRIP values */
     for (int64_t i = 0; i < count; i++)
         sum += gray_of(r[i], g[i], b[i], fuses);
     return sum;
 }
 
-/* As _blend() with gray. */
+/* Does _blend() with gray. */
 INLINE void saturate_with(uint8_t *const planes[3], int64_t count, float factor, const bool fuses)
 {
     uint8_t *restrict r = planes[0], *restrict g = planes[1], *restrict b = planes[2];
@@ -73,8 +73,8 @@ INLINE float distance(float a, float b)
     return __builtin_fabsf(a - b);
 }
 
-/* adjust_hue_image() without divisions. Where a hue stands is counted not in sixths of the circle but in `spread`s, so
- * that a channel is the lowest one and a part of the spread: that of HSV to RGB. */
+/* Does adjust_hue_image() without divisions. The position of a hue is counted in multiples of `spread`, not in sixths
+ * of the circle. So a channel is the lowest channel plus a part of the spread, as in HSV to RGB. */
 static void turn_hue_from(uint8_t *const planes[3], int64_t first, int64_t count, float shift)
 {
     const float turn = shift * 6, back = (float)((255 + 1.0 - 1e-3) / 255);
@@ -94,7 +94,7 @@ static void turn_hue_from(uint8_t *const planes[3], int64_t first, int64_t count
     }
 }
 
-/* Lowers `low` and raises `high` to the least and the largest value. */
+/* Updates `low` and `high` to the smallest and largest value. */
 INLINE void extremes_of(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *high)
 {
     uint8_t least = *low, most = *high;
@@ -137,8 +137,8 @@ void extremes_plain(const uint8_t *at, int64_t count, uint8_t *low, uint8_t *hig
 }
 
 #ifdef HAS_VECTORS
-/* A shuffle looks up 16 entries, and gives 0 for negative numbers. The difference of each 16 to those before is added,
- * by exclusive or, to all values that are not below them. */
+/* A shuffle looks up 16 entries, and returns 0 for negative indices. So the lookup of each 16 entries adds, by
+ * exclusive or, the difference to the 16 entries before, for all values that are not below these. */
 VECTORS_FMA void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
 {
     __m256i steps[16], sixteen = _mm256_set1_epi8(16), top = _mm256_set1_epi8((char)0x80);
@@ -170,7 +170,7 @@ VECTORS_FMA void table_vector(uint8_t *at, int64_t count, const uint8_t *table)
     table_plain(at + i, count - i, table);
 }
 
-/* Sixteen pixels at a time: each register of the result has bytes of every plane. */
+/* Interleaves sixteen pixels at a time: each register of the result has bytes of every plane. */
 VECTORS_FMA void join_vector(uint8_t *to, const uint8_t *const planes[3], int64_t pixels)
 {
     int8_t places[3][3][16];
@@ -279,7 +279,7 @@ VECTORS_FMA INLINE __m256 distance_of(__m256 a, __m256 b)
     return _mm256_and_ps(_mm256_sub_ps(a, b), _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
 }
 
-/* turn_hue_from() of eight pixels. */
+/* Does turn_hue_from() for eight pixels. */
 VECTORS_FMA INLINE void turn_eight(__m256 *red, __m256 *green, __m256 *blue, __m256 turn)
 {
     const __m256 zero = _mm256_setzero_ps(), back = _mm256_set1_ps((float)((255 + 1.0 - 1e-3) / 255));

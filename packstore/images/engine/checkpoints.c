@@ -1,12 +1,9 @@
-/*
- * Checkpoints of a scan that is kept as it is: where in the file its pieces begin, and the predictions there. A piece
- * has `piece` MCUs, fewer where a row of MCUs or a restart interval ends.
- *
- * HEAD bytes, little-endian: version; `piece`; bits of each of the four fields; the least value of the first field (4
- * bytes) and of the others (2 each); CRC-32 of all else and of the facts of its file, see checkpoints_crc(). Then the
- * fields of each piece, from the lowest bit on: its length in bits of the file, with stuffing, padding and marker; and
- * how the prediction of each component changes in it, which means nothing before a marker.
- */
+/* Checkpoints of a scan in an unchanged file: offsets at which its pieces begin, and the DC predictions there. A piece
+ * has `piece` MCUs, or fewer if a row of MCUs or a restart interval ends. The index begins with HEAD bytes,
+ * little-endian: version; `piece`; bits of each of the four fields; the smallest value of the first field (4 bytes) and
+ * of the others (2 bytes each); CRC-32 of the rest of the index and of facts about its file, see checkpoints_crc(). The
+ * fields of each piece follow, from the lowest bit on: its length in bits of the file, with stuffing, padding and
+ * marker; and the change of the prediction of each component, which is unused before a marker. */
 #include "engine.h"
 
 #include <string.h>
@@ -16,12 +13,12 @@ enum {
     HEAD = 20,
     CRC_AT = 16,
     FIELDS = 1 + COMPONENTS,
-    MOST_BITS = 57, /* of a piece's fields: what is there of 8 bytes wherever it begins in a byte */
+    MOST_BITS = 57, /* bits of a piece's fields: they fit a load of 8 bytes, at any bit offset in the first */
     MOST_LENGTH_BITS = 30,
     MOST_CHANGE_BITS = 15,
     MOST_PIECE = 255,
-    PIECE_BYTES = 800,             /* of coded data: fewer are 1% faster, for a third more bytes */
-    LEAST_BYTES = 2 * PIECE_BYTES, /* of coded data; of fewer nothing worth an index is passed over */
+    PIECE_BYTES = 800, /* coded bytes of a piece: smaller pieces are 1% faster, and take a third more bytes */
+    LEAST_BYTES = 2 * PIECE_BYTES, /* coded bytes: in a smaller file an index saves too little */
     MOST_BYTES = 1 << 26
 };
 
@@ -43,7 +40,7 @@ void make_crc_table(uint32_t table[8][256])
             table[n][i] = table[n - 1][i] >> 8 ^ table[0][table[n - 1][i] & 255];
 }
 
-/* CRC-32 of more bytes, eight at a time. */
+/* Continues a CRC-32 with more bytes, eight at a time. */
 static uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_t *at, int64_t count)
 {
     crc = ~crc;
@@ -60,7 +57,7 @@ static uint32_t add_crc(const uint32_t table[8][256], uint32_t crc, const uint8_
     return ~crc;
 }
 
-/* MCUs of the piece that begins with `mcu`. */
+/* Returns the number of MCUs of the piece that begins with `mcu`. */
 int64_t piece_at(const struct headers *headers, int64_t piece, int64_t mcu)
 {
     int64_t column = mcu % headers->across, count = piece - column % piece, in_row = headers->across - column;
@@ -74,7 +71,8 @@ static bool ends_with_marker(const struct headers *headers, int64_t next)
     return next == (int64_t)headers->rows * headers->across || (headers->interval && next % headers->interval == 0);
 }
 
-/* Of the index, and of what decides in its file where pieces lie: sizes, sampling, restarts, Huffman tables. */
+/* Computes the CRC of the index and of everything in its file that determines the pieces: sizes, sampling, restart
+ * interval, Huffman tables. */
 static uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at, int64_t size, int64_t nbytes)
 {
     const struct headers *headers = &decoder->input.headers;
@@ -101,7 +99,7 @@ static uint32_t checkpoints_crc(const struct decoder *decoder, const uint8_t *at
 
 /* ---- using them ---- */
 
-/* Reads the head; whether the index is that of this file. */
+/* Reads the head. REFUSED if the index belongs to another file. */
 static enum outcome read_head(const struct decoder *decoder, int64_t nbytes, struct fields *fields)
 {
     const uint8_t *at = decoder->input.checkpoints;
@@ -126,8 +124,8 @@ static enum outcome read_head(const struct decoder *decoder, int64_t nbytes, str
     return possible && crc == checkpoints_crc(decoder, at, size, nbytes) ? DONE : REFUSED;
 }
 
-/* The fields of the piece that begin with bit `bit` of the body. There are 8 bytes before its end, for HEAD has more.
- */
+/* Returns the fields that begin with bit `bit` of the body. A load of 8 bytes that ends with the body stays in the
+ * index, since HEAD has more. */
 INLINE uint64_t read_fields(const struct decoder *decoder, int64_t bit)
 {
     int64_t byte = HEAD + (bit >> 3), last = decoder->input.checkpoint_bytes - 8;
@@ -145,7 +143,8 @@ static bool is_wide(const int *predicted)
     return wide;
 }
 
-/* Ends a part with MCU `last`, of a piece that goes on up to `next`, in the file up to bit `position`. */
+/* Ends a part before MCU `last`, in a piece that ends before MCU `next` and at bit `position` of the file. REFUSED if
+ * an expected marker is missing. */
 static enum outcome end_part(const struct decoder *decoder, struct located *part, int64_t last, int64_t next,
                              int64_t position, const int *predicted)
 {
@@ -167,8 +166,8 @@ static enum outcome end_part(const struct decoder *decoder, struct located *part
     return DONE;
 }
 
-/* Notes the parts that hold the MCUs that are needed: in each row, pieces that follow each other up to the last column
- * or a marker. */
+/* Lists the parts that contain the needed MCUs: in each row, consecutive pieces up to the last needed column or a
+ * marker. */
 enum outcome locate_checkpoints(struct decoder *decoder, int64_t nbytes)
 {
     struct output *output = &decoder->output;
@@ -179,7 +178,7 @@ enum outcome locate_checkpoints(struct decoder *decoder, int64_t nbytes)
         return REFUSED;
     int64_t across = headers->across, interval = headers->interval, found = 0;
     int64_t in_row = 1 + (interval ? across / interval + 1 : 0), most = (output->row1 - output->row0) * in_row;
-    if (most > MOST_SEGMENTS || make_room(&decoder->scratch.located, (size_t)most * sizeof(struct located)) != DONE)
+    if (most > MOST_SEGMENTS || grow_buffer(&decoder->scratch.located, (size_t)most * sizeof(struct located)) != DONE)
         return REFUSED;
     struct located *located = decoder->scratch.located.at, *part = NULL;
     int64_t position = 8 * headers->scan_at, end = 8 * (nbytes - 2), bit = 0;
@@ -217,8 +216,8 @@ enum outcome locate_checkpoints(struct decoder *decoder, int64_t nbytes)
 
 /* ---- making them ---- */
 
-/* The points of a segment that was passed over, up to MCU `stop`, were counted without stuffing from its first byte,
- * `base`, on: makes bits of the file of them. The last one lies behind the marker, `length` bytes on. */
+/* Converts the points of a skipped segment, up to MCU `stop`, to bit offsets in the file: they were counted from its
+ * first byte, `base`, without stuffing. The last point is after the marker, `length` bytes after `base`. */
 void place_points(struct decoder *decoder, int64_t base, int64_t first, int64_t stop, int64_t length)
 {
     struct input *input = &decoder->input;
@@ -226,8 +225,8 @@ void place_points(struct decoder *decoder, int64_t base, int64_t first, int64_t 
     struct point *points = decoder->scratch.points.at;
     const uint8_t *file = input->file, *at = file + base;
     bool ended = stop == (int64_t)headers->rows * headers->across;
-    int64_t done = 0;                                                     /* bytes, without stuffing, before `at` */
-    const uint8_t *ff = memchr(at, 0xFF, (size_t)(input->file_end - at)); /* there is a marker at least */
+    int64_t done = 0;                                                     /* bytes without stuffing before `at` */
+    const uint8_t *ff = memchr(at, 0xFF, (size_t)(input->file_end - at)); /* there is at least a marker */
     for (int64_t mcu = first; mcu < stop;) {
         mcu += piece_at(headers, input->piece, mcu);
         int64_t byte = mcu == stop ? length : points[mcu].bit >> 3;
@@ -254,7 +253,7 @@ static int bits_for(int64_t value)
     return value ? 64 - __builtin_clzll((uint64_t)value) : 0;
 }
 
-/* What the piece from `mcu` to `next` has in its fields; how many of them mean something. */
+/* Computes the fields of the piece from `mcu` to `next`. Returns how many are used. */
 static int values_of(const struct decoder *decoder, int64_t mcu, int64_t next, int64_t *values)
 {
     const struct point *points = decoder->scratch.points.at;
@@ -264,8 +263,9 @@ static int values_of(const struct decoder *decoder, int64_t mcu, int64_t next, i
     return ends_with_marker(&decoder->input.headers, next) ? 1 : FIELDS;
 }
 
-/* Writes the index of a file whose points are known; its bytes, 0 where there is none. */
-int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t room)
+/* Writes the index of a file from its points. Returns its size in bytes; 0 if an index would be of no use or does not
+ * fit. */
+int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t capacity)
 {
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
@@ -286,13 +286,13 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t room)
             least[f] = most[f] = 0;
         bits[f] = bits_for(most[f] - least[f]);
         if (!f && !bits[f])
-            bits[f] = 1; /* so that there is a body */
+            bits[f] = 1; /* the body must not be empty */
         width += bits[f];
         if (bits[f] > (f ? MOST_CHANGE_BITS : MOST_LENGTH_BITS))
             return 0;
     }
     int64_t size = HEAD + ((pieces * width + 7) >> 3);
-    if (pieces < 2 || width > MOST_BITS || size > MOST_BYTES || size + 8 > room)
+    if (pieces < 2 || width > MOST_BITS || size > MOST_BYTES || size + 8 > capacity)
         return 0;
     uint32_t first = (uint32_t)least[0];
     int16_t changes[COMPONENTS] = {(int16_t)least[1], (int16_t)least[2], (int16_t)least[3]};
@@ -319,7 +319,8 @@ int64_t pack_checkpoints(struct decoder *decoder, uint8_t *to, int64_t room)
     return size;
 }
 
-/* Reads the headers of a file whose scan is passed over, and chooses how long pieces are. */
+/* Reads the headers of a file to index, and chooses the length of its pieces. REFUSED if an index is impossible or
+ * saves too little. */
 enum outcome begin_checkpoints(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
     struct headers *headers = &decoder->input.headers;
@@ -327,7 +328,7 @@ enum outcome begin_checkpoints(struct decoder *decoder, const uint8_t *file, int
         return REFUSED;
     int64_t total = (int64_t)headers->rows * headers->across, coded = nbytes - headers->scan_at;
     if (coded * 4 < total * headers->blocks || coded < LEAST_BYTES ||
-        make_room(&decoder->scratch.points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
+        grow_buffer(&decoder->scratch.points, (size_t)(total + 1) * sizeof(struct point)) != DONE)
         return REFUSED;
     int64_t piece = (PIECE_BYTES * total + coded / 2) / (coded ? coded : 1);
     decoder->input.piece = piece < 1 ? 1 : piece > MOST_PIECE ? MOST_PIECE : piece;

@@ -1,10 +1,10 @@
-/* Upsampling and colours, bit for bit as jdsample.c (fancy upsampling) and jdcolor.c of libjpeg-turbo; rows mirrored.
- */
+/* Upsampling and colour conversion, bit for bit as jdsample.c (fancy upsampling) and jdcolor.c of libjpeg-turbo;
+ * mirrors rows. */
 #include "samples.h"
 
 #include <string.h>
 
-/* Three parts of one row, times `weight`, and one of the next, with a column more on each side. */
+/* Computes 3 * near + far if `weight` is 3, near alone if it is 1; repeats the outermost values beyond both ends. */
 INLINE void blend(int16_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
                   int weight)
 {
@@ -14,7 +14,7 @@ INLINE void blend(int16_t *restrict to, const uint8_t *restrict near, const uint
     to[count] = to[count - 1];
 }
 
-/* Each of `count` columns becomes two: three parts of it, and one of its neighbour on that side. */
+/* Doubles `count` columns: a new column mixes its own column and the neighbour on its side, 3 to 1. */
 INLINE void widen(uint8_t *restrict to, const int16_t *restrict from, int64_t count, int even, int odd, int shift)
 {
     for (int64_t i = 0; i < count; i++) {
@@ -23,7 +23,7 @@ INLINE void widen(uint8_t *restrict to, const int16_t *restrict from, int64_t co
     }
 }
 
-/* Between two rows. */
+/* Mixes two rows, 3 to 1. */
 INLINE void heighten(uint8_t *restrict to, const uint8_t *restrict near, const uint8_t *restrict far, int64_t count,
                      int bias)
 {
@@ -46,7 +46,7 @@ void heighten_plain(uint8_t *to, const uint8_t *near, const uint8_t *far, int64_
     heighten(to, near, far, count, bias);
 }
 
-/* A row of pixels from right to left. */
+/* Mirrors a row of pixels. */
 void mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
 {
     for (int64_t i = 0; i < pixels; i++)
@@ -64,7 +64,7 @@ void gray_mirror_plain(uint8_t *to, const uint8_t *from, int64_t pixels)
     gray_mirror_from(to, from, 0, pixels);
 }
 
-/* 1.402, 1.772, 0.34414 and 0.71414 with 16 bits behind the binary point. */
+/* The factors 1.402, 1.772, 0.34414 and 0.71414 have 16 fractional bits. */
 void colours_plain(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count)
 {
     for (int64_t i = 0; i < count; i++, to += 3) {
@@ -90,7 +90,7 @@ VECTORS void blend_vector(int16_t *to, const uint8_t *near, const uint8_t *far, 
     to[count] = to[count - 1];
 }
 
-/* Sums are of 12 bits at most, so that all is done in 16. */
+/* Sums have at most 12 bits, so 16-bit arithmetic is enough. */
 VECTORS void widen_vector(uint8_t *to, const int16_t *from, int64_t count, int even, int odd, int shift)
 {
     const __m256i first = _mm256_set1_epi16((int16_t)even), second = _mm256_set1_epi16((int16_t)odd);
@@ -116,8 +116,8 @@ VECTORS void heighten_vector(uint8_t *to, const uint8_t *near, const uint8_t *fa
 #endif
 
 #if defined(__x86_64__)
-/* Red, green and blue of 16 pixels, of 16 bits, from luma and chroma of 8. In 16 bits: 1.402 = 1 + 0.402,
- * 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586. */
+/* Computes red, green and blue of 16 pixels, as 16-bit numbers, from 8-bit luma and chroma. Factors are split to fit 16
+ * bits: 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586. */
 VECTORS INLINE void sixteen_pixels(__m256i *rgb, __m256i y, __m256i cb, __m256i cr)
 {
     const __m256i centre = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1);
@@ -134,8 +134,8 @@ VECTORS INLINE void sixteen_pixels(__m256i *rgb, __m256i y, __m256i cb, __m256i 
     rgb[2] = _mm256_add_epi16(_mm256_add_epi16(y, u2), blue);
 }
 
-/* Of 16 pixels, each byte of the first, second and third 16 of the result takes its turn among the channels: it is one
- * of each of them. So a shuffle a channel puts all of its values where they belong. */
+/* Stores 32 pixels. Each third of the 48 result bytes of 16 pixels has bytes of all channels, at fixed places: so one
+ * shuffle per channel puts its values there. */
 VECTORS INLINE void thirty_two_pixels(uint8_t *to, const uint8_t *luma, const uint8_t *cb, const uint8_t *cr)
 {
     const __m256i zero = _mm256_setzero_si256();
@@ -164,8 +164,8 @@ VECTORS INLINE void thirty_two_pixels(uint8_t *to, const uint8_t *luma, const ui
 }
 
 #elif defined(__aarch64__)
-/* Red, green and blue of half of 16 pixels, from luma and chroma of 8 bits; `high` chooses that half. In 16 bits: 1.402
- * = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586. */
+/* Computes red, green and blue of one half of 16 pixels, chosen by `high`, from 8-bit luma and chroma. Factors are
+ * split to fit 16 bits: 1.402 = 1 + 0.402, 1.772 = 2 - 0.228, 0.71414 = 1 - 0.28586. */
 INLINE void eight_pixels(uint8x8_t *rgb, u8 y, u8 cb, u8 cr, const bool high)
 {
     const u8 centre = vdupq_n_u8(128);
@@ -174,7 +174,7 @@ INLINE void eight_pixels(uint8x8_t *rgb, u8 y, u8 cb, u8 cr, const bool high)
     s16 v = (s16)(high ? vsubl_high_u8(cr, centre) : vsubl_u8(vget_low_u8(cr), vget_low_u8(centre)));
     s32 first = vmlal_n_s16(vmull_n_s16(vget_low_s16(u), -22554), vget_low_s16(v), 18734);
     s32 second = vmlal_high_n_s16(vmull_high_n_s16(u, -22554), v, 18734);
-    s16 red = vaddq_s16(v, vqrdmulhq_n_s16(v, 13173)); /* 26345 / 2, for all of these numbers */
+    s16 red = vaddq_s16(v, vqrdmulhq_n_s16(v, 13173)); /* half of 26345, with equal results for all inputs */
     s16 green = vsubq_s16(vrshrn_high_n_s32(vrshrn_n_s32(first, 16), second, 16), v);
     s16 blue = vaddq_s16(vaddq_s16(u, u), vqrdmulhq_n_s16(u, -14942 / 2));
     rgb[0] = vqmovun_s16((s16)vaddw_u8((u16)red, luma));
@@ -197,7 +197,7 @@ INLINE void thirty_two_pixels(uint8_t *to, const uint8_t *luma, const uint8_t *c
 #endif
 
 #ifdef HAS_VECTORS
-/* Reads up to 31 samples behind the last, of which rows have PADDING; writes none. */
+/* Reads up to 31 samples after the last, since rows have PADDING; writes none there. */
 VECTORS void colours_vector(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count)
 {
     int64_t i = 0;
@@ -210,7 +210,7 @@ VECTORS void colours_vector(uint8_t *to, const uint8_t *y, const uint8_t *cb, co
     }
 }
 
-/* Five pixels of 16 bytes at a time; the byte behind them belongs to the next five. */
+/* Mirrors five pixels, of 16 bytes, at a time; the last byte is overwritten by the next five. */
 VECTORS void mirror_vector(uint8_t *to, const uint8_t *from, int64_t pixels)
 {
     const __m128i order = _mm_setr_epi8(13, 14, 15, 10, 11, 12, 7, 8, 9, 4, 5, 6, 1, 2, 3, 0);

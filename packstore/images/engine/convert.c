@@ -1,41 +1,41 @@
-/* Types and layouts. Bytes become floating point times a factor, plus another, each rounded in float32 as torch does.
- */
+/* Converts types and layouts. Bytes become floating point by a factor and a summand; each step is rounded in float32,
+ * as in torch. */
 #include "vectors.h"
 
 #include <string.h>
 
-enum { LINE = 256 }; /* pixels whose channels are put together at a time */
+enum { LINE = 256 }; /* pixels interleaved at a time */
 
-/* To float16, to the nearest, and to the even one of two. */
+/* Rounds to float16, to nearest, ties to even. */
 static uint16_t to_half(float value)
 {
     uint32_t bits, sign;
     memcpy(&bits, &value, 4);
     sign = bits >> 16 & 0x8000;
     bits &= 0x7FFFFFFF;
-    if (bits >= 0x47800000) /* 65536 and more, infinity, what is no number */
+    if (bits >= 0x47800000) /* 65536 and more, infinity, NaN */
         return (uint16_t)(sign | (bits > 0x7F800000 ? 0x7E00 | (bits >> 13 & 0x1FF) : 0x7C00));
-    if (bits < 0x38800000) { /* below 2^-14: adding 0.5 rounds where a subnormal ends */
+    if (bits < 0x38800000) { /* below 2^-14: adding 0.5 rounds to the last place of a subnormal */
         float magnitude;
         memcpy(&magnitude, &bits, 4);
         magnitude += 0.5f;
         memcpy(&bits, &magnitude, 4);
         return (uint16_t)(sign | (bits - 0x3F000000));
     }
-    bits += 0xC8000FFF + (bits >> 13 & 1); /* the exponent's bias from 127 to 15, and half of the last place */
+    bits += 0xC8000FFF + (bits >> 13 & 1); /* bias 127 to 15, plus half of the last place */
     return (uint16_t)(sign | bits >> 13);
 }
 
-/* From float16; what is no number becomes a quiet one, as processors have it. */
+/* Converts float16 to float32; NaN becomes a quiet NaN, as in processors. */
 static float from_half(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, bits = (uint32_t)(half & 0x7FFF) << 13;
     float value;
-    if (bits >= 0x0F800000) { /* infinity, what is no number */
+    if (bits >= 0x0F800000) { /* infinity, NaN */
         bits += 0x70000000;
         bits |= bits > 0x7F800000 ? 0x00400000 : 0;
     } else if (bits >= 0x00800000) {
-        bits += 0x38000000; /* the exponent's bias from 15 to 127 */
+        bits += 0x38000000; /* changes the exponent's bias from 15 to 127 */
     } else {
         value = (float)(half & 0x3FF) * 0x1p-24f;
         memcpy(&bits, &value, 4);
@@ -45,7 +45,7 @@ static float from_half(uint16_t half)
     return value;
 }
 
-/* The upper half of a float32, to the nearest, and to the even one of two. */
+/* Rounds to bfloat16, the upper half of a float32, to nearest, ties to even. */
 static uint16_t to_bfloat(float value)
 {
     uint32_t bits;
@@ -53,7 +53,7 @@ static uint16_t to_bfloat(float value)
     return (uint16_t)(bits > 0x7F800000 && bits << 1 > 0xFF000000 ? 0x7FC0 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-/* Element `i`, which may lie anywhere. */
+/* Returns element `i` as float32; it may be unaligned. */
 float to_float(int kind, const void *from, int64_t i)
 {
     uint16_t half;
@@ -100,7 +100,7 @@ void from_floats_plain(void *to, int kind, const float *from, int64_t count)
     from_floats_from(to, kind, from, 0, count);
 }
 
-/* `count` values, whose channels take turns, from number `first` on. */
+/* Normalises `count` interleaved values from number `first` on. */
 static void normalize_from(void *to, int kind, const uint8_t *from, int64_t first, int64_t count, const float *factors)
 {
     for (int64_t i = first; i < count; i++) {
@@ -128,7 +128,7 @@ static void split_from(void *to, int kind, const uint8_t *from, int64_t first, i
         }
 }
 
-/* The same into planes; UINT8 as they are. */
+/* Normalises interleaved pixels into planes; copies UINT8 unchanged. */
 void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
     split_from(to, kind, from, 0, pixels, factors);
@@ -197,7 +197,7 @@ VECTORS_F16C void from_floats_vector(void *to, int kind, const float *from, int6
         from_floats_of(to, BFLOAT16, from, count);
 }
 
-/* 24 values at a time: eight pixels, with the factors of three registers. */
+/* Normalises 24 values at a time: eight pixels, with factors in three registers. */
 VECTORS_F16C INLINE void normalize_of(void *to, const int kind, const uint8_t *from, int64_t count,
                                       const float *factors)
 {
@@ -228,10 +228,10 @@ VECTORS_F16C void normalize_vector(void *to, int kind, const uint8_t *from, int6
         normalize_of(to, BFLOAT16, from, count, factors);
 }
 
-/* Sixteen pixels at a time. */
+/* Splits sixteen pixels at a time into planes. */
 VECTORS_F16C INLINE void split_of(void *to, const int kind, const uint8_t *from, int64_t pixels, const float *factors)
 {
-    /* Where in each of three registers the bytes of a channel lie; they go into its places of the sixteen. */
+    /* For each channel: positions of its bytes in three registers, by their place among the sixteen. */
     static const int8_t places[3][3][16] = {{{0, 3, 6, 9, 12, 15, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1},
                                              {-1, -1, -1, -1, -1, -1, 2, 5, 8, 11, 14, -1, -1, -1, -1, -1},
                                              {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 1, 4, 7, 10, 13}},
@@ -278,12 +278,12 @@ VECTORS_F16C void split_vector(void *to, int kind, const uint8_t *from, int64_t 
 }
 #endif
 
-/* Bytes of one channel, or of three in turn, to what is wanted. */
-void convert_pixels(const struct decoder *decoder, const struct making *making, const uint8_t *from, void *to,
+/* Converts bytes, of one channel or of three interleaved, to the requested type and layout. */
+void convert_pixels(const struct decoder *decoder, const struct task *task, const uint8_t *from, void *to,
                     int64_t pixels)
 {
-    const struct form *form = making->form;
-    int64_t channels = making->channels;
+    const struct form *form = task->form;
+    int64_t channels = task->channels;
     if (form->planes && channels == 3)
         decoder->kernels->split(to, (int)form->to, from, pixels, form->factors);
     else if (form->to == UINT8)
@@ -292,14 +292,13 @@ void convert_pixels(const struct decoder *decoder, const struct making *making, 
         decoder->kernels->normalize(to, (int)form->to, from, channels * pixels, form->factors);
 }
 
-/* Planes of floating point, of another type or not, to what is wanted. */
-void convert_planes(const struct decoder *decoder, const struct making *making, const void *from, void *to,
-                    int64_t pixels)
+/* Converts planes of floating point to the requested type and layout. */
+void convert_planes(const struct decoder *decoder, const struct task *task, const void *from, void *to, int64_t pixels)
 {
-    const struct form *form = making->form;
-    const int kind = making->kind;
-    const bool planes = form->planes || making->channels == 1;
-    const int64_t values = making->channels * pixels;
+    const struct form *form = task->form;
+    const int kind = task->kind;
+    const bool planes = form->planes || task->channels == 1;
+    const int64_t values = task->channels * pixels;
     const struct kernels *kernels = decoder->kernels;
     const uint8_t *source = from;
     int64_t from_size = size_of(kind), to_size = size_of(form->to);

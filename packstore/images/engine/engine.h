@@ -44,12 +44,12 @@
 #define INLINE static inline __attribute__((always_inline))
 #define NOT_INLINE __attribute__((noinline))
 #if defined(__x86_64__)
-#define HAS_VECTORS 1 /* AVX2, if the processor has it */
+#define HAS_VECTORS 1 /* AVX2; used only if the processor has it */
 #define VECTORS __attribute__((target("avx2,bmi2")))
 #define VECTORS_F16C __attribute__((target("avx2,bmi2,f16c")))
 #define VECTORS_FMA __attribute__((target("avx2,bmi2,fma")))
 #elif defined(__aarch64__)
-#define HAS_VECTORS 1 /* NEON, which all have */
+#define HAS_VECTORS 1 /* NEON, which every 64-bit ARM has */
 #define VECTORS
 #define VECTORS_F16C
 #define VECTORS_FMA
@@ -57,27 +57,27 @@
 
 enum { FLOAT32, FLOAT16, BFLOAT16, UINT8 };
 enum { SAMPLE_BILINEAR, SAMPLE_NEAREST, SAMPLE_BICUBIC, SAMPLE_BOX, SAMPLE_LANCZOS };
-enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* what padding shows */
+enum { CONSTANT, EDGE, REFLECT, SYMMETRIC }; /* content of padding */
 enum { AC_TABLE, DC_TABLE };
-/* What can fail says how it ended, and is compared with one of these; only the first means that all is well. */
+/* Result of every function that can fail; only DONE is success. Compare with these names. */
 enum outcome { DONE, REFUSED, NO_MORE, BEGUN, HELD };
-/* How the segments of a scan are found: those between checkpoints beforehand, or restart segments on the way. */
+/* How the segments of a scan are found: between checkpoints, before decoding; or restart segments, while decoding. */
 enum segment_way { LOCATED, FOLLOWING };
 enum {
     COMPONENTS = 3,    /* at most */
-    MCU_BLOCKS = 6,    /* at most, with the samplings that are known here */
+    MCU_BLOCKS = 6,    /* at most, with the supported samplings */
     TABLES = 4,        /* of a kind, B.2.4 */
-    MOST_SIDE = 65500, /* pixels, as libjpeg has it */
+    MOST_SIDE = 65500, /* pixels, the limit of libjpeg */
     LANES = 2,         /* more are not faster */
-    STRETCH = 256,     /* blocks, at most, that are decoded before they become pixels */
-    ROWS_KEPT = 8,     /* of MCUs, whose samples stay in the caches until they are pixels; a power of 2 */
-    LOOKUP_BITS = 11,  /* of a code and its value, decoded by one lookup */
-    AHEAD = 512,       /* bytes behind coded data that may be looked at: a block has 64 * 27 bits at most */
-    PADDING = 64,      /* bytes behind rows of samples that vector instructions may touch */
+    STRETCH = 256,     /* most blocks that are decoded before they become pixels */
+    ROWS_KEPT = 8,     /* rows of MCUs whose samples stay in the caches until they are pixels; a power of 2 */
+    LOOKUP_BITS = 11,  /* bits of a code and its value that one lookup decodes */
+    AHEAD = 512,       /* bytes after coded data that may be read: a block has at most 64 * 27 bits */
+    PADDING = 64,      /* bytes after rows of samples that vector instructions may touch */
     MOST_SEGMENTS = 1 << 20,
-    MOST_DC = 1 << 13, /* of what is predicted: 8-bit samples give 2^11, times 8 */
-    /* Dequantised. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions gives something else than its
-       C. No image of 8 bits has such. */
+    MOST_DC = 1 << 13, /* limit of predictions: 2^11 for 8-bit samples, times 8 */
+    /* Limit of dequantised coefficients. Beyond it the 16-bit arithmetic of libjpeg-turbo's vector instructions differs
+       from its C. No image of 8 bits exceeds it. */
     MOST_COEFFICIENT = 4095
 };
 
@@ -85,7 +85,7 @@ enum {
 enum { SOF0 = 0xC0, SOF1, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
 enum { APP0 = 0xE0, APP14 = 0xEE, APP15, COM = 0xFE };
 
-/* A Huffman table as B.2.4.2 has it, in the file: how many codes there are of each length, and their values. */
+/* A Huffman table in the file, B.2.4.2: number of codes of each length, and their values. */
 struct huffman_spec {
     const uint8_t *counts, *values;
     int total;
@@ -94,21 +94,21 @@ struct huffman_spec {
 struct component {
     int id, h, v;             /* sampling factors, B.2.2 */
     int quantisation, dc, ac; /* numbers of its tables */
-    int rows, columns;        /* of its own blocks; those of the MCUs may be more, A.2.4 */
-    int block;                /* of an MCU, its first one */
+    int rows, columns;        /* rows and columns of its own blocks; MCUs may have more, A.2.4 */
+    int block;                /* index in an MCU of its first block */
 };
 
 struct headers {
     int height, width, components;
     struct component component[COMPONENTS];
     int mcu_height, mcu_width; /* in pixels, A.2.3 */
-    int rows, across;          /* of MCUs */
+    int rows, across;          /* rows and columns of MCUs */
     int interval;              /* MCUs between restart markers, B.2.4.4; 0 for none */
-    int blocks;                /* of an MCU */
+    int blocks;                /* blocks of an MCU */
     uint8_t component_of[MCU_BLOCKS], block_x[MCU_BLOCKS], block_y[MCU_BLOCKS];
     uint8_t quantisation[TABLES][64]; /* in natural order */
     struct huffman_spec dc[TABLES], ac[TABLES];
-    int64_t scan_at; /* the scan's first coded byte */
+    int64_t scan_at; /* offset of the scan's first coded byte */
 };
 
 /* An entry of `look`: bits 0-5: bits of the code and its value; 7: look further; 8-15: how far k moves; 16-31: value.
@@ -127,32 +127,32 @@ struct block_tables {
     const struct huffman *dc, *ac;
 };
 
-/* A restart segment being decoded, as far as it is kept while other work is done. */
+/* State of a restart segment while it is not being decoded. */
 struct lane {
     struct decoder *decoder;
-    uint64_t taken; /* bits read of those at `at`; from bit 8 on: number of the next coefficient */
+    uint64_t taken; /* bits read since `at`; from bit 8 on: index of the next coefficient */
     const uint8_t *at, *end;
     const struct huffman *table;
     int16_t *out;
     const struct block_tables *block, *block_end;
-    int64_t mcu, count, left;   /* first of the stretch; its MCUs; those of the segment from there on */
-    bool open, cut_short;       /* whether it has a segment; whether more of that follows than is wanted */
-    enum outcome outcome;       /* once it has stopped: NO_MORE, HELD or REFUSED */
-    const struct located *part; /* of a part between checkpoints; else NULL */
-    int64_t base;               /* where in the file the segment begins, as long as segments are found on the way */
+    int64_t mcu, count, left;   /* first MCU of the stretch; number of its MCUs; MCUs of the segment from there on */
+    bool open, cut_short;       /* has a segment; the segment continues after the needed part */
+    enum outcome outcome;       /* after it has stopped: NO_MORE, HELD or REFUSED */
+    const struct located *part; /* the part between checkpoints; NULL for a restart segment */
+    int64_t base;               /* offset of the segment in the file, if segments are found while decoding */
     int predicted[COMPONENTS];
-    uint8_t *room;         /* the segment without stuffing */
-    int16_t *coefficients; /* of a stretch; zeros between stretches */
+    uint8_t *unstuffed;    /* the segment without stuffing */
+    int16_t *coefficients; /* coefficients of a stretch; zeros between stretches */
 };
 
-/* Lanes that are decoded together: those of one image, or one each of two. */
+/* Lanes that are decoded together: two of one image, or one each of two images. */
 struct team {
     struct lane *lanes[LANES];
     int count;
 };
 
-/* Memory that grows and is used again. */
-struct room {
+/* Buffer that grows and is reused. */
+struct buffer {
     void *at;
     size_t size;
 };
@@ -161,47 +161,46 @@ struct box {
     int64_t top, left, height, width;
 };
 
-/* For each of the pixels of an axis: where in the source those begin that it is made of, and their weights. */
+/* For each pixel of an axis: its first source pixel, and the weights of its source pixels. */
 struct taps {
     int32_t *at;
     int16_t *weights;
-    int64_t low_at; /* if weights have more than 16 bits, how far behind them their LOW_BITS lower ones are; else 0 */
+    int64_t low_at; /* if weights have more than 16 bits: distance to their LOW_BITS lower bits; else 0 */
     int taps, precision;
-    int64_t sampling;    /* set before they are made */
-    int64_t first, stop; /* of the source, needed for all of them */
-    struct room places, rounded, exact;
+    int64_t sampling;    /* set before make_taps() */
+    int64_t first, stop; /* range of source pixels that all taps need */
+    struct buffer places, rounded, exact;
 };
 
-/* The same in float32. */
+/* Taps in float32. */
 struct float_taps {
     int32_t *at;
     float *weights;
     int taps;
     int64_t first, stop;
-    struct room room;
+    struct buffer buffer;
 };
 
-/* Rows on their way through resize_rows(). */
+/* State of resize_rows(). */
 struct resizing {
-    int64_t row_bytes, reach; /* bytes of a row that is resized across; of what is read of one of the source */
-    int64_t first, most;      /* the row of the source that lies first of those kept; how many are, at most */
-    int64_t read, made;       /* rows of the source that were taken; rows that are complete */
+    int64_t row_bytes, reach; /* bytes of a row after horizontal resizing; bytes read from a source row */
+    int64_t first, most;      /* first kept row of the source; most rows that are kept */
+    int64_t read, made;       /* rows taken from the source; finished rows */
 };
 
-/* What the sources of a call are, and what is made of them. */
+/* Formats of the sources and outputs of a call. */
 struct form {
     int64_t from;     /* UINT8: JPEG files, or pixels (height, width, C); other types: planes (C, height, width) */
-    int64_t to;       /* the type of what is made; floating point if `from` is */
-    int64_t planes;   /* whether that is (C, height, width) and not (height, width, C) */
-    int64_t padding;  /* what is shown outside of pixels that are not resized; outside of others are zeros */
-    float factors[6]; /* of each channel, what bytes are multiplied with before it is floating point, and what is added;
-                         of gray all channels have the same */
+    int64_t to;       /* type of the outputs; floating point if `from` is */
+    int64_t planes;   /* outputs are (C, height, width), not (height, width, C) */
+    int64_t padding;  /* padding around sources that are not resized; resized sources are padded with zeros */
+    float factors[6]; /* factor and summand of each channel, for bytes that become floating point; all equal for gray */
     float fill;       /* for CONSTANT */
 };
 
-/* What becomes of an image: a box of it is resized, a window of that is cut out, and mirrored. */
+/* Request for an image: resize a box of it, cut a window out of the result, and mirror that. */
 struct request {
-    const uint8_t *source; /* a JPEG file where `height` is 0 */
+    const uint8_t *source; /* a JPEG file if `height` is 0, else pixels */
     int64_t nbytes;
     int64_t height, width;
     struct box box;
@@ -209,11 +208,11 @@ struct request {
     struct box window;
     int64_t mirrored;
     uint8_t *to;
-    const uint8_t *checkpoints; /* of a JPEG file: its index, see checkpoints.c; NULL for none */
+    const uint8_t *checkpoints; /* index of a JPEG file, see checkpoints.c; NULL for none */
     int64_t checkpoint_bytes;
-    const struct step *program; /* what is done with the bytes that are shown; see augment.h */
-    int64_t steps;              /* of the program; 0 for none */
-    int64_t sampling;           /* how bytes are resized */
+    const struct step *program; /* program to run on the window's bytes; see augment.h */
+    int64_t steps;              /* number of steps of the program; 0 for none */
+    int64_t sampling;           /* filter that resizes bytes */
 };
 
 struct decoder;
@@ -221,14 +220,14 @@ struct step;
 struct augment_kernels;
 struct skipper;
 
-/* The loops that there are twice: with vector instructions, and for any processor. */
+/* Loops with two implementations: with vector instructions, and for any processor. */
 struct kernels {
     int (*one_lane)(struct lane *const *);
     int (*two_lanes)(struct lane *const *);
     int (*one_gray_lane)(struct lane *const *);
     int (*two_gray_lanes)(struct lane *const *);
     enum outcome (*samples)(struct decoder *, const struct lane *, int *predicted);
-    const uint8_t *place; /* the order of the coefficients that `samples` takes */
+    const uint8_t *place; /* order of the coefficients that `samples` expects */
     int (*pass_one)(struct skipper *const *, enum outcome *outcome);
     int (*pass_two)(struct skipper *const *, enum outcome *outcome);
     void (*colours)(uint8_t *to, const uint8_t *y, const uint8_t *cb, const uint8_t *cr, int64_t count);
@@ -250,35 +249,35 @@ struct kernels {
                      int64_t count);
     void (*sum_pixels)(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *,
                        int64_t pixel_count, int64_t count);
-    const struct augment_kernels *augment; /* those of programs */
+    const struct augment_kernels *augment; /* loops of programs */
 };
 
-/* What is being made of a request for pixels. */
-struct making {
+/* Task of a decoder: the output of one request. */
+struct task {
     const struct request *request; /* NULL for none */
     const struct form *form;
-    int64_t channels; /* of pixels: 3, or 1 for gray, which is the luma of JPEG files */
+    int64_t channels; /* channels of a pixel: 3, or 1 for gray, which is the luma of JPEG files */
     bool resized, without_index;
-    int kind;           /* of what is made before it is converted */
-    uint8_t *to;        /* where that goes: the answer itself where nothing is converted */
-    struct box visible; /* the part of the window that lies in the resized box */
-    struct box box;     /* of the image, whose pixels are needed */
-    uint8_t *shown;     /* where the visible part goes */
-    int64_t rows;       /* of the box that were made of a JPEG file's samples */
+    int kind;           /* type before conversion */
+    uint8_t *to;        /* memory for it; the output itself if nothing is converted */
+    struct box visible; /* part of the window inside the resized box */
+    struct box box;     /* box of the image whose pixels are needed */
+    uint8_t *shown;     /* address of the visible part */
+    int64_t rows;       /* rows of the box made from a JPEG file's samples so far */
     uint8_t *refused;
 };
 
-/* The coded data of an image. */
+/* Coded data of an image. */
 struct input {
     struct headers headers;
     enum segment_way way;
-    const uint8_t *file, *file_end, *scan; /* `scan`: what follows of it, if segments are found on the way */
+    const uint8_t *file, *file_end, *scan; /* `scan`: rest of the scan, if segments are found while decoding */
     int64_t segments, next_segment;
-    const uint8_t *checkpoints; /* of the image that is decoded; NULL where they are not used */
+    const uint8_t *checkpoints; /* checkpoints of the image; NULL if they are not used */
     int64_t checkpoint_bytes;
-    int64_t unindexed; /* images whose checkpoints were none of theirs, since somebody asked */
-    int64_t piece;     /* MCUs between the points that are noted */
-    int unread;        /* blocks of an MCU, if `coefficients` has remains in those that became no samples; else 0 */
+    int64_t unindexed; /* images whose checkpoints belonged to another file, since the last query */
+    int64_t piece;     /* MCUs between points */
+    int unread;        /* blocks of an MCU, if `coefficients` still has values of blocks without samples; else 0 */
     struct lane lanes[LANES];
     int16_t coefficients[LANES][STRETCH * 64] __attribute__((aligned(64)));
 };
@@ -288,35 +287,35 @@ struct tables {
     struct block_tables sequence[STRETCH];
     int16_t quantisation[COMPONENTS][64] __attribute__((aligned(32)));
     int16_t limit[COMPONENTS][64] __attribute__((aligned(32)));
-    int skips_known; /* of the tables in `skips` */
+    int skips_known; /* bit mask of the tables in `skips` */
     uint8_t skip_counts[TABLES][16 + 256];
 };
 
-/* What is made of an image, and how far that is. */
+/* Samples of an image, and the progress of decoding. */
 struct output {
-    struct making making;
-    int64_t row0, row1, column0, column1; /* MCUs that are needed */
-    int components, blocks;               /* those that become samples; how many blocks of an MCU that is */
-    int64_t whole;                        /* rows before the first of which some samples are missing */
-    int64_t stride[COMPONENTS];           /* of the planes of samples */
-    int64_t kept; /* rows of MCUs that a plane has room for, one after the other and from the start again */
-    bool held;    /* a lane waits until rows before its own are pixels */
+    struct task task;
+    int64_t row0, row1, column0, column1; /* needed MCUs */
+    int components, blocks;               /* components that become samples; number of their blocks in an MCU */
+    int64_t whole;                        /* complete rows before the first row with missing samples */
+    int64_t stride[COMPONENTS];           /* strides of the planes of samples */
+    int64_t kept;                         /* rows of MCUs in a plane, which is a ring */
+    bool held;                            /* a lane waits until earlier rows are pixels */
     struct taps across, down;
     struct resizing resizing;
     struct float_taps float_across, float_down;
 };
 
-/* Memory that grows and is used again, rooms alone: see memory.c. */
+/* Buffers that grow and are reused. Contains nothing but buffers: see memory.c. */
 struct scratch {
-    struct room located, unstuffed[LANES]; /* segments */
-    struct room points, skips;             /* one for each MCU and the end; see skip.c */
-    struct room missing;                   /* of each row of MCUs, how many have no samples yet */
-    struct room plane[COMPONENTS], sums[2], wide[2], pixels, resized, line, made;
-    struct room copied, floats, remembered, sum; /* of a step of a program; of several: an image, and a sum of images */
+    struct buffer located, unstuffed[LANES]; /* segments */
+    struct buffer points, skips;             /* one point for each MCU and the end; see skip.c */
+    struct buffer missing;                   /* number of MCUs without samples, for each row */
+    struct buffer plane[COMPONENTS], sums[2], wide[2], pixels, resized, line, made;
+    struct buffer copied, floats, remembered, sum; /* for one step; for several: an image, a sum of images */
 };
 
 struct decoder {
-    struct decoder *second; /* for the image that is decoded together with this one's */
+    struct decoder *second; /* decoder of the image that is decoded together with this one */
     const struct kernels *kernels;
     uint32_t crc[8][256];
     struct input input;
@@ -325,18 +324,18 @@ struct decoder {
     struct scratch scratch;
 };
 
-/* Where a part of the scan between checkpoints lies, and which MCUs it has. */
+/* Location and MCUs of a part of the scan between checkpoints. */
 struct located {
-    int64_t start, marker; /* of its first byte, and of the marker, or byte, behind it */
+    int64_t start, marker; /* offsets of its first byte, and of the marker or byte after it */
     int64_t mcu, count;
-    bool cut_short, at_marker; /* whether it ends within a piece; whether that ends with a marker */
-    int bit, end_bit;          /* of the byte at `start`; of that at `marker`, where the scan goes on */
+    bool cut_short, at_marker; /* ends within a piece; the piece ends with a marker */
+    int bit, end_bit; /* first bit in the byte at `start`; bit in the byte at `marker` at which the scan continues */
     int predicted[COMPONENTS], next[COMPONENTS];
 };
 
-/* Where an MCU begins, as long as that is noted. */
+/* Beginning of an MCU. */
 struct point {
-    int64_t bit; /* of the file */
+    int64_t bit; /* bit offset in the file */
     int predicted[COMPONENTS];
 };
 
@@ -354,11 +353,11 @@ enum outcome locate_checkpoints(struct decoder *, int64_t nbytes);
 int64_t piece_at(const struct headers *, int64_t piece, int64_t mcu);
 enum outcome begin_checkpoints(struct decoder *, const uint8_t *file, int64_t nbytes);
 void place_points(struct decoder *, int64_t base, int64_t first, int64_t stop, int64_t length);
-int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t room);
+int64_t pack_checkpoints(struct decoder *, uint8_t *to, int64_t capacity);
 
 /* skip.c */
 void make_checkpoints(struct decoder *, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
-                      uint8_t *const *to, const int64_t *rooms, int64_t *sizes);
+                      uint8_t *const *to, const int64_t *capacities, int64_t *sizes);
 int pass_one_plain(struct skipper *const *, enum outcome *outcome);
 int pass_two_plain(struct skipper *const *, enum outcome *outcome);
 int pass_one_vector(struct skipper *const *, enum outcome *outcome);
@@ -440,7 +439,7 @@ void sum_pixels_vector(float *const to[3], float *pixels, const float *const fro
                        int64_t pixel_count, int64_t count);
 
 /* place.c */
-void place(const struct decoder *, const struct making *);
+void place(const struct decoder *, const struct task *);
 
 /* convert.c */
 INLINE int64_t size_of(int64_t kind)
@@ -449,8 +448,8 @@ INLINE int64_t size_of(int64_t kind)
 }
 float to_float(int kind, const void *from, int64_t i);
 void from_float(void *to, int kind, int64_t i, float value);
-void convert_pixels(const struct decoder *, const struct making *, const uint8_t *from, void *to, int64_t pixels);
-void convert_planes(const struct decoder *, const struct making *, const void *from, void *to, int64_t pixels);
+void convert_pixels(const struct decoder *, const struct task *, const uint8_t *from, void *to, int64_t pixels);
+void convert_planes(const struct decoder *, const struct task *, const void *from, void *to, int64_t pixels);
 void normalize_plain(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void normalize_vector(void *to, int kind, const uint8_t *from, int64_t count, const float *factors);
 void split_plain(void *to, int kind, const uint8_t *from, int64_t pixels, const float *factors);
@@ -464,7 +463,7 @@ void from_floats_vector(void *to, int kind, const float *from, int64_t count);
 void read_files(int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified,
                 uint8_t *to, uint8_t *refused);
 void stat_files(int directory, const char *names, int64_t count, int64_t *facts);
-int list_names(int directory, int64_t room, char *files, char *folders, int64_t *sizes);
+int list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes);
 
 /* highway.c */
 uint64_t highway_hash(const uint8_t *data, uint64_t size);
@@ -478,8 +477,8 @@ void answer_all(struct decoder *, const struct request *, int64_t count, const s
                 int64_t max_pixels, uint8_t *refused);
 
 /* memory.c */
-enum outcome make_room(struct room *, size_t size);
-void keep_little(struct decoder *);
-void give_back(struct decoder *);
+enum outcome grow_buffer(struct buffer *, size_t size);
+void trim_buffers(struct decoder *);
+void free_buffers(struct decoder *);
 
 #endif

@@ -1,7 +1,8 @@
 /* Huffman decoding of restart segments, two at a time: ITU-T T.81, F.2.2 and B.1.1.5. */
 #include "reader.h"
 
-/* Copies coded data without the zero bytes behind 0xFF (B.1.1.5) up to the next marker; its place, or NULL for none. */
+/* Copies coded data without the zero bytes after 0xFF (B.1.1.5) up to the next marker. Returns the marker's address;
+ * NULL if there is none. */
 static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *end)
 {
     uint8_t *out = *to;
@@ -21,7 +22,8 @@ static const uint8_t *unstuff(uint8_t **to, const uint8_t *from, const uint8_t *
     return NULL;
 }
 
-/* Copies the coded data between two checkpoints likewise; more of the file follows `stop`. NULL for a marker. */
+/* Copies coded data between two checkpoints likewise; more of the file follows `stop`. Returns NULL if it contains a
+ * marker. */
 static uint8_t *unstuff_part(uint8_t *out, const uint8_t *from, const uint8_t *stop)
 {
     while (from < stop) {
@@ -35,7 +37,7 @@ static uint8_t *unstuff_part(uint8_t *out, const uint8_t *from, const uint8_t *s
     return out;
 }
 
-/* Gives the lane the next of the parts that were located. The first byte of one is none of stuffing. */
+/* Gives the lane the next located part. Its first byte must not be a stuffed zero. */
 static enum outcome take_located(struct decoder *decoder, struct lane *lane)
 {
     struct output *output = &decoder->output;
@@ -43,14 +45,14 @@ static enum outcome take_located(struct decoder *decoder, struct lane *lane)
     if (input->next_segment >= input->segments)
         return NO_MORE;
     const struct located *part = (const struct located *)decoder->scratch.located.at + input->next_segment;
-    /* Pixels of the last row that is whole are not made before the next one is, too. */
+    /* Pixels of the last complete row are made only when the next row is complete, too. */
     if (part->mcu / input->headers.across - output->row0 >= output->whole + output->kept - 1) {
         output->held = true;
         return HELD;
     }
     input->next_segment++;
     const uint8_t *from = input->file + part->start, *stop = input->file + part->marker + (part->end_bit > 0);
-    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->room, from, stop);
+    uint8_t *end = from[-1] == 0xFF ? NULL : unstuff_part(lane->unstuffed, from, stop);
     if (!end)
         return REFUSED;
     lane->end = end;
@@ -63,8 +65,8 @@ static enum outcome take_located(struct decoder *decoder, struct lane *lane)
     return DONE;
 }
 
-/* The same of a file whose restart segments are found on the way: all of them, to the end of the image, in their order.
- */
+/* Gives the lane the next restart segment of a file whose segments are found while decoding: all segments in order, to
+ * the end of the image. */
 static enum outcome take_following(struct decoder *decoder, struct lane *lane)
 {
     struct input *input = &decoder->input;
@@ -73,7 +75,7 @@ static enum outcome take_following(struct decoder *decoder, struct lane *lane)
     int64_t first = decoder->output.row0 * headers->across, stop = decoder->output.row1 * headers->across;
     while (input->next_segment < input->segments) {
         int64_t n = input->next_segment++, mcu = n * each, count = total - mcu < each ? total - mcu : each;
-        uint8_t *end = lane->room;
+        uint8_t *end = lane->unstuffed;
         lane->base = input->scan - input->file;
         const uint8_t *marker = unstuff(&end, input->scan, input->file_end);
         int expected = n == input->segments - 1 ? EOI : RST0 | (int)(n & 7);
@@ -91,22 +93,22 @@ static enum outcome take_following(struct decoder *decoder, struct lane *lane)
     return NO_MORE;
 }
 
-/* Finishes the lane's segment: exactly its bytes have to have been read, and of a part that ends with a checkpoint its
- * bits, with the predictions that go on there. */
+/* Finishes the lane's segment. REFUSED unless exactly its bytes were read; for a part that ends at a checkpoint,
+ * exactly its bits, with the predictions of that checkpoint. */
 enum outcome close_segment(struct lane *lane)
 {
     const uint8_t *at = lane->at + ((lane->taken & 255) + 7) / 8;
     const struct located *part = lane->part;
     lane->open = false;
     if (part && !part->cut_short && !part->at_marker) {
-        int64_t read = 8 * (lane->at - lane->room) + (int64_t)(lane->taken & 255);
+        int64_t read = 8 * (lane->at - lane->unstuffed) + (int64_t)(lane->taken & 255);
         bool same = !memcmp(lane->predicted, part->next, sizeof part->next);
-        return same && read == 8 * (lane->end - lane->room) - (-part->end_bit & 7) ? DONE : REFUSED;
+        return same && read == 8 * (lane->end - lane->unstuffed) - (-part->end_bit & 7) ? DONE : REFUSED;
     }
     return (lane->cut_short ? at <= lane->end : at == lane->end) ? DONE : REFUSED;
 }
 
-/* Gives the lane its next segment: DONE, REFUSED, NO_MORE, or HELD where others have to come first. */
+/* Gives the lane its next segment. Returns DONE, REFUSED, NO_MORE, or HELD if other lanes must finish first. */
 enum outcome open_segment(struct decoder *decoder, struct lane *lane)
 {
     lane->cut_short = false;
@@ -118,11 +120,11 @@ enum outcome open_segment(struct decoder *decoder, struct lane *lane)
         return outcome;
     memset((uint8_t *)lane->end, 0, PADDING);
     lane->open = true;
-    lane->at = lane->room;
+    lane->at = lane->unstuffed;
     return DONE;
 }
 
-/* Zeros for the next stretch; those of blocks that become no samples nobody reads. */
+/* Clears the coefficients for the next stretch, except those of blocks without samples, which are never read. */
 static void clear_coefficients(struct lane *lane)
 {
     const size_t block = 64 * sizeof(int16_t);
@@ -134,7 +136,7 @@ static void clear_coefficients(struct lane *lane)
             memset(lane->coefficients + m * blocks * 64, 0, (size_t)used * block);
 }
 
-/* Finishes what the lane has decoded and gives it more: DONE, REFUSED, NO_MORE or HELD. */
+/* Finishes the lane's stretch and gives it the next: DONE, REFUSED, NO_MORE or HELD. */
 static NOT_INLINE enum outcome next_stretch(struct lane *lane)
 {
     struct decoder *decoder = lane->decoder;
@@ -153,7 +155,7 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
     if (!lane->left) {
         if (lane->open && close_segment(lane) != DONE)
             return REFUSED;
-        if (decoder->output.held) /* both lanes go on */
+        if (decoder->output.held) /* both lanes continue */
             return HELD;
         enum outcome outcome = open_segment(decoder, lane);
         if (outcome != DONE)
@@ -180,7 +182,7 @@ struct hot {
     const struct block_tables *block;
 };
 
-/* Afterwards 56 bits are there at least, and none was read. What is looked up next depends on the load in time only. */
+/* Provides at least 56 unread bits. The next lookup depends on the load only for its timing. */
 INLINE void refill(struct hot *hot)
 {
     uint64_t next;
@@ -208,7 +210,7 @@ INLINE struct hot begin_lane(const struct lane *lane)
 
 INLINE void end_lane(struct lane *lane, const struct hot *hot)
 {
-    int left = hot->held - (int)(hot->taken & 255); /* bits that were not read of those before `at` */
+    int left = hot->held - (int)(hot->taken & 255); /* unread bits before `at` */
     lane->at = hot->at - (left + 7) / 8;
     lane->taken = (hot->taken & ~(uint64_t)255) | (uint64_t)(-left & 7);
     lane->table = hot->table;
@@ -235,7 +237,7 @@ INLINE enum outcome decode_dc(struct hot *hot)
     return hot->taken >> K == 1 ? DONE : REFUSED;
 }
 
-/* Keeps what the loop has of all lanes; the number of the one that stops, and why. */
+/* Saves the state of all lanes. Returns the index of the lane that stops, and notes the reason. */
 INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int count, int stopped, enum outcome outcome)
 {
 #pragma GCC unroll 2
@@ -352,8 +354,8 @@ VECTORS int two_gray_lanes_vector(struct lane *const *lanes)
 }
 #endif
 
-/* Gives a place in the team to a lane of the decoder, and decodes where it begins: NO_MORE where it has nothing to do.
- */
+/* Opens the first segment of a lane, decodes its first coefficient, and adds the lane to the team. NO_MORE if it has
+ * nothing to do. */
 static enum outcome begin(struct team *team, struct lane *lane)
 {
     enum outcome outcome = next_stretch(lane);
@@ -367,14 +369,14 @@ static enum outcome begin(struct team *team, struct lane *lane)
     return outcome;
 }
 
-/* Zeros for the next image. */
+/* Clears all coefficients for the next image. */
 static void clear_all(struct input *input)
 {
     memset(input->coefficients, 0, sizeof input->coefficients);
     input->unread = 0;
 }
 
-/* Takes what the decoder has out of the team. */
+/* Removes the lanes of the decoder from the team; clears its coefficients unless it is DONE. */
 static enum outcome leave(struct team *team, struct decoder *decoder, enum outcome outcome)
 {
     int left = 0;
@@ -387,22 +389,22 @@ static enum outcome leave(struct team *team, struct decoder *decoder, enum outco
     return outcome;
 }
 
-/* Begins to decode the segments that are needed, together with what the team decodes. */
+/* Begins to decode the needed segments, together with the other lanes of the team. */
 enum outcome join(struct team *team, struct decoder *decoder)
 {
     struct input *input = &decoder->input;
     int unread = decoder->output.blocks == input->headers.blocks ? 0 : input->headers.blocks;
-    if (input->unread != unread && input->unread) /* others are read now */
+    if (input->unread != unread && input->unread) /* other blocks are read now */
         clear_all(input);
     input->unread = unread;
     for (int i = 0; i < LANES; i++)
         input->lanes[i] = (struct lane){
-            .decoder = decoder, .room = decoder->scratch.unstuffed[i].at, .coefficients = input->coefficients[i]};
+            .decoder = decoder, .unstuffed = decoder->scratch.unstuffed[i].at, .coefficients = input->coefficients[i]};
     return begin(team, &input->lanes[0]) == DONE ? DONE : leave(team, decoder, REFUSED);
 }
 
-/* Decodes until an image of the team has ended: its decoder; `*outcome` is DONE or REFUSED. An image that is alone has
- * both lanes. */
+/* Decodes until an image of the team has ended. Returns its decoder; `outcome` receives DONE or REFUSED. A single image
+ * uses both lanes. */
 struct decoder *decode_together(struct team *team, enum outcome *outcome)
 {
     for (;;) {
@@ -413,7 +415,7 @@ struct decoder *decode_together(struct team *team, enum outcome *outcome)
             return decoder;
         }
         const struct kernels *kernels = decoder->kernels;
-        bool gray = decoder->output.making.channels == 1;
+        bool gray = decoder->output.task.channels == 1;
         int ended = team->count == 1 ? (gray ? kernels->one_gray_lane : kernels->one_lane)(team->lanes)
                                      : (gray ? kernels->two_gray_lanes : kernels->two_lanes)(team->lanes);
         struct lane *lane = team->lanes[ended];

@@ -1,11 +1,11 @@
-/* Erasing, noise, mirroring, sums of images. */
+/* Erases boxes, adds noise, mirrors, and sums images. */
 #include "augment.h"
 
 #include <string.h>
 
 /* ---- loops ---- */
 
-/* As mix() in packstore/training/random_draws.py. */
+/* Does mix() of packstore/training/random_draws.py. */
 INLINE uint32_t mix(uint32_t value)
 {
     value ^= value >> 16;
@@ -15,10 +15,10 @@ INLINE uint32_t mix(uint32_t value)
     return value ^ value >> 15;
 }
 
-/* Nearly normal numbers `first` to `first + count`: sums of four random bytes. */
+/* Computes nearly normal numbers `first` to `first + count - 1`: sums of four random bytes. */
 INLINE void noise_of(float *restrict to, uint32_t seed, int64_t first, int64_t count)
 {
-    const float deviation = 0x1.2799ep+7f; /* of such a sum: the root of (256^2 - 1) / 3 */
+    const float deviation = 0x1.2799ep+7f; /* standard deviation of such a sum: the root of (256^2 - 1) / 3 */
     uint32_t start = (uint32_t)first * 0x9E3779B9u + seed;
     for (int64_t i = 0; i < count; i++) {
         uint32_t bits = mix(start + (uint32_t)i * 0x9E3779B9u);
@@ -90,7 +90,7 @@ static uint32_t seed_of(const float *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 16;
 }
 
-/* As gaussian_noise_image(), with noise of our own. */
+/* Does gaussian_noise_image() with our own random numbers. */
 enum outcome add_noise(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     int64_t size = 3 * image->height * image->width;
@@ -108,13 +108,13 @@ enum outcome add_noise(struct decoder *decoder, const struct image *image, const
     return DONE;
 }
 
-/* `value` within 0 to `most`. */
+/* Clips `value` to 0 … `most`. */
 static int64_t within(float value, int64_t most)
 {
     return value<0 ? 0 : value>(float) most ? most : (int64_t)value;
 }
 
-/* Overwrites the part of a box that lies in the image. */
+/* Overwrites the part of a box that is inside the image. */
 enum outcome erase(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     static const float means[3] = {123.675f, 116.28f, 103.53f}, deviations[3] = {58.395f, 57.12f, 57.375f};
@@ -144,7 +144,7 @@ enum outcome erase(struct decoder *decoder, const struct image *image, const str
 enum outcome mirror_image(struct decoder *decoder, const struct image *image)
 {
     int64_t row_bytes = 3 * image->width;
-    if (make_room(&decoder->scratch.copied, (size_t)row_bytes + PADDING) != DONE)
+    if (grow_buffer(&decoder->scratch.copied, (size_t)row_bytes + PADDING) != DONE)
         return REFUSED;
     for (int64_t y = 0; y < image->height; y++) {
         uint8_t *row = image->at + y * row_bytes, *copy = decoder->scratch.copied.at;
@@ -158,7 +158,7 @@ enum outcome flip_image(struct decoder *decoder, const struct image *image)
 {
     struct scratch *scratch = &decoder->scratch;
     int64_t row_bytes = 3 * image->width;
-    if (make_room(&scratch->copied, (size_t)row_bytes) != DONE)
+    if (grow_buffer(&scratch->copied, (size_t)row_bytes) != DONE)
         return REFUSED;
     for (int64_t y = 0; y < image->height / 2; y++) {
         uint8_t *row = image->at + y * row_bytes, *other = image->at + (image->height - 1 - y) * row_bytes;
@@ -169,12 +169,12 @@ enum outcome flip_image(struct decoder *decoder, const struct image *image)
     return DONE;
 }
 
-/* Remembers the image, and begins a sum with its share. */
+/* Remembers the image, and begins a sum with a share of it. */
 enum outcome keep_image(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     struct scratch *scratch = &decoder->scratch;
     size_t size = (size_t)(3 * image->height * image->width);
-    if (make_room(&scratch->remembered, size) != DONE || make_room(&scratch->sum, size * sizeof(float)) != DONE)
+    if (grow_buffer(&scratch->remembered, size) != DONE || grow_buffer(&scratch->sum, size * sizeof(float)) != DONE)
         return REFUSED;
     memcpy(scratch->remembered.at, image->at, size);
     memset(scratch->sum.at, 0, size * sizeof(float));
@@ -182,7 +182,7 @@ enum outcome keep_image(struct decoder *decoder, const struct image *image, cons
     return DONE;
 }
 
-/* Adds the image's share to the sum, and brings the remembered image back. */
+/* Adds a share of the image to the sum, and restores the remembered image. */
 void add_image(struct decoder *decoder, const struct image *image, const struct step *step)
 {
     int64_t size = 3 * image->height * image->width;
@@ -190,7 +190,7 @@ void add_image(struct decoder *decoder, const struct image *image, const struct 
     memcpy(image->at, decoder->scratch.remembered.at, (size_t)size);
 }
 
-/* Shows the sum. */
+/* Replaces the image by the sum. */
 void mix_images(struct decoder *decoder, const struct image *image)
 {
     decoder->kernels->augment->cut(image->at, decoder->scratch.sum.at, 3 * image->height * image->width);

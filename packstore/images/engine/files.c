@@ -1,4 +1,4 @@
-/* Many small files of a directory, read in one call: what is between two of Python's calls takes longer than one. */
+/* Reads many small files of a directory in one call: separate calls from Python take longer than the reading. */
 #include "engine.h"
 
 #if !defined(_WIN32)
@@ -11,10 +11,8 @@
 #include <unistd.h>
 
 #if defined(__linux__) && defined(__LP64__) && (defined(__x86_64__) || defined(__aarch64__))
-/*
- * The kernel fills the same structure as the C library here. fstat and fstatat are symbols of glibc 2.33: a wheel that
- * names them installs on no older system.
- */
+/* System calls instead of fstat and fstatat, which are symbols only since glibc 2.33: a wheel that names them does not
+ * install on older systems. The kernel's structure is that of the C library here. */
 #include <sys/syscall.h>
 #define facts_of_open(file, found) ((int)syscall(SYS_fstat, (file), (found)))
 #define facts_at(directory, name, found) ((int)syscall(SYS_newfstatat, (directory), (name), (found), 0))
@@ -45,7 +43,8 @@ static int64_t changed_ns(const struct stat *found)
     return (int64_t)time->tv_sec * BILLION + time->tv_nsec;
 }
 
-/* All bytes of a file, if it is one, with this size and time. It is opened without blocking, for it may be a pipe. */
+/* Reads all bytes of a regular file. REFUSED if it has another size or time, or is not a regular file. Opens without
+ * blocking, since it may be a pipe. */
 static enum outcome read_file(int directory, const char *name, int64_t nbytes, int64_t modified, uint8_t *to)
 {
     struct stat found;
@@ -64,10 +63,8 @@ static enum outcome read_file(int directory, const char *name, int64_t nbytes, i
     return same ? DONE : REFUSED;
 }
 
-/*
- * Reads `count` files one behind the other. `names` has a zero byte behind each. `refused` says of each whether it is
- * another one than was listed, or cannot be read: somebody else finds out why.
- */
+/* Reads `count` files one after the other. `names` has a zero byte after each name. Sets `refused` for each file that
+ * has changed since it was listed or cannot be read; the caller finds out why. */
 void read_files(int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified,
                 uint8_t *to, uint8_t *refused)
 {
@@ -78,10 +75,8 @@ void read_files(int directory, const char *names, int64_t count, const int64_t *
     }
 }
 
-/*
- * Writes size, time of modification and time of change of `count` files, links followed: three zeros if nothing is
- * there, -1 and two zeros for what is no file. `names` has a zero byte behind each.
- */
+/* Writes size, time of modification and time of change of `count` files; follows links. Three zeros for a missing name,
+ * -1 and two zeros for anything but a file. `names` has a zero byte after each name. */
 void stat_files(int directory, const char *names, int64_t count, int64_t *facts)
 {
     for (int64_t n = 0; n < count; n++) {
@@ -98,12 +93,10 @@ void stat_files(int directory, const char *names, int64_t count, int64_t *facts)
     }
 }
 
-/*
- * Writes the names in an open directory: those of directories, and of links to them, to `folders`, all others to
- * `files`, each with a zero byte behind it. `sizes` receives how many bytes the two take; what exceeds `room` is not
- * written. Returns 0, or the error.
- */
-int list_names(int directory, int64_t room, char *files, char *folders, int64_t *sizes)
+/* Lists an open directory: writes names of directories, and of links to them, to `folders`, all other names to `files`,
+ * each with a zero byte after it. `sizes` receives the bytes that both lists take; names beyond `capacity` bytes are
+ * not written. Returns 0, or the error. */
+int list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes)
 {
     char *places[] = {files, folders};
     int own = openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -125,7 +118,7 @@ int list_names(int directory, int64_t room, char *files, char *folders, int64_t 
             folder = !facts_at(directory, name, &found) && S_ISDIR(found.st_mode);
         }
         int64_t size = (int64_t)strlen(name) + 1;
-        if (sizes[folder] + size <= room)
+        if (sizes[folder] + size <= capacity)
             memcpy(places[folder] + sizes[folder], name, (size_t)size);
         sizes[folder] += size;
     }

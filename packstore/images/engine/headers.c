@@ -1,19 +1,19 @@
-/* The segments of a JPEG file up to its scan: ITU-T T.81, B.2; colours as libjpeg decides on them. */
+/* Reads the segments of a JPEG file up to its scan: ITU-T T.81, B.2. Decides on colours as libjpeg does. */
 #include "engine.h"
 
 #include <string.h>
 
-/* Figure A.6: where in a block the coefficients are, in the order in which they are coded. */
+/* Figure A.6: positions in a block, in the order in which coefficients are coded. */
 static const uint8_t zigzag[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,
                                    12, 19, 26, 33, 40, 48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28,
                                    35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23, 30, 37, 44, 51,
                                    58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
-/* What is known while the segments are read. */
+/* State while the segments are read. */
 struct reading {
     bool has_frame, has_jfif, has_adobe;
     uint8_t adobe_transform;
-    uint8_t has_quantisation; /* a bit a table */
+    uint8_t has_quantisation; /* one bit per table */
 };
 
 static int sixteen_bits(const uint8_t *at)
@@ -21,7 +21,7 @@ static int sixteen_bits(const uint8_t *at)
     return at[0] << 8 | at[1];
 }
 
-/* B.2.4.1; of tables with 16 bits an entry nothing is known here. */
+/* B.2.4.1. Refuses tables with 16 bits an entry. */
 static enum outcome read_quantisation(struct headers *headers, struct reading *reading, const uint8_t *at,
                                       const uint8_t *end)
 {
@@ -78,7 +78,7 @@ static enum outcome read_frame(struct headers *headers, struct reading *reading,
     return DONE;
 }
 
-/* B.2.3: one scan, of everything. */
+/* B.2.3. Refuses files of several scans. */
 static enum outcome read_scan(struct headers *headers, const struct reading *reading, const uint8_t *at,
                               const uint8_t *end)
 {
@@ -97,7 +97,7 @@ static enum outcome read_scan(struct headers *headers, const struct reading *rea
     return DONE;
 }
 
-/* Whether the components are Y, Cb and Cr, as default_decompress_parms() of libjpeg decides. */
+/* Checks that the components are Y, Cb and Cr, by the rules of libjpeg's default_decompress_parms(). */
 static enum outcome check_colours(const struct headers *headers, const struct reading *reading)
 {
     if (headers->components == 1 || reading->has_jfif)
@@ -110,7 +110,7 @@ static enum outcome check_colours(const struct headers *headers, const struct re
     return DONE;
 }
 
-/* What decides on colours; libjpeg warns of a JFIF of another version than 1. */
+/* Reads the segments that determine colours. Refuses JFIF of another version than 1, of which libjpeg warns. */
 static enum outcome read_application(struct reading *reading, int marker, const uint8_t *at, const uint8_t *end)
 {
     if (marker == APP0 && end - at >= 5 && !memcmp(at, "JFIF", 5)) {
@@ -126,12 +126,12 @@ static enum outcome read_application(struct reading *reading, int marker, const 
     return DONE;
 }
 
-/* Figure A.2 and A.2.3: the blocks of an MCU, and how many MCUs there are. */
+/* Figure A.2 and A.2.3: computes the blocks of an MCU and the number of MCUs. */
 static enum outcome lay_out(struct headers *headers)
 {
     struct component *luma = &headers->component[0];
     if (headers->components == 1) {
-        luma->h = luma->v = 1; /* such a scan is not interleaved: A.2.2 */
+        luma->h = luma->v = 1; /* a scan of one component is not interleaved: A.2.2 */
     } else {
         for (int i = 1; i < 3; i++)
             if (headers->component[i].h != 1 || headers->component[i].v != 1)
@@ -158,7 +158,7 @@ static enum outcome lay_out(struct headers *headers)
     return DONE;
 }
 
-/* Reads all segments up to the scan. Refuses what libjpeg-turbo refuses or warns of, and more. */
+/* Reads all segments up to the scan. Refuses all files that libjpeg-turbo refuses or warns of, and others. */
 enum outcome read_headers(struct headers *headers, const uint8_t *file, int64_t nbytes)
 {
     struct reading reading = {0};

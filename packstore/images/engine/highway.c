@@ -1,5 +1,5 @@
-/* HighwayHash (https://arxiv.org/abs/1612.06257), 64 bits, with the key of Riegeli: checksums of ArrayRecord's chunks.
- */
+/* HighwayHash (https://arxiv.org/abs/1612.06257) of 64 bits with the key of Riegeli, for the checksums of ArrayRecord's
+ * chunks. */
 #include "engine.h"
 
 #include <string.h>
@@ -19,13 +19,13 @@ static inline uint64_t swapped(uint64_t value)
     return value >> 32 | value << 32;
 }
 
-/* The byte `from` of a value, as the byte `to`. */
+/* Moves byte `from` of a value to byte `to`. */
 static inline uint64_t byte(uint64_t value, int from, int to)
 {
     return (value >> 8 * from & 0xff) << 8 * to;
 }
 
-/* Adds the bytes of two values in another order to two others. */
+/* Adds the bytes of two values, in another order, to two other values. */
 static inline void zip(uint64_t low, uint64_t high, uint64_t *to)
 {
     to[0] += byte(low, 3, 0) | byte(high, 4, 1) | byte(low, 2, 2) | byte(low, 5, 3) | byte(high, 6, 4) |
@@ -51,7 +51,7 @@ static inline void update(struct state *state, const uint64_t *words)
 static inline void update_bytes(struct state *state, const uint8_t *packet)
 {
     uint64_t words[WORDS];
-    memcpy(words, packet, PACKET); /* the engine is for little-endian processors alone */
+    memcpy(words, packet, PACKET); /* the engine runs on little-endian processors only */
     update(state, words);
 }
 

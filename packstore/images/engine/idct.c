@@ -1,16 +1,16 @@
-/* The inverse DCT: ITU-T T.81, A.3.3, bit for bit as jidctint.c of libjpeg-turbo, which is that of Loeffler, Ligtenberg
- * and Moschytz with 13 bits behind the binary point. */
+/* The inverse DCT: ITU-T T.81, A.3.3, bit for bit as jidctint.c of libjpeg-turbo: the algorithm of Loeffler, Ligtenberg
+ * and Moschytz with 13 fractional bits. */
 #include "samples.h"
 
 #include <string.h>
 
 enum {
-    /* After one pass. As with MOST_COEFFICIENT, 16-bit arithmetic of libjpeg-turbo's vector instructions gives
-       something else than its C beyond it. */
+    /* Limit after one pass. Beyond it, as beyond MOST_COEFFICIENT, the 16-bit arithmetic of libjpeg-turbo's vector
+       instructions differs from its C. */
     MOST_BETWEEN = 16383,
     MOST_PREDICTED = 1 << 15
 };
-/* One pass over 8 values `step` apart, rounded by `shift` bits. */
+/* Does one pass over 8 values `step` apart; rounds by `shift` bits. */
 INLINE void pass(int *values, int step, int shift)
 {
     int round = 1 << (shift - 1);
@@ -34,7 +34,8 @@ INLINE void pass(int *values, int step, int shift)
     values[4 * step] = (even3 - odd0) >> shift;
 }
 
-/* A block's samples; not 0 for a coefficient that is too large. `dc` is the first of `coefficients`. */
+/* Computes a block's samples. REFUSED for a coefficient that is too large. `dc` replaces the first of `coefficients`.
+ */
 INLINE enum outcome block_plain(const int16_t *coefficients, int dc, const int16_t *quantisation, const int16_t *limit,
                                 uint8_t *to, int64_t stride)
 {
@@ -60,7 +61,7 @@ INLINE enum outcome block_plain(const int16_t *coefficients, int dc, const int16
     return DONE;
 }
 
-/* Of a block that has nothing but its first coefficient. */
+/* Computes the samples of a block whose only coefficient is the first. */
 INLINE enum outcome flat_block(int dc, int quantisation, int limit, uint8_t *to, int64_t stride)
 {
     if (dc > limit || -dc > limit)
@@ -79,7 +80,7 @@ INLINE bool is_far(int dc)
 typedef enum outcome block_function(const int16_t *coefficients, int dc, const int16_t *quantisation,
                                     const int16_t *limit, uint8_t *to, int64_t stride);
 
-/* A stretch's samples into the planes, as far as they are needed. */
+/* Writes the needed samples of a stretch into the planes. */
 INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *lane, int *predicted,
                                     block_function *block)
 {
@@ -88,7 +89,7 @@ INLINE enum outcome stretch_samples(struct decoder *decoder, const struct lane *
     const int16_t *coefficients = lane->coefficients;
     int64_t row = lane->mcu / headers->across - output->row0, column = lane->mcu % headers->across;
     bool in_row = row >= 0 && row < output->row1 - output->row0;
-    uint8_t *corner[MCU_BLOCKS] = {0}; /* of the block in the first MCU that is needed */
+    uint8_t *corner[MCU_BLOCKS] = {0}; /* corner of the block in the first needed MCU */
     int64_t step[MCU_BLOCKS] = {0};
     for (int b = 0; in_row && b < output->blocks; b++) {
         int i = headers->component_of[b];
@@ -132,16 +133,15 @@ enum outcome samples_plain(struct decoder *decoder, const struct lane *lane, int
 }
 
 #if defined(__x86_64__)
-/*
- * The same inverse DCT by multiplying pairs: a register has rows 0 and 4, 2 and 6, 1 and 7, or 3 and 5, interleaved.
- * Their columns come in the order 0, 4, 2, 6, 1, 7, 3, 5, so that those of the second pass are pairs already.
+/* Order of coefficients for the same inverse DCT by products of pairs: a register has rows 0 and 4, 2 and 6, 1 and 7,
+ * or 3 and 5, interleaved. Columns are in the order 0, 4, 2, 6, 1, 7, 3, 5, so that they are pairs in the second pass.
  */
 const uint8_t paired_place[256] = {
     43, 0,  8,  32, 16, 40, 4,  12, 36, 24, 48, 1,  56, 20, 44, 2,  14, 34, 28, 52, 9,  49,
     17, 57, 5,  60, 18, 46, 6,  10, 38, 30, 50, 13, 53, 25, 33, 41, 21, 61, 3,  62, 22, 42,
     26, 54, 15, 51, 29, 37, 45, 19, 63, 7,  58, 11, 55, 31, 35, 47, 23, 59, 27, 39, 43, [65 ... 255] = 43};
 
-/* `sums` gets 8 numbers of 32 bits for each of what comes out, from 0 to 7. */
+/* `sums` receives 8 numbers of 32 bits for each of the outputs 0 to 7. */
 VECTORS INLINE void pass_vector(const __m256i *in, __m256i *sums, const int shift)
 {
     const __m256i round = _mm256_set1_epi32(1 << (shift - 1));
@@ -170,7 +170,7 @@ VECTORS INLINE void pass_vector(const __m256i *in, __m256i *sums, const int shif
     sums[4] = _mm256_srai_epi32(_mm256_sub_epi32(even3, odd0), shift);
 }
 
-/* Pairs of 16-bit numbers, four of `a` and four of `b` in each half: the even ones, and the odd ones. */
+/* Pairs of 16-bit numbers: selects the even ones, or the odd ones, of `a` and of `b` in each half. */
 VECTORS INLINE __m256i even_pairs(__m256i a, __m256i b)
 {
     return _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b), 0x88));
@@ -209,7 +209,7 @@ VECTORS INLINE enum outcome block_vector(const int16_t *coefficients, int dc, co
     wrong = _mm256_or_si256(wrong, _mm256_srai_epi16(beyond, 15));
     if (UNLIKELY(!_mm256_testz_si256(wrong, wrong)))
         return REFUSED;
-    /* The halves are columns 0 and 4, and 1 and 7; 2 and 6, and 3 and 5; of four rows. */
+    /* The halves have columns 0 and 4, and 1 and 7 (or 2 and 6, and 3 and 5) of four rows. */
     __m256i upper = even_pairs(p01, p23), lower = even_pairs(p45, p67);
     rows[0] = _mm256_permute2x128_si256(upper, lower, 0x20);
     rows[2] = _mm256_permute2x128_si256(upper, lower, 0x31);
@@ -222,7 +222,7 @@ VECTORS INLINE enum outcome block_vector(const int16_t *coefficients, int dc, co
     p23 = _mm256_packs_epi32(sums[2], sums[3]);
     p45 = _mm256_packs_epi32(sums[4], sums[5]);
     p67 = _mm256_packs_epi32(sums[6], sums[7]);
-    /* Four columns of four rows in each half, column by column. */
+    /* Each half has four columns of four rows, column by column. */
     const __m256i order =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     __m256i left = _mm256_shuffle_epi8(_mm256_packs_epi16(p01, p23), order);
@@ -243,15 +243,15 @@ VECTORS INLINE enum outcome block_vector(const int16_t *coefficients, int dc, co
 }
 
 #elif defined(__aarch64__)
-/* `sum` is, or has added, a number of 16 bits times a factor, in two registers of 32 bits. */
+/* Sets `sum` to a 16-bit number times a factor, or adds that to it; in two registers of 32 bits. */
 #define MULTIPLY(sum, value, factors, n)                                                                               \
     (sum[0] = vmull_laneq_s16(vget_low_s16(value), factors, n), sum[1] = vmull_high_laneq_s16(value, factors, n))
 #define ADD_PRODUCT(sum, value, factors, n)                                                                            \
     (sum[0] = vmlal_laneq_s16(sum[0], vget_low_s16(value), factors, n),                                                \
      sum[1] = vmlal_high_laneq_s16(sum[1], value, factors, n))
 
-/* One pass over eight rows of eight: what of each of the first four that come out is even, and what is odd; the others
- * are the differences. */
+/* Does one pass over eight rows of eight. Returns even and odd parts: the sums are the first four outputs, the
+ * differences the others. */
 INLINE void pass_vector(const s16 *rows, s32 even[4][2], s32 odd[4][2])
 {
     static const int16_t numbers[16] = {[0] = 4433,
@@ -287,7 +287,7 @@ INLINE void pass_vector(const s16 *rows, s32 even[4][2], s32 odd[4][2])
     ADD_PRODUCT(odd[0], rows[3], first, 3), ADD_PRODUCT(odd[0], rows[5], first, 7);
 }
 
-/* Eight rows of eight numbers become columns. */
+/* Transposes eight rows of eight numbers. */
 INLINE void transpose(s16 *rows)
 {
     s32 pairs[8];
@@ -310,7 +310,7 @@ INLINE void transpose(s16 *rows)
     }
 }
 
-/* Columns of eight bytes, numbers n and n + 4 in each register, to rows. */
+/* Stores columns of eight bytes, with columns n and n + 4 in a register, as rows. */
 INLINE void store_columns(const u8 *columns, uint8_t *to, int64_t stride)
 {
     u16 first = (u16)vtrn1q_u8(columns[0], columns[1]), second = (u16)vtrn2q_u8(columns[0], columns[1]);
@@ -341,7 +341,7 @@ INLINE enum outcome block_vector(const int16_t *coefficients, int dc, const int1
     if (!vmaxvq_u32((u32)any))
         return flat_block(dc, quantisation[0], limit[0], to, stride);
     rows[0] = vsetq_lane_s16((int16_t)dc, rows[0], 0);
-    s16 wrong = vdupq_n_s16(0); /* its signs say so */
+    s16 wrong = vdupq_n_s16(0); /* a negative number: something is too large */
 #pragma GCC unroll 8
     for (int i = 0; i < 8; i++) {
         wrong |= (s16)vcgtq_s16(vabsq_s16(rows[i]), vld1q_s16(limit + 8 * i));
@@ -362,7 +362,7 @@ INLINE enum outcome block_vector(const int16_t *coefficients, int dc, const int1
         return REFUSED;
     transpose(rows);
     pass_vector(rows, even, odd);
-    /* The upper 16 bits of a sum, then rounded by two more. */
+    /* Takes the upper 16 bits of a sum, and rounds by two more bits. */
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
         rows[i] = vaddhn_high_s32(vaddhn_s32(even[i][0], odd[i][0]), even[i][1], odd[i][1]);

@@ -1,4 +1,4 @@
-/* The loops that there are twice, as engine.h says: with vector instructions, and for any processor. */
+/* Tables of the loops with two implementations, see engine.h: with vector instructions, and for any processor. */
 #include "augment.h"
 
 const struct kernels plain_kernels = {.one_lane = one_lane_plain,

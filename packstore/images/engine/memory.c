@@ -1,49 +1,49 @@
-/* Memory of a decoder that grows and is used again. */
+/* Growing, reused memory of a decoder. */
 #include "engine.h"
 
 #include <stdlib.h>
 
-enum { KEPT_BYTES = 64 << 20 }; /* in a decoder between two images */
+enum { KEPT_BYTES = 64 << 20 }; /* most bytes kept in a decoder between images */
 
-enum outcome make_room(struct room *room, size_t size)
+enum outcome grow_buffer(struct buffer *buffer, size_t size)
 {
-    if (size <= room->size)
+    if (size <= buffer->size)
         return DONE;
-    free(room->at);
-    size += size / 4; /* so that a little more each time does not mean new memory each time */
-    room->at = malloc(size);
-    room->size = room->at ? size : 0;
-    return room->at ? DONE : REFUSED;
+    free(buffer->at);
+    size += size / 4; /* allocates more than asked, so that slowly growing sizes do not allocate each time */
+    buffer->at = malloc(size);
+    buffer->size = buffer->at ? size : 0;
+    return buffer->at ? DONE : REFUSED;
 }
 
-/* All rooms of a decoder, one after the other; NULL behind the last. */
-static struct room *room_at(struct decoder *decoder, size_t i)
+/* Returns buffer `i` of a decoder; NULL after the last. */
+static struct buffer *buffer_at(struct decoder *decoder, size_t i)
 {
     struct scratch *scratch = &decoder->scratch;
     struct output *output = &decoder->output;
-    struct room *taps[] = {&output->across.places,     &output->across.exact,   &output->across.rounded,
-                           &output->down.places,       &output->down.exact,     &output->down.rounded,
-                           &output->float_across.room, &output->float_down.room};
-    size_t rooms = sizeof *scratch / sizeof(struct room), others = sizeof taps / sizeof taps[0];
-    return i < rooms ? (struct room *)scratch + i : i < rooms + others ? taps[i - rooms] : NULL;
+    struct buffer *taps[] = {&output->across.places,       &output->across.exact,     &output->across.rounded,
+                             &output->down.places,         &output->down.exact,       &output->down.rounded,
+                             &output->float_across.buffer, &output->float_down.buffer};
+    size_t buffers = sizeof *scratch / sizeof(struct buffer), others = sizeof taps / sizeof taps[0];
+    return i < buffers ? (struct buffer *)scratch + i : i < buffers + others ? taps[i - buffers] : NULL;
 }
 
-void give_back(struct decoder *decoder)
+void free_buffers(struct decoder *decoder)
 {
-    struct room *room;
-    for (size_t i = 0; (room = room_at(decoder, i)); i++) {
-        free(room->at);
-        *room = (struct room){NULL, 0};
+    struct buffer *buffer;
+    for (size_t i = 0; (buffer = buffer_at(decoder, i)); i++) {
+        free(buffer->at);
+        *buffer = (struct buffer){NULL, 0};
     }
 }
 
-/* So that one large image does not fix the memory of each thread. */
-void keep_little(struct decoder *decoder)
+/* Frees all memory of a decoder if it has more than KEPT_BYTES, so that one large image does not occupy it for ever. */
+void trim_buffers(struct decoder *decoder)
 {
     size_t kept = 0;
-    struct room *room;
-    for (size_t i = 0; (room = room_at(decoder, i)); i++)
-        kept += room->size;
+    struct buffer *buffer;
+    for (size_t i = 0; (buffer = buffer_at(decoder, i)); i++)
+        kept += buffer->size;
     if (kept > KEPT_BYTES)
-        give_back(decoder);
+        free_buffers(decoder);
 }

@@ -43,8 +43,8 @@ _KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uin
 _AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
 _PADDING = ("constant", "edge", "reflect", "symmetric")
 
-_MOST_SIDE = 65500  # pixels, as ``engine.h`` has it
-_NAMES_ROOM = 1 << 15  # bytes of names of a directory that are read without asking how many there are
+_MOST_SIDE = 65500  # pixels, the limit of ``engine.h``
+_NAMES_ROOM = 1 << 15  # bytes for the names in a directory, before their size is known
 _INDEX_SHARE, _INDEX_SPARE = 16, 64
 """An index has at most this share of its file's bytes, and so many more; others are not worth their bytes."""
 
@@ -65,7 +65,7 @@ class _Form(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Form:
+class OutputFormat:
     """Output format of all images of a call.
 
     Attributes:
@@ -84,7 +84,7 @@ class Form:
     shift: tuple[float, ...] = (0,)
 
 
-class Places(NamedTuple):
+class BufferAddresses(NamedTuple):
     """Addresses of buffers in memory.
 
     Attributes:
@@ -97,8 +97,7 @@ class Places(NamedTuple):
 
 
 class Requests:
-    """Requests to the engine: for each image its source, crop and destination; for :meth:`Engine.run`, from many
-    threads.
+    """Requests to the engine: source, crop and destination of each image. Several threads may run parts of them.
 
     Attributes:
         channels: Channels of the output: 3, or 1 for gray, which is the luma of JPEG files.
@@ -109,7 +108,7 @@ class Requests:
         sources: Sequence[Any],
         pixels: NDArray[np.int64] | None = None,
         dtype: Any = np.uint8,
-        indexes: Sequence[Any] | Places | None = None,
+        indexes: Sequence[Any] | BufferAddresses | None = None,
     ) -> None:
         """
         Args:
@@ -127,11 +126,11 @@ class Requests:
         self.channels = 3
         self._fields = np.zeros((len(sources), _FIELDS), np.int64)
         if len(sources):
-            self._fields[:, _SOURCE] = sources.places if isinstance(sources, MappedValues) else _places(sources)
+            self._fields[:, _SOURCE] = sources.places if isinstance(sources, MappedValues) else _addresses_of(sources)
         if pixels is not None:
             self._fields[:, _SIZE] = pixels
         if indexes is not None and len(sources):
-            places = indexes.at if isinstance(indexes, Places) else _places(indexes)
+            places = indexes.at if isinstance(indexes, BufferAddresses) else _addresses_of(indexes)
             self._fields[:, _INDEX] = places
             self._fields[places[:, 1] == 0, _INDEX] = 0  # an empty buffer has an address, too
 
@@ -157,8 +156,8 @@ class Requests:
     def __len__(self) -> int:
         return len(self._fields)
 
-    def repeated(self, count: int) -> Requests:
-        """Returns requests for the same sources, each ``count`` times in turn, without wishes."""
+    def repeat(self, count: int) -> Requests:
+        """Returns requests for the same sources, each ``count`` times in a row, without crops and destinations."""
         requests = Requests(())
         requests._kind, requests._kept = self._kind, self._kept[:1]
         requests._fields = np.repeat(self._fields, count, 0)
@@ -171,7 +170,7 @@ class Requests:
         return requests
 
     def sizes(self) -> NDArray[np.int64]:
-        """Height and width of each JPEG file, ``(N, 2)``; zeros for those that the engine does not take."""
+        """Reads height and width of each JPEG file, ``(N, 2)``; zeros for files that the engine refuses."""
         library = _library()[0]
         assert library is not None
         files, nbytes = (np.ascontiguousarray(self._fields[:, i]) for i in range(2))
@@ -179,14 +178,14 @@ class Requests:
         library.packstore_engine_sizes(files.ctypes.data, nbytes.ctypes.data, len(self), sizes.ctypes.data)
         return sizes
 
-    def want(
+    def set_outputs(
         self,
         boxes: NDArray[np.int64],
         sizes: NDArray[np.int64],
         windows: NDArray[np.int64],
         mirrored: NDArray[np.bool_] | None,
         out: NDArray[Any],
-        form: Form = Form(),
+        form: OutputFormat = OutputFormat(),
         programs: Program | None = None,
         sampling: NDArray[np.int64] | None = None,
     ) -> None:
@@ -213,7 +212,7 @@ class Requests:
             raise ValueError(f"rows of {out.dtype} that are not contiguous, or cannot hold what is wanted")
         self._form = _Form(
             *(self._kind, _KINDS.index(out.dtype), form.planes, _PADDING.index(form.padding)),
-            *(_factors(form, channels[0]), form.fill),
+            *(_pack_factors(form, channels[0]), form.fill),
         )
         self.channels = channels[0]
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
@@ -228,13 +227,13 @@ class Requests:
                 raise ValueError("programs work on bytes of three channels, and these are others")
             programs = _check_programs(programs, len(fields))
             fields[:, _PROGRAM][:, 0] = programs.ctypes.data + np.arange(len(fields)) * programs.strides[0]
-            # Steps at the end that change nothing cost nothing.
+            # Leave out trailing identity steps.
             used = programs["code"] != 0
             fields[:, _PROGRAM][:, 1] = np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
             self._kept.append(programs)
 
     def write_to(self, out: NDArray[Any]) -> None:
-        """Sets the rows to write, in the format of :meth:`want`."""
+        """Sets the rows to write, in the format of :meth:`set_outputs`."""
         if self._row != (out.shape[1:], out.dtype) or len(out) != len(self) or not out.flags.c_contiguous:
             raise ValueError(
                 f"{len(out)} rows of {out.shape[1:]}, {out.dtype}; {len(self)} of {self._row} are expected"
@@ -243,7 +242,7 @@ class Requests:
         self._kept.append(out)
         self._row = None
 
-    def want_each(
+    def set_output_images(
         self,
         boxes: NDArray[np.int64],
         sizes: NDArray[np.int64],
@@ -252,8 +251,8 @@ class Requests:
         sampling: NDArray[np.int64],
         images: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """Sets crops and sizes of JPEG files as :meth:`want`, and as destination of each an image ``(h, w, C)``,
-        uint8, of its window's size."""
+        """Sets crops and sizes of JPEG files as :meth:`set_outputs` does, and as the destination of each an image
+        ``(h, w, C)``, uint8, of its window's size."""
         fields = self._fields
         if self._kind != 3 or len(images) != len(fields):
             raise ValueError(f"{len(images)} images for {len(fields)} files")
@@ -267,7 +266,7 @@ class Requests:
         fields[:, _TO] = [image.ctypes.data for image in images]
         self._kept.append(images)
 
-    def want_whole(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
+    def set_whole_images(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
         """Sets destinations of whole images for the JPEG files from ``first`` on."""
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
         self.channels = _channels_of(images)
@@ -356,7 +355,7 @@ class Engine:
         count = len(files)
         if not count:
             return []
-        places = _places(files)
+        places = _addresses_of(files)
         addresses, nbytes = (np.ascontiguousarray(places[:, i]) for i in range(2))
         rooms = _INDEX_SPARE + nbytes // _INDEX_SHARE
         stops = np.cumsum(rooms)
@@ -385,7 +384,7 @@ class Engine:
             most = int(np.searchsorted(pixels[first : first + _TOGETHER].cumsum(), _PIXELS_TOGETHER, "right"))
             stop = min(first + max(most, 1), len(files))
             images = [np.empty((*size, channels), np.uint8) for size in sizes[first:stop].tolist()]
-            requests.want_whole(first, images)
+            requests.set_whole_images(first, images)
             refused = self.run(requests, first, stop, max_pixels)
             for image, unknown in zip(images, refused.tolist(), strict=True):
                 yield None if unknown else image
@@ -399,7 +398,7 @@ class Engine:
         if box is None and channels != 3:
             return next(self.decode_each([data], max_pixels, channels))
         if box is None:
-            address, size, library = _address(data), self._size, self._library
+            address, size, library = _address_of(data), self._size, self._library
             if not library.packstore_engine_size(address, len(data), max_pixels, self._size_at):
                 return None
             height, width = size.tolist()
@@ -412,7 +411,7 @@ class Engine:
             return None
         requests, boxes = Requests([data]), np.array([box])
         out = np.empty((1, box[2], box[3], channels), np.uint8)
-        requests.want(boxes, boxes[:, 2:], np.array([(0, 0, *box[2:])]), None, out)
+        requests.set_outputs(boxes, boxes[:, 2:], np.array([(0, 0, *box[2:])]), None, out)
         return None if self.run(requests, 0, 1, max_pixels)[0] else out[0]
 
 
@@ -451,14 +450,14 @@ def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = Fa
     if library is None:
         return None
     lines = np.empty((rows + 1, nbytes + 1), np.uint8)
-    data, to = _address(packed), lines.ctypes.data
+    data, to = _address_of(packed), lines.ctypes.data
     outcome = library.packstore_engine_png(data, len(packed), to, rows, nbytes, step, is_all)
     return lines[1:, 1:] if outcome == _DONE else None
 
 
 def highway_hash(data: bytes) -> int:
     """Computes the 64-bit HighwayHash with Riegeli's key, without the GIL. Raises :class:`EngineError`."""
-    return int(_need_library().packstore_engine_highway_hash(_address(data), len(data)))
+    return int(_need_library().packstore_engine_highway_hash(_address_of(data), len(data)))
 
 
 def read_files(
@@ -633,9 +632,9 @@ _get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
 _release_buffer.argtypes, _release_buffer.restype = (ctypes.c_void_p,), None
 
 
-def _places(sources: Sequence[Any]) -> NDArray[np.int64]:
-    """Address and number of bytes of each of some contiguous buffers, ``(N, 2)``. One numpy array each would take three
-    times as long, under the GIL."""
+def _addresses_of(sources: Sequence[Any]) -> NDArray[np.int64]:
+    """Returns address and number of bytes of contiguous buffers, ``(N, 2)``. numpy would take three times as long,
+    under the GIL."""
     buffers = (_Buffer * len(sources))()
     step = ctypes.sizeof(_Buffer)
     at = range(ctypes.addressof(buffers), ctypes.addressof(buffers) + step * len(sources), step)
@@ -644,10 +643,12 @@ def _places(sources: Sequence[Any]) -> NDArray[np.int64]:
         words = np.frombuffer(memoryview(buffers).cast("B"), np.int64).reshape(len(sources), step // 8)
         return words[:, [0, 2]]
     finally:
-        deque(map(_release_buffer, at), 0)  # of one that was not got it does nothing; the caller keeps the sources
+        deque(
+            map(_release_buffer, at), 0
+        )  # does nothing for a buffer that was not acquired; the caller keeps the sources alive
 
 
-def _factors(form: Form, channels: int) -> Any:
+def _pack_factors(form: OutputFormat, channels: int) -> Any:
     """Builds the fields of ``struct form`` for scale and shift: three numbers each."""
     if not {len(form.scale), len(form.shift)} <= {1, channels}:
         raise ValueError(f"{form} for rows of {channels} channels")
@@ -665,12 +666,12 @@ def _channels_of(images: Sequence[NDArray[np.uint8]]) -> int:
 
 
 def _check_programs(programs: Program, count: int) -> Program:
-    """``programs``, contiguous. Raises :class:`ValueError` unless they are ``(count, n)`` of steps."""
+    """Returns ``programs`` as a contiguous array. Raises :class:`ValueError` unless they are ``(count, n)`` steps."""
     if programs.dtype != STEP or programs.ndim != 2 or len(programs) != count:
         raise ValueError(f"programs of {programs.shape}, {programs.dtype}, for {count} images")
     return np.ascontiguousarray(programs)
 
 
-def _address(data: Any) -> int:
+def _address_of(data: Any) -> int:
     address: int = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
     return address

@@ -1,15 +1,14 @@
-/* Pixels of a box of a JPEG file: which MCUs it needs, their samples, and from these rows of RGB,
- * or of luma alone. */
+/* Decodes a box of a JPEG file: chooses the MCUs, and converts their samples to rows of RGB, or of luma alone. */
 #include "engine.h"
 
 #include <string.h>
 
-/* The MCUs that a box needs: upsampling looks at the samples around it where chroma has fewer. */
+/* Chooses the MCUs that a box needs. If chroma is subsampled, upsampling also needs the samples around the box. */
 static void choose_mcus(struct decoder *decoder, const struct box *box)
 {
     struct output *output = &decoder->output;
     const struct headers *headers = &decoder->input.headers;
-    bool gray = output->making.channels == 1;
+    bool gray = output->task.channels == 1;
     int64_t above = !gray && headers->mcu_height > 8, beside = !gray && headers->mcu_width > 8;
     int64_t top = box->top - above, bottom = box->top + box->height + above;
     int64_t left = box->left - beside, right = box->left + box->width + beside;
@@ -31,7 +30,7 @@ static enum outcome make_planes(struct decoder *decoder)
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
     int64_t rows = output->row1 - output->row0;
-    /* Restart segments may have several rows, and lanes decode two of them at a time. */
+    /* Restart segments may have several rows, and two lanes decode two of them at a time. */
     bool in_order = input->way == LOCATED || input->segments == 1;
     for (output->kept = ROWS_KEPT; !in_order && output->kept < rows + 1;)
         output->kept *= 2;
@@ -43,7 +42,7 @@ static enum outcome make_planes(struct decoder *decoder)
         const uint8_t *quantisation = headers->quantisation[component->quantisation];
         output->stride[i] = (output->column1 - output->column0) * component->h * 8;
         size_t samples = (size_t)(output->stride[i] * rows * component->v * 8);
-        if (make_room(&decoder->scratch.plane[i], samples + PADDING + (size_t)output->resizing.reach) != DONE)
+        if (grow_buffer(&decoder->scratch.plane[i], samples + PADDING + (size_t)output->resizing.reach) != DONE)
             return REFUSED;
         for (int k = 1; k <= 64; k++) {
             int value = quantisation[natural_place[k]], at = decoder->kernels->place[k];
@@ -54,7 +53,7 @@ static enum outcome make_planes(struct decoder *decoder)
     return DONE;
 }
 
-/* Where the segments of the scan are, or that they are to be found on the way; and room for them. */
+/* Locates the segments of the scan, or prepares to find them while decoding; allocates memory for them. */
 static enum outcome make_segments(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
     struct input *input = &decoder->input;
@@ -79,12 +78,12 @@ static enum outcome make_segments(struct decoder *decoder, const uint8_t *file, 
         input->segments = headers->interval ? (mcus + headers->interval - 1) / headers->interval : 1;
     }
     for (int i = 0; i < LANES; i++)
-        if (make_room(&decoder->scratch.unstuffed[i], (size_t)most + 1 + AHEAD) != DONE)
+        if (grow_buffer(&decoder->scratch.unstuffed[i], (size_t)most + 1 + AHEAD) != DONE)
             return REFUSED;
     return DONE;
 }
 
-/* Row `y` of a component's samples. */
+/* Returns row `y` of a component's samples. */
 static const uint8_t *plane_row(const struct decoder *decoder, int i, int64_t y)
 {
     const struct output *output = &decoder->output;
@@ -94,8 +93,8 @@ static const uint8_t *plane_row(const struct decoder *decoder, int i, int64_t y)
            ((row << shift) + (y & ((1 << shift) - 1))) * output->stride[i];
 }
 
-/* A row of chroma samples of an image whose chroma has fewer rows, or columns, or both. `y` is a row of the image;
- * `left` and `count` say which columns, in pixels from the first MCU that is there. Returns where they are. */
+/* Upsamples a row of subsampled chroma. `y` is a row of the image; `left` and `count` are columns, in pixels from the
+ * first decoded MCU. Returns the address of the samples. */
 static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, int64_t left, int64_t count)
 {
     const struct headers *headers = &decoder->input.headers;
@@ -116,12 +115,12 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
         return wide;
     }
     int64_t first = left >> 1, stop = (left + count + 1) >> 1;
-    if (columns <= 2) { /* libjpeg repeats samples of such: jinit_upsampler() */
+    if (columns <= 2) { /* libjpeg repeats samples of so narrow images: jinit_upsampler() */
         for (int64_t x = left; x < left + count; x++)
             wide[x - 2 * first] = near_row[x >> 1];
         return wide + (left & 1);
     }
-    /* The columns beside are those that the image has; at its edges the last one counts twice. */
+    /* Neighbouring columns are those of the image; at its edges the outermost column is repeated. */
     int64_t here = columns - decoder->output.column0 * 8, from = first > 0 ? first - 1 : 0,
             to = stop < here ? stop + 1 : here;
     int16_t *sums = (int16_t *)decoder->scratch.sums[which].at + PADDING / 2;
@@ -134,7 +133,8 @@ static const uint8_t *chroma_row(struct decoder *decoder, int which, int64_t y, 
     return wide + (left & 1);
 }
 
-/* MCUs of a row have samples. Returns up to which row of the image pixels can be made now; 0 if that was known. */
+/* Notes that MCUs of a row have samples. Returns the row of the image up to which pixels can be made now; 0 if no new
+ * row can. */
 int64_t note_samples(struct decoder *decoder, int64_t mcu, int64_t count)
 {
     struct output *output = &decoder->output;
@@ -151,13 +151,13 @@ int64_t note_samples(struct decoder *decoder, int64_t mcu, int64_t count)
         output->whole++;
     if (output->whole == before)
         return 0;
-    /* Chroma of two rows is mixed with that of the row below. */
+    /* Chroma of a row is mixed with chroma of the row below. */
     bool last = output->row0 + output->whole == headers->rows,
          mixed = output->components > 1 && headers->mcu_height > 8;
     return last ? headers->height : (output->row0 + output->whole) * headers->mcu_height - mixed;
 }
 
-/* The pixels of the box, from the planes: (height, width, 3), RGB, and nothing behind them. */
+/* Writes the pixels of the box, RGB (height, width, 3), from the planes; writes nothing after them. */
 static void write_pixels(struct decoder *decoder, const struct box *box, uint8_t *to)
 {
     const struct headers *headers = &decoder->input.headers;
@@ -175,53 +175,53 @@ static void write_pixels(struct decoder *decoder, const struct box *box, uint8_t
     }
 }
 
-/* Of luma alone, rows of the box, two or one, are samples as they lie. */
+/* Makes one or two rows of the box from luma alone: they are the samples themselves. */
 static void use_luma(struct decoder *decoder, int64_t count)
 {
-    const struct making *making = &decoder->output.making;
-    const struct box *box = &making->box;
-    int64_t left = box->left - decoder->output.column0 * decoder->input.headers.mcu_width, y = box->top + making->rows;
+    const struct task *task = &decoder->output.task;
+    const struct box *box = &task->box;
+    int64_t left = box->left - decoder->output.column0 * decoder->input.headers.mcu_width, y = box->top + task->rows;
     const uint8_t *a = plane_row(decoder, 0, y) + left, *b = plane_row(decoder, 0, y + count - 1) + left;
-    uint8_t *to = making->shown + making->rows * making->request->window.width;
-    if (making->resized)
+    uint8_t *to = task->shown + task->rows * task->request->window.width;
+    if (task->resized)
         resize_rows(decoder, a, b);
-    else if (making->request->mirrored)
+    else if (task->request->mirrored)
         decoder->kernels->gray_mirror(to, a, box->width);
     else
         memcpy(to, a, (size_t)box->width);
 }
 
-/* The image's rows above `bottom` have samples: makes pixels of those that are new, while they are in the caches. */
+/* Makes pixels of the new rows above `bottom`, which have samples, while these are in the caches. */
 void use_rows(struct decoder *decoder, int64_t bottom)
 {
-    struct making *making = &decoder->output.making;
-    const struct box *box = &making->box;
+    struct task *task = &decoder->output.task;
+    const struct box *box = &task->box;
     int64_t stop = bottom - box->top < box->height ? bottom - box->top : box->height;
     uint8_t *pixels = decoder->scratch.pixels.at;
-    while (making->rows < stop) {
-        int64_t count = making->resized ? 2 : 1;
-        if (making->rows + count > stop) {
+    while (task->rows < stop) {
+        int64_t count = task->resized ? 2 : 1;
+        if (task->rows + count > stop) {
             if (stop < box->height)
                 return;
             count = 1;
         }
-        const struct box rows = {box->top + making->rows, box->left, count, box->width};
-        uint8_t *to = making->shown + making->rows * 3 * making->request->window.width;
-        if (making->channels == 1) {
+        const struct box rows = {box->top + task->rows, box->left, count, box->width};
+        uint8_t *to = task->shown + task->rows * 3 * task->request->window.width;
+        if (task->channels == 1) {
             use_luma(decoder, count);
-            making->rows += count;
+            task->rows += count;
             continue;
         }
-        write_pixels(decoder, &rows, making->resized || making->request->mirrored ? pixels : to);
-        if (making->resized)
+        write_pixels(decoder, &rows, task->resized || task->request->mirrored ? pixels : to);
+        if (task->resized)
             resize_rows(decoder, pixels, pixels + (count - 1) * 3 * box->width);
-        else if (making->request->mirrored)
+        else if (task->request->mirrored)
             decoder->kernels->mirror(to, pixels, box->width);
-        making->rows += count;
+        task->rows += count;
     }
 }
 
-/* Gets ready to decode all segments of a JPEG file whose headers were read. */
+/* Prepares to decode all segments of a JPEG file whose headers were read. */
 enum outcome prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t nbytes)
 {
     const struct headers *headers = &decoder->input.headers;
@@ -230,7 +230,7 @@ enum outcome prepare_scan(struct decoder *decoder, const uint8_t *file, int64_t 
     return make_segments(decoder, file, nbytes);
 }
 
-/* Gets ready to decode a box of a JPEG file whose headers were read; use_rows() is called as its rows are there. */
+/* Prepares to decode a box of a JPEG file whose headers were read; use_rows() is called when rows are complete. */
 enum outcome begin_box(struct decoder *decoder, const uint8_t *file, int64_t nbytes, const struct box *box)
 {
     struct scratch *scratch = &decoder->scratch;
@@ -240,11 +240,11 @@ enum outcome begin_box(struct decoder *decoder, const uint8_t *file, int64_t nby
         return REFUSED;
     bool subsampled = output->components > 1 && decoder->input.headers.blocks > 3;
     for (int i = 0; subsampled && i < 2; i++)
-        if (make_room(&scratch->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
-            make_room(&scratch->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)
+        if (grow_buffer(&scratch->wide[i], (size_t)box->width + 2 * PADDING) != DONE ||
+            grow_buffer(&scratch->sums[i], (size_t)(box->width + 4 * PADDING) * sizeof(int16_t)) != DONE)
             return REFUSED;
     int64_t rows = output->row1 - output->row0;
-    if (make_room(&scratch->missing, (size_t)rows * sizeof(int32_t)) != DONE)
+    if (grow_buffer(&scratch->missing, (size_t)rows * sizeof(int32_t)) != DONE)
         return REFUSED;
     output->whole = 0;
     for (int64_t row = 0; row < rows; row++)

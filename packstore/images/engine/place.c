@@ -1,9 +1,9 @@
-/* Pixels that are not resized: a window of them is cut out, padded where it reaches out, and mirrored. */
+/* Cuts a window out of pixels that are not resized, pads it where it exceeds them, and mirrors it. */
 #include "engine.h"
 
 #include <string.h>
 
-/* The element of `length` that padding shows at `at`; for CONSTANT -1. */
+/* Returns the element of `length` that padding shows at `at`; -1 for CONSTANT. */
 INLINE int64_t padded_place(int64_t at, int64_t length, int64_t padding)
 {
     if (at >= 0 && at < length)
@@ -11,7 +11,7 @@ INLINE int64_t padded_place(int64_t at, int64_t length, int64_t padding)
     if (padding == CONSTANT)
         return -1;
     int64_t last = length - 1, twice = padding == SYMMETRIC;
-    if (padding != EDGE) /* beyond a second edge that one */
+    if (padding != EDGE) /* beyond the second edge, the outermost element */
         at = at < 0 ? -at - twice : 2 * last - at + twice;
     return at < 0 ? 0 : at > last ? last : at;
 }
@@ -21,20 +21,20 @@ INLINE void copy_element(uint8_t *to, const uint8_t *from, const int size)
     memcpy(to, from, (size_t)size);
 }
 
-/* Some elements, the last first. */
+/* Copies elements in reverse order. */
 INLINE void reverse(uint8_t *to, const uint8_t *from, int64_t count, const int size)
 {
     for (int64_t x = 0; x < count; x++)
         copy_element(to + x * size, from + (count - 1 - x) * size, size);
 }
 
-/* A line of `columns` elements from `left` on, of one of `width` elements; of `fill` alone where that is NULL. */
+/* Writes `columns` elements of a line of `width` elements, from `left` on; only `fill` if the line is NULL. */
 INLINE void place_line(const struct decoder *decoder, uint8_t *to, const uint8_t *from, int64_t width, int64_t left,
                        int64_t columns, bool mirrored, int64_t padding, const uint8_t *fill, const int size)
 {
     int64_t first = left < 0 ? -left : 0, stop = width - left < columns ? width - left : columns;
     if (!from || first >= stop)
-        first = stop = columns; /* nothing is inside */
+        first = stop = columns; /* all columns are outside */
     int64_t count = stop - first;
     if (count > 0 && mirrored && size == 3)
         decoder->kernels->mirror(to + (columns - stop) * size, from + (left + first) * size, count);
@@ -69,13 +69,13 @@ INLINE void place_of(const struct decoder *decoder, const struct request *reques
     }
 }
 
-/* The window of the request's pixels or planes, of their type and layout. */
-void place(const struct decoder *decoder, const struct making *making)
+/* Writes the window of the request's pixels or planes, in their type and layout. */
+void place(const struct decoder *decoder, const struct task *task)
 {
-    const struct request *request = making->request;
-    const struct form *form = making->form;
-    uint8_t *to = making->to;
-    int channels = (int)making->channels;
+    const struct request *request = task->request;
+    const struct form *form = task->form;
+    uint8_t *to = task->to;
+    int channels = (int)task->channels;
     uint8_t fill[4] __attribute__((aligned(4)));
     if (form->from == UINT8)
         memset(fill, (uint8_t)(int)form->fill, sizeof fill);

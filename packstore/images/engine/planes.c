@@ -1,7 +1,5 @@
-/*
- * Antialiased bilinear resizing of planes of floating point, three or one, in float32 as torch's (ATen,
- * UpSampleKernel.cpp): with the same weights, but columns first, so the last bits may differ.
- */
+/* Antialiased bilinear resizing of one or three planes of floating point, in float32, with torch's weights (ATen,
+ * UpSampleKernel.cpp). The order of sums differs, columns first, so the last bits may differ. */
 #include "vectors.h"
 
 #include <string.h>
@@ -11,21 +9,18 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/*
- * Taps as make_taps() in resize.c has them. The weights are those of _compute_indices_min_size_weights_aa(), which
- * mixes float32 and float64; each pixel has as many, with zeros where fewer are needed, and all are of places that
- * there are.
- */
+/* Makes taps like make_taps() in resize.c. The weights are those of _compute_indices_min_size_weights_aa(), which mixes
+ * float32 and float64. Each pixel has equally many, some of them zeros, all for existing source pixels. */
 enum outcome make_float_taps(struct float_taps *taps, int64_t source, int64_t target, int64_t from, int64_t count,
                              bool mirrored)
 {
     float scale = (float)source / (float)target, support = scale >= 1 ? scale : 1;
     float inverse = scale >= 1 ? (float)(1.0 / (double)scale) : 1;
     int64_t most = ((int64_t)support + (support > (float)(int64_t)support)) * 2 + 1, width = smaller(most, source);
-    if (make_room(&taps->room, (size_t)count * ((size_t)width * sizeof(float) + sizeof(int32_t))) != DONE)
+    if (grow_buffer(&taps->buffer, (size_t)count * ((size_t)width * sizeof(float) + sizeof(int32_t))) != DONE)
         return REFUSED;
     taps->taps = (int)width;
-    taps->at = taps->room.at;
+    taps->at = taps->buffer.at;
     taps->weights = (float *)(taps->at + count);
     memset(taps->weights, 0, (size_t)(count * width) * sizeof(float));
     taps->first = source, taps->stop = 0;
@@ -65,14 +60,14 @@ static void sum_rows_from(float *to, int kind, const uint8_t *from, int64_t stri
     }
 }
 
-/* One row of `count` elements out of several, `stride` bytes apart. */
+/* Computes one row of `count` elements as the weighted sum of rows `stride` bytes apart. */
 void sum_rows_plain(float *to, int kind, const uint8_t *from, int64_t stride, const float *weights, int taps,
                     int64_t count)
 {
     sum_rows_from(to, kind, from, stride, weights, taps, 0, count);
 }
 
-/* `count` pixels of rows of three planes. */
+/* Computes `count` pixels of a row in three planes. */
 void sum_pixels_plain(float *const to[3], float *pixels, const float *const from[3], const struct float_taps *taps,
                       int64_t pixel_count, int64_t count)
 {
@@ -157,7 +152,7 @@ VECTORS INLINE void sum_pixels_of(float *const to[3], const float *pixels, const
     }
 }
 
-/* With the channels of a pixel side by side, in `pixels`. */
+/* Interleaves the channels in `pixels` first. */
 VECTORS void sum_pixels_vector(float *const to[3], float *pixels, const float *const from[3],
                                const struct float_taps *taps, int64_t pixel_count, int64_t count)
 {
@@ -181,30 +176,28 @@ VECTORS void sum_pixels_vector(float *const to[3], float *pixels, const float *c
 }
 #endif
 
-/*
- * Resizes the box of the request by the decoder's taps: to `rows` of `columns` elements from `to` on, in planes of the
- * window's size.
- */
+/* Resizes the box of the request by the decoder's taps. Writes `rows` of `columns` elements from `to` on, in planes of
+ * the window's size. */
 enum outcome resize_planes(struct decoder *decoder, const struct request *request, float *to, int64_t rows,
                            int64_t columns)
 {
     const struct float_taps *across = &decoder->output.float_across, *down = &decoder->output.float_down;
-    const struct making *making = &decoder->output.making;
+    const struct task *task = &decoder->output.task;
     const struct box *box = &request->box, *window = &request->window;
     const uint8_t *planes = request->source;
-    int kind = (int)making->form->from;
+    int kind = (int)task->form->from;
     int64_t size = size_of(kind), count = across->stop - across->first, height = request->height,
             width = request->width;
-    int64_t to_plane = making->channels == 1 ? 0 : window->height * window->width;
-    if (make_room(&decoder->scratch.line, (size_t)(7 * count) * sizeof(float)) != DONE)
+    int64_t to_plane = task->channels == 1 ? 0 : window->height * window->width;
+    if (grow_buffer(&decoder->scratch.line, (size_t)(7 * count) * sizeof(float)) != DONE)
         return REFUSED;
     float *line = decoder->scratch.line.at;
-    /* Of one plane the loops make the same row three times, which takes no longer. */
-    int64_t line_step = making->channels == 1 ? 0 : count;
+    /* For one plane the loops make the same row three times, which takes no longer. */
+    int64_t line_step = task->channels == 1 ? 0 : count;
     const float *const lines[3] = {line, line + line_step, line + 2 * line_step};
     for (int64_t y = 0; y < rows; y++) {
         int64_t at = (box->top + down->first + down->at[y]) * width + box->left + across->first;
-        for (int c = 0; c < making->channels; c++)
+        for (int c = 0; c < task->channels; c++)
             decoder->kernels->sum_rows(line + c * count, kind, planes + (c * height * width + at) * size, width * size,
                                        down->weights + y * down->taps, down->taps, count);
         float *row = to + y * window->width, *const results[3] = {row, row + to_plane, row + 2 * to_plane};

@@ -1,17 +1,18 @@
-/* Rows of PNG files of one channel: zlib's format (RFC 1950, 1951) inflated, and the filters of rows undone. */
+/* Reads rows of PNG files of one channel: inflates zlib's format (RFC 1950, 1951) and undoes the filters of rows. */
 #include "engine.h"
 
 #include <string.h>
 
 enum {
     LONGEST_CODE = 15,
-    LITERALS = 288, /* literals, the end of a block, lengths of matches */
+    LITERALS = 288, /* literals, end of block, lengths of matches */
     DISTANCES = 30,
-    LENGTHS = 19, /* of the code in which the lengths of the other two are */
-    BITS = 10     /* of a code that one lookup decodes */
+    LENGTHS = 19, /* symbols of the code for the lengths of the other two codes */
+    BITS = 10     /* bits of a code that one lookup decodes */
 };
 
-/* A Huffman code, 3.2.2. A lookup has the symbol, and above it the length of its code; 0 where that is longer. */
+/* A Huffman code, 3.2.2. A lookup entry has the symbol, and above it the length of its code; 0 if the code is longer
+ * than BITS. */
 struct prefix_code {
     uint16_t lookup[1 << BITS];
     uint16_t counts[LONGEST_CODE + 1], symbols[LITERALS];
@@ -20,13 +21,13 @@ struct prefix_code {
 struct stream {
     const uint8_t *at, *end;
     uint64_t bits;
-    int held;      /* bits in `bits` */
-    int64_t ahead; /* bytes after the end that count as zeros, and that nothing may use */
+    int held;      /* number of valid bits in `bits` */
+    int64_t ahead; /* zero bytes read after the end, which no symbol may use */
 };
 
 struct out {
     uint8_t *first, *at, *end;
-    bool is_all; /* the stream must end where `out` is full */
+    bool is_all; /* the stream must end when `out` is full */
 };
 
 static const uint16_t LENGTH_BASE[29] = {3,  4,  5,  6,  7,  8,  9,  10, 11,  13,  15,  17,  19,  23, 27,
@@ -39,7 +40,7 @@ static const uint16_t DISTANCE_BASE[DISTANCES] = {1,    2,    3,    4,    5,    
 static const uint8_t DISTANCE_EXTRA[DISTANCES] = {0, 0, 0, 0, 1, 1, 2, 2,  3,  3,  4,  4,  5,  5,  6,
                                                   6, 7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13};
 
-/* At least 56 bits, of zeros where the stream has no more. */
+/* Provides at least 56 bits; zeros after the end of the stream. */
 INLINE void refill(struct stream *in)
 {
     if (in->end - in->at >= 8) {
@@ -58,7 +59,7 @@ INLINE void refill(struct stream *in)
     }
 }
 
-/* Whether more was taken than the stream has. */
+/* True if more bits were used than the stream has. */
 INLINE bool is_overrun(const struct stream *in)
 {
     return in->ahead * 8 > in->held;
@@ -72,8 +73,8 @@ INLINE unsigned take(struct stream *in, int count)
     return value;
 }
 
-/* The code whose symbols have these lengths. REFUSED where that is none, or one that leaves bits without meaning,
- * unless it has no symbol, or one of a bit where that `may_be_alone`. */
+/* Makes the code whose symbols have these lengths. REFUSED for impossible lengths, and for incomplete codes, except a
+ * code without symbols, and, if it `may_be_alone`, a code of one symbol of one bit. */
 static enum outcome make_code(struct prefix_code *code, const uint8_t *lengths, int symbols, bool may_be_alone)
 {
     unsigned next[LONGEST_CODE + 2] = {0}, place[LONGEST_CODE + 2] = {0};
@@ -108,7 +109,7 @@ static enum outcome make_code(struct prefix_code *code, const uint8_t *lengths, 
     return DONE;
 }
 
-/* A symbol; -1 where the bits are none. It takes 15 bits at most. */
+/* Decodes a symbol; -1 if the bits are not a code. Takes at most 15 bits. */
 INLINE int decode_symbol(struct stream *in, const struct prefix_code *code)
 {
     unsigned found = code->lookup[in->bits & ((1 << BITS) - 1)];
@@ -131,7 +132,7 @@ INLINE int decode_symbol(struct stream *in, const struct prefix_code *code)
     return -1;
 }
 
-/* Codes of a block that brings its own, 3.2.7. */
+/* Reads the codes of a block with dynamic Huffman codes, 3.2.7. */
 static enum outcome read_codes(struct stream *in, struct prefix_code *literals, struct prefix_code *distances)
 {
     static const uint8_t ORDER[LENGTHS] = {16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15};
@@ -181,11 +182,10 @@ static enum outcome fixed_codes(struct prefix_code *literals, struct prefix_code
     if (make_code(literals, lengths, LITERALS, false) != DONE)
         return REFUSED;
     memset(lengths, 5, 32);
-    return make_code(distances, lengths, 32,
-                     false); /* the last two mean nothing, which is found out where they are used */
+    return make_code(distances, lengths, 32, false); /* the last two must not be used */
 }
 
-/* `length` bytes from `distance` before; both are within what there is. */
+/* Copies `length` bytes from `distance` bytes before. The caller has checked both. */
 INLINE void copy_match(uint8_t *to, int64_t distance, int64_t length)
 {
     if (distance >= length) {
@@ -202,7 +202,7 @@ static enum outcome inflate_coded(struct stream *in, struct out *out, const stru
                                   const struct prefix_code *distances)
 {
     while (out->at < out->end) {
-        refill(in); /* 15 bits and 5, 15 and 13: never more than 48 */
+        refill(in); /* 15 + 5 + 15 + 13 bits: at most 48 */
         int symbol = decode_symbol(in, literals);
         if (UNLIKELY(symbol < 0 || is_overrun(in)))
             return REFUSED;
@@ -242,7 +242,7 @@ static enum outcome inflate_stored(struct stream *in, struct out *out)
     int64_t length = take(in, 16), check = take(in, 16);
     if (is_overrun(in) || (length ^ check) != 0xFFFF)
         return REFUSED;
-    in->at -= (in->held - 8 * in->ahead) >> 3; /* what was read ahead is read again */
+    in->at -= (in->held - 8 * in->ahead) >> 3; /* unread: whole bytes that were read ahead */
     in->bits = 0;
     in->held = 0;
     in->ahead = 0;
@@ -259,7 +259,7 @@ static enum outcome inflate_stored(struct stream *in, struct out *out)
     return DONE;
 }
 
-/* Fills `out`; what follows in the stream is looked at only where that is to be all. */
+/* Fills `out`. Reads the rest of the stream only if it must end here. */
 static enum outcome inflate(struct stream *in, struct out *out)
 {
     struct prefix_code literals, distances, fixed_literals, fixed_distances;
@@ -286,10 +286,10 @@ static enum outcome inflate(struct stream *in, struct out *out)
     return DONE;
 }
 
-/* Whether the checksum that follows the last block is that of what was inflated: RFC 1950, 8.2. */
+/* True if the checksum after the last block is that of the inflated bytes: RFC 1950, 8.2. */
 static bool has_checksum(struct stream *in, const struct out *out)
 {
-    enum { TOGETHER = 32, MOST = 5536 }; /* bytes whose sums fit 32 bits */
+    enum { TOGETHER = 32, MOST = 5536 }; /* MOST: bytes whose sums fit 32 bits */
     uint32_t sum = 1, sums = 0, stored = 0;
     for (const uint8_t *at = out->first; at < out->end;) {
         const uint8_t *stop = out->end - at > MOST ? at + MOST : out->end;
@@ -326,7 +326,7 @@ INLINE uint8_t paeth(int left, int above, int corner)
                                                                          : corner);
 }
 
-/* Undoes the filter of a row of `nbytes`, PNG (3rd edition) 9.2; `above` is the one before, `step` the bytes of a
+/* Undoes the filter of a row of `nbytes`, PNG (3rd edition) 9.2; `above` is the row before, `step` the bytes of a
  * pixel. */
 static enum outcome undo_filter(int filter, uint8_t *row, const uint8_t *above, int64_t nbytes, int64_t step)
 {
@@ -357,11 +357,9 @@ static enum outcome undo_filter(int filter, uint8_t *row, const uint8_t *above, 
     }
 }
 
-/* The first rows of a PNG file, or all of them, from the content of its IDAT chunks.
- *
- * `is_all`: there are no others, so the stream must end behind them, with the right checksum.
- * `to`: `rows` of 1 + `nbytes` each, of which the first says how a row was filtered, after a row of zeros: a filter may
- * look at the row before. Returns REFUSED where anything is amiss. */
+/* Reads the first rows of a PNG file, or all rows, from the content of its IDAT chunks. `is_all`: there are no other
+ * rows, so the stream must end after them, with the right checksum. `to`: a row of zeros, for filters that use the row
+ * before; then `rows` of 1 + `nbytes` bytes each, the first of which is the filter. REFUSED for any flaw. */
 enum outcome png_rows(const uint8_t *packed, int64_t packed_bytes, uint8_t *to, int64_t rows, int64_t nbytes,
                       int64_t step, bool is_all)
 {

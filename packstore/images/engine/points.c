@@ -1,21 +1,22 @@
-/* Operations on single pixels. Neighbouring ones become tables, and these and what mixes channels one pass. */
+/* Runs operations on single pixels. Consecutive operations become tables; tables and operations that mix channels run
+ * in one pass. */
 #include "augment.h"
 
 #include <string.h>
 
 enum { MOST_POINTS = 8 };
 
-/* Tables of the three channels, or an operation that mixes them. */
+/* Tables of the three channels, or an operation that mixes channels. */
 struct colour_step {
     int code;    /* STEP_IDENTITY for tables */
-    bool alike;  /* whether the three tables are the same */
-    bool blends; /* whether the tables are a blend of values with `other` */
+    bool alike;  /* the three tables are equal */
+    bool blends; /* the tables are a blend of values with `other` */
     float factor, other;
     int order[3];
     uint8_t tables[3][256];
 };
 
-/* Operations that are still to be done. */
+/* Operations that have not run yet. */
 struct run {
     struct decoder *decoder;
     const struct augment_kernels *kernels;
@@ -24,13 +25,13 @@ struct run {
     int count;
 };
 
-/* The planes of pixels `first` to `first + count`, in `room`. */
-static void take_planes(const struct run *run, int64_t first, int64_t count, uint8_t *room, uint8_t *planes[3])
+/* Splits pixels `first` to `first + count - 1` into planes in `strip`. */
+static void take_planes(const struct run *run, int64_t first, int64_t count, uint8_t *strip, uint8_t *planes[3])
 {
     static const float unused[6] = {0};
-    run->decoder->kernels->split(room, UINT8, run->image->at + 3 * first, count, unused);
+    run->decoder->kernels->split(strip, UINT8, run->image->at + 3 * first, count, unused);
     for (int c = 0; c < 3; c++)
-        planes[c] = room + c * count;
+        planes[c] = strip + c * count;
 }
 
 static void do_tables(const struct run *run, const struct colour_step *point, uint8_t *at, int64_t count, int channel)
@@ -53,11 +54,11 @@ static void do_colour_step(const struct run *run, const struct colour_step *poin
     }
 }
 
-/* Does what is still to be done. */
+/* Runs the pending operations on the image. */
 static void flush(struct run *run)
 {
     int64_t pixels = run->image->height * run->image->width;
-    bool alike = true; /* whether all steps do the same with all channels */
+    bool alike = true; /* all steps treat all channels alike */
     for (int i = 0; i < run->count; i++)
         alike = alike && run->points[i].code == STEP_IDENTITY && run->points[i].alike;
     if (alike)
@@ -69,8 +70,8 @@ static void flush(struct run *run)
     else
         for (int64_t at = 0; at < pixels; at += STRIP) {
             int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
-            uint8_t room[3 * STRIP], *planes[3];
-            take_planes(run, at, count, room, planes);
+            uint8_t strip[3 * STRIP], *planes[3];
+            take_planes(run, at, count, strip, planes);
             const uint8_t *shown[3] = {planes[0], planes[1], planes[2]};
             for (int i = 0; i < run->count; i++) {
                 const struct colour_step *point = &run->points[i];
@@ -79,7 +80,7 @@ static void flush(struct run *run)
                     continue;
                 }
                 uint8_t copy[3 * STRIP];
-                memcpy(copy, room, (size_t)(3 * count));
+                memcpy(copy, strip, (size_t)(3 * count));
                 for (int c = 0; c < 3; c++)
                     memcpy(planes[c], copy + point->order[c] * count, (size_t)count);
             }
@@ -97,8 +98,8 @@ static struct colour_step *new_colour_step(struct run *run, int code)
     return point;
 }
 
-/* Adds tables; they go through those before them, but for two blends, which take less time than a table. `own`: of each
- * channel, or of all three. */
+/* Adds tables: combines them with the tables before, except two blends, which take less time than a table. `own`: the
+ * tables of the channels, or one for all. */
 static void add_tables(struct run *run, const uint8_t *const own[3], bool blends)
 {
     bool alike = own[0] == own[1] && own[1] == own[2];
@@ -119,28 +120,28 @@ static void add_tables(struct run *run, const uint8_t *const own[3], bool blends
         memcpy(point->tables[c], own[c], 256);
 }
 
-/* The mean of gray, as torch rounds it. */
+/* Computes the mean of gray, rounded as in torch. */
 static float mean_gray(const struct run *run)
 {
     int64_t pixels = run->image->height * run->image->width, sum = 0;
     for (int64_t at = 0; at < pixels; at += STRIP) {
         int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
-        uint8_t room[3 * STRIP], *planes[3];
-        take_planes(run, at, count, room, planes);
+        uint8_t strip[3 * STRIP], *planes[3];
+        take_planes(run, at, count, strip, planes);
         sum += run->kernels->sum_gray(planes, count);
     }
     return (float)((double)sum / (double)pixels);
 }
 
-/* As autocontrast_image(). */
+/* Does autocontrast_image(). */
 static void autocontrast(struct run *run)
 {
     int64_t pixels = run->image->height * run->image->width;
     uint8_t low[3] = {255, 255, 255}, high[3] = {0, 0, 0}, tables[3][256];
     for (int64_t at = 0; at < pixels; at += STRIP) {
         int64_t count = pixels - at < STRIP ? pixels - at : STRIP;
-        uint8_t room[3 * STRIP], *planes[3];
-        take_planes(run, at, count, room, planes);
+        uint8_t strip[3 * STRIP], *planes[3];
+        take_planes(run, at, count, strip, planes);
         for (int c = 0; c < 3; c++)
             run->kernels->extremes(planes[c], count, &low[c], &high[c]);
     }
@@ -153,7 +154,7 @@ static void autocontrast(struct run *run)
     add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]}, false);
 }
 
-/* As equalize_image(). */
+/* Does equalize_image(). */
 static void equalize(struct run *run)
 {
     int64_t pixels = run->image->height * run->image->width;
@@ -180,7 +181,7 @@ static void equalize(struct run *run)
     add_tables(run, (const uint8_t *[3]){tables[0], tables[1], tables[2]}, false);
 }
 
-/* One table for all channels, by the parameters and, of contrast, the mean of gray. */
+/* Adds one table for all channels, from the parameters, and for contrast from the mean of gray. */
 static void add_table(struct run *run, const struct step *step, float mean)
 {
     uint8_t table[256];
@@ -208,7 +209,7 @@ static void add_table(struct run *run, const struct step *step, float mean)
     }
 }
 
-/* Runs the steps on single pixels at the beginning of `steps`; `done`: how many there were. */
+/* Runs the steps on single pixels at the beginning of `steps`; `done` receives their number. */
 enum outcome run_points(struct decoder *decoder, const struct image *image, const struct step *steps, int64_t count,
                         int64_t *done)
 {

@@ -1,6 +1,6 @@
-/* Antialiased resizing of uint8, RGB or gray: each row across, and then as many of them as a row takes down, while they
- * are in the caches. Bilinear and bicubic are bit for bit torch's (ATen, UpSampleKernel.cpp), box and Lanczos Pillow's
- * (Resample.c), whose weights have 22 bits behind the binary point. */
+/* Antialiased resizing of uint8, RGB or gray: each source row horizontally, then vertically as soon as an output row
+ * has all its source rows, while these are in the caches. Bilinear and bicubic are bit for bit torch's (ATen,
+ * UpSampleKernel.cpp), box and Lanczos Pillow's (Resample.c), whose weights have 22 fractional bits. */
 #include "vectors.h"
 
 #include <math.h>
@@ -13,8 +13,8 @@ INLINE bool is_wide(int64_t sampling)
     return sampling == SAMPLE_BOX || sampling == SAMPLE_LANCZOS;
 }
 
-/* The weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or HelperInterpCubic,
- * or Pillow's box_filter(). */
+/* Returns the weight of a pixel at a distance, in units of the scale: aa_filter() of HelperInterpLinear or
+ * HelperInterpCubic, or Pillow's box_filter(). */
 INLINE double filter_weight(int64_t sampling, double distance)
 {
     const double a = -0.5;
@@ -28,7 +28,7 @@ INLINE double filter_weight(int64_t sampling, double distance)
     return distance < 2 ? ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a : 0;
 }
 
-/* How far the filter reaches, in pixels of the source. */
+/* Returns the support of the filter, in pixels of the source. */
 INLINE double support_of(int64_t sampling, double scale)
 {
     const double reach = sampling == SAMPLE_LANCZOS   ? 3
@@ -38,16 +38,16 @@ INLINE double support_of(int64_t sampling, double scale)
     return (scale >= 1 ? scale : 1) * reach;
 }
 
-/* Pillow's lanczos_filter() of `count` distances, `step` apart from `first` on: sinc(x) sinc(x / 3). The sine of a
- * third of the angle goes on by the theorem of addition, and gives that of the whole angle; sin() of each would take
- * longer than the rest of an image. */
+/* Computes Pillow's lanczos_filter(), sinc(x) sinc(x / 3), for `count` distances `step` apart from `first` on. The sine
+ * of a third of the angle is updated by the addition theorem, and gives the sine of the whole angle: sin() for each
+ * would take longer than the rest of an image. */
 static void lanczos_weights(double *weights, int64_t count, double first, double step)
 {
     const double third = 3.14159265358979323846 / 3;
     double sine = sin(first * third), cosine = cos(first * third), turn = sin(step * third), rest = cos(step * third);
     for (int64_t i = 0; i < count; i++) {
         double distance = first + (double)i * step, angle = distance * third, square = angle * angle;
-        if (square < 1e-8) /* where rounding would tell, by Taylor's series */
+        if (square < 1e-8) /* Taylor series where rounding errors would matter */
             weights[i] = 1 - square * (10.0 / 6);
         else
             weights[i] = distance >= -3 && distance < 3 ? sine * sine * (3 - 4 * sine * sine) / (3 * square) : 0;
@@ -57,8 +57,8 @@ static void lanczos_weights(double *weights, int64_t count, double first, double
     }
 }
 
-/* The exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(); returns how many, beginning at *first. Of
- * the nearest pixel, as nearest_idx(), one. */
+/* Computes the exact weights of pixel `i`, as _compute_indices_min_size_weights_aa(). Returns their number; `first`
+ * receives the first source pixel. For nearest, the one pixel of nearest_idx(). */
 static int64_t exact_weights(int64_t sampling, double scale, int64_t source, int64_t i, int64_t most, double *weights,
                              int64_t *first)
 {
@@ -88,7 +88,7 @@ static int64_t exact_weights(int64_t sampling, double scale, int64_t source, int
     return count;
 }
 
-/* Bits behind the binary point with which the largest weight still fits into 16 bits. */
+/* Returns the number of fractional bits with which the largest weight fits 16 bits. */
 static int precision_of(double largest)
 {
     int precision = 0;
@@ -97,18 +97,16 @@ static int precision_of(double largest)
     return precision;
 }
 
-/*
- * Taps for pixels `from` to `from + count` of the `target` that `source` pixels become; the last first where
- * `mirrored`. Their places count from `first`, and behind them are zeros up to a `multiple`.
- */
+/* Makes taps for pixels `from` to `from + count - 1` when `source` pixels are resized to `target`; in reverse order if
+ * `mirrored`. Places count from `first`; weights are padded with zeros to a `multiple`. */
 enum outcome make_taps(struct taps *taps, int64_t source, int64_t target, int64_t from, int64_t count, bool mirrored,
                        int multiple)
 {
     double scale = (double)source / (double)target, support = support_of(taps->sampling, scale), largest = 0;
     int64_t most = ((int64_t)support + (support > (double)(int64_t)support)) * 2 + 1;
     int64_t width = (most + multiple - 1) / multiple * multiple, widest = 1;
-    if (make_room(&taps->exact, (size_t)(width * target) * sizeof(double)) != DONE ||
-        make_room(&taps->places, (size_t)(2 * target) * sizeof(int64_t)) != DONE)
+    if (grow_buffer(&taps->exact, (size_t)(width * target) * sizeof(double)) != DONE ||
+        grow_buffer(&taps->places, (size_t)(2 * target) * sizeof(int64_t)) != DONE)
         return REFUSED;
     double *exact = taps->exact.at;
     int64_t *first = taps->places.at, *counts = first + target;
@@ -124,7 +122,7 @@ enum outcome make_taps(struct taps *taps, int64_t source, int64_t target, int64_
     taps->first = first[from];
     taps->stop = first[from + count - 1] + counts[from + count - 1];
     size_t weight_bytes = (size_t)taps->taps * sizeof(int16_t) * (wide ? 2 : 1);
-    if (make_room(&taps->rounded, (size_t)count * (weight_bytes + sizeof(int32_t))) != DONE)
+    if (grow_buffer(&taps->rounded, (size_t)count * (weight_bytes + sizeof(int32_t))) != DONE)
         return REFUSED;
     taps->at = taps->rounded.at;
     taps->weights = (int16_t *)(taps->at + count);
@@ -149,7 +147,7 @@ INLINE uint8_t clamp(int value)
     return (uint8_t)(value < 0 ? 0 : value > 255 ? 255 : value);
 }
 
-/* A weight as it was rounded. */
+/* Returns a rounded weight, with its lower bits if there are any. */
 INLINE int whole_weight(const struct taps *taps, const int16_t *weight)
 {
     return taps->low_at ? *weight * (1 << LOW_BITS) + weight[taps->low_at] : *weight;
@@ -170,7 +168,8 @@ INLINE void row_plain(const struct taps *taps, const uint8_t *from, uint8_t *to,
     }
 }
 
-/* Two rows become `count` pixels wide. Reads `taps` pixels and 4 bytes from each place; writes up to 13 bytes more. */
+/* Resizes two rows horizontally to `count` pixels. Reads `taps` pixels and 4 bytes from each place; writes up to 13
+ * bytes more. */
 void rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
                 int64_t count)
 {
@@ -178,7 +177,7 @@ void rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uin
     row_plain(taps, b, to_b, 0, count, 3);
 }
 
-/* The same of gray. */
+/* Does rows_plain() for gray. */
 void gray_rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b, uint8_t *to_a, uint8_t *to_b,
                      int64_t count)
 {
@@ -186,7 +185,7 @@ void gray_rows_plain(const struct taps *taps, const uint8_t *a, const uint8_t *b
     row_plain(taps, b, to_b, 0, count, 1);
 }
 
-/* One row of `bytes` bytes out of several; reads 31 bytes more of each. */
+/* Computes one row of `bytes` bytes as the weighted sum of several; reads 31 bytes more of each. */
 void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, const struct taps *taps, uint8_t *to,
                    int64_t bytes)
 {
@@ -199,7 +198,7 @@ void columns_plain(const uint8_t *from, int64_t stride, const int16_t *weights, 
 }
 
 #if defined(__x86_64__)
-/* A pixel of two rows at once, begun with `sum`. */
+/* Computes a pixel of two rows at once; the sum begins with `sum`. */
 VECTORS INLINE __m256i sum_pixel(const int16_t *weights, const int count, const uint8_t *p, const uint8_t *q,
                                  __m256i sum)
 {
@@ -238,7 +237,7 @@ VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const
 {
     const __m256i dense =
         _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1));
-    for (int64_t x = 0; x < count; x += 4) { /* pixels behind the last are copies of it */
+    for (int64_t x = 0; x < count; x += 4) { /* pixels after the last are copies of it */
         int64_t last = count - 1, x1 = x + 1 < last ? x + 1 : last, x2 = x + 2 < last ? x + 2 : last,
                 x3 = x + 3 < last ? x + 3 : last;
         __m256i low =
@@ -251,7 +250,7 @@ VECTORS INLINE void rows_of(const struct taps *taps, const int taps_count, const
     }
 }
 
-/* A gray pixel of two rows: the sums of every fourth pair of taps, of each row in its half. */
+/* Computes a gray pixel of two rows: sums of every fourth pair of taps, each row in its half. */
 VECTORS INLINE __m256i gray_pixel(const int16_t *weights, const int count, const uint8_t *p, const uint8_t *q)
 {
     __m256i sum = _mm256_setzero_si256();
@@ -273,7 +272,7 @@ VECTORS INLINE __m256i gray_pixel(const int16_t *weights, const int count, const
     return sum;
 }
 
-/* Four taps of four pixels. */
+/* Multiplies and adds four taps of four pixels. */
 VECTORS INLINE __m256i four_by_four(const int16_t *weights, const int32_t *places, const uint8_t *from)
 {
     int32_t four[4];
@@ -283,7 +282,7 @@ VECTORS INLINE __m256i four_by_four(const int16_t *weights, const int32_t *place
     return _mm256_madd_epi16(bytes, _mm256_loadu_si256((const __m256i *)weights));
 }
 
-/* Sums of four gray pixels of two rows, a row in each half. */
+/* Computes the sums of four gray pixels of two rows, one row in each half. */
 VECTORS INLINE __m256i gray_sums(const struct taps *taps, const int count, const int16_t *weights, const uint8_t *a,
                                  const uint8_t *b, int64_t x)
 {
@@ -327,7 +326,7 @@ VECTORS INLINE void gray_rows_of(const struct taps *taps, const int count, const
 }
 
 #elif defined(__aarch64__)
-/* A pixel of two rows: sums of 32 bits, begun with `first_a` and `first_b`. */
+/* Computes a pixel of two rows; the 32-bit sums begin with `first_a` and `first_b`. */
 INLINE void pixel(const int16_t *weights, const int count, s32 first_a, s32 first_b, const uint8_t *p, const uint8_t *q,
                   s32 *to_a, s32 *to_b)
 {
@@ -348,7 +347,7 @@ INLINE void pixel(const int16_t *weights, const int count, s32 first_a, s32 firs
     *to_b = sums[1];
 }
 
-/* Sixteen sums become bytes. */
+/* Rounds sixteen sums to bytes. */
 INLINE u8 round_sums(const s32 *sums, s32 shift)
 {
     u16 low = vqmovun_high_s32(vqmovun_s32(vshlq_s32(sums[0], shift)), vshlq_s32(sums[1], shift));
@@ -363,7 +362,7 @@ INLINE void rows_of(const struct taps *taps, const int taps_count, const bool wi
     const s32 round = vdupq_n_s32(1 << (taps->precision - 1)), shift = vdupq_n_s32(-taps->precision);
     const int16_t *weights = taps->weights;
     const int32_t *places = taps->at;
-    for (int64_t x = 0; x < count; x += 4) { /* pixels behind the last are copies of it */
+    for (int64_t x = 0; x < count; x += 4) { /* pixels after the last are copies of it */
         s32 sums_a[4], sums_b[4];
 #pragma GCC unroll 4
         for (int n = 0; n < 4; n++) {
@@ -384,7 +383,7 @@ INLINE void rows_of(const struct taps *taps, const int taps_count, const bool wi
     }
 }
 
-/* A gray pixel: the sums of every fourth tap. */
+/* Computes a gray pixel: sums of every fourth tap. */
 INLINE s32 gray_pixel(const int16_t *weights, const int count, const uint8_t *p)
 {
     s32 sum = vdupq_n_s32(0);
@@ -402,7 +401,7 @@ INLINE s32 gray_pixel(const int16_t *weights, const int count, const uint8_t *p)
     return sum;
 }
 
-/* Sums of four gray pixels from `x` on, of which there are `pixels`; those behind the last are copies of it. */
+/* Computes the sums of four gray pixels from `x` on, of `pixels`; pixels after the last are copies of it. */
 INLINE s32 gray_sums(const struct taps *taps, const int count, const int16_t *weights, const uint8_t *from, int64_t x,
                      int64_t pixels)
 {
@@ -540,7 +539,7 @@ void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights,
             sums[n] = taps->low_at ? vdupq_n_s32(0) : round;
         const uint8_t *at = from + x;
         for (int j = 0; j < (taps->low_at ? 2 * count : count); j++, at += stride) {
-            if (j == count) { /* the lower bits of the weights */
+            if (j == count) { /* continue with the lower bits of the weights */
                 at = from + x;
 #pragma GCC unroll 8
                 for (int n = 0; n < 8; n++)
@@ -572,37 +571,37 @@ void columns_vector(const uint8_t *from, int64_t stride, const int16_t *weights,
 }
 #endif
 
-/* Gets ready to resize by the decoder's taps, for rows of `columns` pixels. */
+/* Prepares to resize rows of `columns` pixels by the decoder's taps. */
 enum outcome begin_resizing(struct decoder *decoder, int64_t columns)
 {
     struct output *output = &decoder->output;
     struct resizing *resizing = &output->resizing;
-    int64_t channels = output->making.channels;
+    int64_t channels = output->task.channels;
     *resizing =
         (struct resizing){.row_bytes = channels * columns + PADDING,
                           .most = output->down.taps + SPARE_ROWS,
                           .reach = channels * (output->across.stop - output->across.first + output->across.taps) + 16};
-    /* The columns of the last rows have weights of zero for rows behind them. */
+    /* For the last rows, vertical taps have zero weights for rows after the last. */
     size_t rows = (size_t)(resizing->most + output->down.taps);
-    if (make_room(&decoder->scratch.resized, rows * (size_t)resizing->row_bytes) != DONE)
+    if (grow_buffer(&decoder->scratch.resized, rows * (size_t)resizing->row_bytes) != DONE)
         return REFUSED;
-    return make_room(&decoder->scratch.line, (size_t)(2 * resizing->reach));
+    return grow_buffer(&decoder->scratch.line, (size_t)(2 * resizing->reach));
 }
 
-/* Takes the next rows of the source, two of them, or the last one twice, and writes the rows that are complete then.
- * From each row `resizing.reach` bytes may be read. */
+/* Takes the next two rows of the source (the last row twice if their number is odd), and writes the output rows that
+ * are then complete. May read `resizing.reach` bytes of each row. */
 void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
 {
     struct output *output = &decoder->output;
     struct resizing *resizing = &output->resizing;
-    const struct making *making = &output->making;
+    const struct task *task = &output->task;
     const struct taps *down = &output->down;
     const struct kernels *kernels = decoder->kernels;
-    int64_t row_bytes = resizing->row_bytes, columns = making->visible.width, rows = making->visible.height;
-    int64_t channels = making->channels;
+    int64_t row_bytes = resizing->row_bytes, columns = task->visible.width, rows = task->visible.height;
+    int64_t channels = task->channels;
     int64_t y = resizing->read, more = a == b ? 1 : 2;
     uint8_t *resized = decoder->scratch.resized.at;
-    if (y + more - resizing->first > resizing->most) { /* those that are needed still move to the front */
+    if (y + more - resizing->first > resizing->most) { /* move the rows that are still needed to the front */
         int64_t first = down->at[resizing->made] < y ? down->at[resizing->made] : y;
         memmove(resized, resized + (first - resizing->first) * row_bytes, (size_t)((y - first) * row_bytes));
         resizing->first = first;
@@ -613,16 +612,16 @@ void resize_rows(struct decoder *decoder, const uint8_t *a, const uint8_t *b)
     resizing->read = y += more;
     for (; resizing->made < rows; resizing->made++) {
         int64_t at = down->at[resizing->made];
-        if (at + down->taps > y && y < making->box.height)
+        if (at + down->taps > y && y < task->box.height)
             break;
         kernels->columns(resized + (at - resizing->first) * row_bytes, row_bytes,
                          down->weights + resizing->made * down->taps, down,
-                         making->shown + resizing->made * channels * making->request->window.width, channels * columns);
+                         task->shown + resizing->made * channels * task->request->window.width, channels * columns);
     }
 }
 
-/* A row of the source of which everything may be read that the loops read: itself, or a copy. `left`: bytes from there.
- */
+/* Returns a row of the source from which the loops may read as much as they do: the row, or a copy with space after it.
+ * `left`: readable bytes from the row on. */
 static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t *row, int64_t left)
 {
     int64_t reach = decoder->output.resizing.reach;
@@ -634,13 +633,13 @@ static const uint8_t *readable(struct decoder *decoder, int which, const uint8_t
     return copy;
 }
 
-/* Resizes pixels whose rows are `stride` bytes apart; there are `nbytes` of what may be read. */
+/* Resizes pixels whose rows are `stride` bytes apart; `nbytes` may be read. */
 enum outcome resize(struct decoder *decoder, const uint8_t *pixels, int64_t nbytes, int64_t stride)
 {
-    if (begin_resizing(decoder, decoder->output.making.visible.width) != DONE)
+    if (begin_resizing(decoder, decoder->output.task.visible.width) != DONE)
         return REFUSED;
-    int64_t height = decoder->output.making.box.height;
-    for (int64_t y = 0; y < height; y += 2) { /* the last of an odd number twice */
+    int64_t height = decoder->output.task.box.height;
+    for (int64_t y = 0; y < height; y += 2) { /* takes the last row twice if the number is odd */
         const uint8_t *a = readable(decoder, 0, pixels, nbytes), *b = a;
         pixels += stride;
         nbytes -= stride;

@@ -1,4 +1,4 @@
-/* What is done with samples in more than one place. */
+/* Functions for samples that several files use. */
 #ifndef PACKSTORE_SAMPLES_H
 #define PACKSTORE_SAMPLES_H
 
@@ -10,7 +10,7 @@ INLINE uint8_t clamp(int value)
 }
 
 #if defined(__x86_64__)
-/* Two numbers of 16 bits, again and again. */
+/* Fills a register with a pair of 16-bit numbers. */
 VECTORS INLINE __m256i pairs(int a, int b)
 {
     return _mm256_set1_epi32((int)((uint32_t)(uint16_t)b << 16 | (uint16_t)a));

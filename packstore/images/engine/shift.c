@@ -1,11 +1,11 @@
-/* Affine maps that move pixels along one axis only, as shearing and translating do: sums of four pixels, not sixteen.
+/* Affine maps that move pixels along one axis only, such as shears and translations: sums of four pixels, not sixteen.
  */
 #include "augment.h"
 
 #include <string.h>
 
-/* How far pixels are moved along an axis: in the source they lie between pixels `first + 1` and `first + 2` from where
- * they are shown. */
+/* Offset along an axis: a result pixel lies in the source between the pixels `first + 1` and `first + 2` after its own
+ * position. */
 struct shift {
     float by, weights[4];
     int64_t first;
@@ -13,7 +13,7 @@ struct shift {
 
 static struct shift shift_of(float by, int64_t length, bool bicubic)
 {
-    float limit = (float)(length + 4); /* beyond it all is outside */
+    float limit = (float)(length + 4); /* beyond it all pixels are outside */
     struct shift shift = {.by = by > -limit ? by : -limit};
     shift.by = shift.by < limit ? shift.by : limit;
     int64_t whole = floor_of(shift.by);
@@ -28,14 +28,15 @@ static struct shift shift_of(float by, int64_t length, bool bicubic)
     return shift;
 }
 
-/* The first of `length` pixels that is shown of the source, to whose pixels half a pixel belongs on either side. */
+/* Returns the first of `length` result pixels that shows the source, which extends half a pixel beyond its outermost
+ * centres. */
 static int64_t first_inside(const struct shift *shift, int64_t length)
 {
     int64_t first = -floor_of(shift->by + 0.5f);
     return first < 0 ? 0 : first < length ? first : length;
 }
 
-/* Behind the last one. */
+/* Returns the pixel after the last that shows the source. */
 static int64_t stop_inside(const struct shift *shift, int64_t length)
 {
     int64_t stop = floor_of((float)length - 0.5f - shift->by) + 1;
@@ -44,7 +45,7 @@ static int64_t stop_inside(const struct shift *shift, int64_t length)
 
 /* ---- loops ---- */
 
-/* Bytes `first` to `count` of four lines, weighed and added. Weights of byte `i`: at `step * i`. */
+/* Adds bytes `first` to `count - 1` of four lines, with weights; those of byte `i` are at `step * i`. */
 static void sum_from(uint8_t *to, const uint8_t *const lines[4], const float *const weights[4], int64_t step,
                      int64_t first, int64_t count)
 {
@@ -97,7 +98,7 @@ VECTORS_FMA void sum_lines_vector(uint8_t *to, const uint8_t *const lines[4], co
 
 /* ---- rows ---- */
 
-/* `count` pixels of a line of `length` from pixel `first` on; where they lie outside, the outermost. */
+/* Copies `count` pixels of a line of `length`, from pixel `first` on; repeats the outermost pixels outside. */
 static void copy_line(uint8_t *to, const uint8_t *from, int64_t first, int64_t count, int64_t length)
 {
     int64_t before = first < 0 ? -first : 0;
@@ -119,12 +120,12 @@ static void show_fills(uint8_t *at, const struct taps_of_warp *taps, int64_t fir
             at[3 * i + c] = (uint8_t)taps->fill[c];
 }
 
-/* Rows that are moved, each by `slope` more than the one above it. */
+/* Moves each row by `slope` more than the row above. */
 static enum outcome shift_rows(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
                                float slope, float by, bool bicubic)
 {
     int64_t width = image->width;
-    if (make_room(&decoder->scratch.floats, (size_t)(3 * (width + 3) + PADDING)) != DONE)
+    if (grow_buffer(&decoder->scratch.floats, (size_t)(3 * (width + 3) + PADDING)) != DONE)
         return REFUSED;
     uint8_t *line = (uint8_t *)decoder->scratch.floats.at;
     const uint8_t *const lines[4] = {line, line + 3, line + 6, line + 9};
@@ -143,16 +144,16 @@ static enum outcome shift_rows(struct decoder *decoder, const struct image *imag
 
 /* ---- columns ---- */
 
-/* The four lines that columns are summed of, and how each column is moved. */
+/* The four lines that are summed, and the offset of each column. */
 struct columns {
-    float *weights[4]; /* of each byte of a row */
-    int32_t *first;    /* of each column */
-    int32_t *inside;   /* the first row that is shown of the source, and the one behind the last */
+    float *weights[4]; /* weights of each byte of a row */
+    int32_t *first;    /* offset of each column */
+    int32_t *inside;   /* first row that shows the source, and the row after the last, for each column */
     uint8_t *lines[4];
-    int64_t all_from, all_to; /* rows that show no fill */
+    int64_t all_from, all_to; /* rows without fill in any column */
 };
 
-/* The line of pixels `columns->first` below row `row`. */
+/* Collects the line of pixels that are `columns->first` below row `row`. */
 static void collect_line(const struct columns *columns, const struct taps_of_warp *taps, int64_t row)
 {
     uint8_t *to = columns->lines[row & 3];
@@ -160,18 +161,18 @@ static void collect_line(const struct columns *columns, const struct taps_of_war
     for (int64_t i = 0; i < width; i++) {
         int64_t from = row + columns->first[i];
         from = from < 0 ? 0 : from < height ? from : height - 1;
-        memcpy(to + 3 * i, taps->at + 3 * (from * width + i), 4); /* a byte too much, which the next pixel overwrites */
+        memcpy(to + 3 * i, taps->at + 3 * (from * width + i), 4); /* and a byte that the next pixel overwrites */
     }
 }
 
-/* Columns that are moved, each by `slope` more than the one left of it. */
+/* Moves each column by `slope` more than the column to its left. */
 static enum outcome shift_columns(struct decoder *decoder, const struct image *image, const struct taps_of_warp *taps,
                                   float slope, float by, bool bicubic)
 {
     int64_t width = image->width, height = image->height;
     size_t line = (size_t)(3 * width + PADDING);
-    if (make_room(&decoder->scratch.floats,
-                  (size_t)(12 * width) * sizeof(float) + (size_t)(3 * width) * 4 + 4 * line) != DONE)
+    if (grow_buffer(&decoder->scratch.floats,
+                    (size_t)(12 * width) * sizeof(float) + (size_t)(3 * width) * 4 + 4 * line) != DONE)
         return REFUSED;
     struct columns columns = {.all_to = height};
     float *floats = decoder->scratch.floats.at;

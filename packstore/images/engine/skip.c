@@ -1,33 +1,33 @@
-/* Passes over scans to note where pieces begin (checkpoints.c): several symbols of a block by one lookup, two images in
- * turn. */
+/* Skips through scans to find the beginnings of pieces (checkpoints.c): several symbols of a block by one lookup, two
+ * images in turn. */
 #include "reader.h"
 
 enum { SKIP_BITS = 11, PER_FILL = 4 };
 
-/* What the loop keeps in registers. `bits` has what follows at its high end, `count` bits; `at` is what follows them.
- */
+/* State that the loop keeps in registers: the next `count` bits, at the high end of `bits`; `at` is the byte after
+ * them. */
 struct passing {
     uint64_t bits;
     int count;
-    uint32_t k; /* number of the next coefficient */
+    uint32_t k; /* index of the next coefficient */
     const uint8_t *at;
     const uint16_t *look;
 };
 
-/* A segment that is passed over. */
+/* A segment that is skipped. */
 struct skipper {
     struct decoder *decoder;
     struct passing hot;
-    const uint8_t *room, *end;
-    int64_t mcu, left, piece, until; /* the next MCU; those left of the segment, of the piece; how many that had */
-    int64_t first, bits;             /* its first MCU; once it has ended: how many bits were read */
+    const uint8_t *unstuffed, *end;
+    int64_t mcu, left, piece, until; /* next MCU; MCUs left in the segment and in the piece; MCUs of the piece */
+    int64_t first, bits;             /* its first MCU; bits read, after it has ended */
     int block, blocks, predicted[COMPONENTS];
     uint8_t component[MCU_BLOCKS];
     const struct huffman *dc[MCU_BLOCKS], *ac[MCU_BLOCKS];
     const uint16_t *looks[MCU_BLOCKS];
 };
 
-/* Bits 0-3: of as many symbols as fit; from 4 on: how far k moves. 0: look further. */
+/* Bits 0-3: total bits of as many symbols as fit; from bit 4 on: advance of k. 0: decode a single symbol. */
 static void fill_skips(uint16_t *to, const struct huffman *table)
 {
     for (uint32_t bits = 0; bits < 1 << SKIP_BITS; bits++) {
@@ -44,7 +44,7 @@ static void fill_skips(uint16_t *to, const struct huffman *table)
     }
 }
 
-/* The tables of the scan, and for AC of them the lookups that pass over symbols; what is known already stays. */
+/* Makes the tables of the scan, and the lookups that skip AC symbols; keeps lookups of tables that have not changed. */
 static enum outcome make_skips(struct decoder *decoder)
 {
     struct scratch *scratch = &decoder->scratch;
@@ -52,7 +52,7 @@ static enum outcome make_skips(struct decoder *decoder)
     const struct headers *headers = &decoder->input.headers;
     if (!scratch->skips.at)
         tables->skips_known = 0;
-    if (make_room(&scratch->skips, TABLES * sizeof(uint16_t) << SKIP_BITS) != DONE)
+    if (grow_buffer(&scratch->skips, TABLES * sizeof(uint16_t) << SKIP_BITS) != DONE)
         return REFUSED;
     for (int i = 0; i < headers->components; i++) {
         int n = headers->component[i].ac;
@@ -63,7 +63,7 @@ static enum outcome make_skips(struct decoder *decoder)
         if (make_table(&tables->dc[m], &headers->dc[m], DC_TABLE) != DONE ||
             make_table(&tables->ac[n], spec, AC_TABLE) != DONE)
             return REFUSED;
-        /* Counts and values: not the same as those of make_table(), which other work has called since. */
+        /* Compare counts and values: other work may have called make_table() since. */
         if (tables->skips_known >> n & 1 && !memcmp(seen, table->counts, 16) && !memcmp(seen + 16, table->values, 256))
             continue;
         fill_skips((uint16_t *)scratch->skips.at + (n << SKIP_BITS), table);
@@ -105,7 +105,7 @@ INLINE enum outcome begin_block(struct skipper *skipper, struct passing *hot)
     return hot->k == 1 && dc < MOST_DC && dc > -MOST_DC ? DONE : REFUSED;
 }
 
-/* Notes where a piece ends, at bit `bit` of the segment: NO_MORE where that ends too. */
+/* Notes the end of a piece at bit `bit` of the segment. NO_MORE if the segment ends too. */
 static NOT_INLINE enum outcome end_piece(struct skipper *skipper, int64_t bit)
 {
     struct decoder *decoder = skipper->decoder;
@@ -128,7 +128,7 @@ INLINE enum outcome end_block(struct skipper *skipper, struct passing *hot)
         skipper->block = 0;
         skipper->mcu++;
         if (UNLIKELY(!--skipper->until)) {
-            enum outcome outcome = end_piece(skipper, 8 * (hot->at - skipper->room) - hot->count);
+            enum outcome outcome = end_piece(skipper, 8 * (hot->at - skipper->unstuffed) - hot->count);
             if (outcome != DONE)
                 return outcome;
         }
@@ -136,7 +136,7 @@ INLINE enum outcome end_block(struct skipper *skipper, struct passing *hot)
     return begin_block(skipper, hot);
 }
 
-/* A symbol that no lookup passes over, or the last ones of a block: REFUSED where they are none. */
+/* Skips a symbol without a lookup entry, or the last symbols of a block. REFUSED if the bits are not a code. */
 INLINE enum outcome pass_symbol(const struct skipper *skipper, struct passing *hot)
 {
     const struct huffman *table = skipper->ac[skipper->block];
@@ -150,8 +150,8 @@ INLINE enum outcome pass_symbol(const struct skipper *skipper, struct passing *h
     return (hot->k > 64 && hot->k <= END_OF_BLOCK) || hot->k >= NO_CODE ? REFUSED : DONE;
 }
 
-/* Passes over segments, `count` of them, in turn, until one has ended (NO_MORE) or is refused: which, and why. A lookup
- * takes SKIP_BITS at most, of the 56 bits at least that fill() brings. */
+/* Skips through `count` segments in turn until one has ended (NO_MORE) or is refused. Returns its index; `outcome`
+ * receives the reason. A lookup takes at most SKIP_BITS of the 56 or more bits that fill() provides. */
 INLINE int pass(struct skipper *const *skippers, const int count, enum outcome *outcome)
 {
     struct passing hot[LANES];
@@ -218,20 +218,20 @@ VECTORS int pass_two_vector(struct skipper *const *skippers, enum outcome *outco
 }
 #endif
 
-/* Begins with the next segment of an image: NO_MORE where there is none. */
+/* Begins the next segment of an image. NO_MORE if there is none. */
 static enum outcome begin_segment(struct skipper *skipper)
 {
     struct decoder *decoder = skipper->decoder;
     struct input *input = &decoder->input;
     const struct headers *headers = &input->headers;
     struct lane *lane = &input->lanes[0];
-    *lane = (struct lane){.decoder = decoder, .room = decoder->scratch.unstuffed[0].at};
+    *lane = (struct lane){.decoder = decoder, .unstuffed = decoder->scratch.unstuffed[0].at};
     enum outcome outcome = open_segment(decoder, lane);
     if (outcome != DONE)
         return outcome;
     *skipper = (struct skipper){.decoder = decoder,
-                                .hot = {.at = lane->room},
-                                .room = lane->room,
+                                .hot = {.at = lane->unstuffed},
+                                .unstuffed = lane->unstuffed,
                                 .end = lane->end,
                                 .mcu = lane->mcu,
                                 .first = lane->mcu,
@@ -248,22 +248,22 @@ static enum outcome begin_segment(struct skipper *skipper)
     return begin_block(skipper, &skipper->hot);
 }
 
-/* A segment has ended: all of its bytes have to have been read. */
+/* Ends a segment. REFUSED unless all of its bytes were read. */
 static enum outcome end_segment(struct skipper *skipper)
 {
     struct lane *lane = &skipper->decoder->input.lanes[0];
-    lane->at = skipper->room + (skipper->bits >> 3);
+    lane->at = skipper->unstuffed + (skipper->bits >> 3);
     lane->taken = (uint64_t)skipper->bits & 7;
     if (close_segment(lane) != DONE)
         return REFUSED;
-    place_points(skipper->decoder, lane->base, skipper->first, skipper->mcu, skipper->end - skipper->room);
+    place_points(skipper->decoder, lane->base, skipper->first, skipper->mcu, skipper->end - skipper->unstuffed);
     return begin_segment(skipper);
 }
 
-/* Of files: the index of each is written to `to`, where there is room for so many bytes, and 8 of them to spare.
- * `sizes` says how many it has: 0 where the engine does not take the file, or an index would be of no use. */
+/* Writes the index of each file to `to`, which has room for that many bytes, including 8 spare bytes. `sizes` receives
+ * the size of each index: 0 if the engine refuses the file, or if an index would be of no use. */
 void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, const int64_t *nbytes, int64_t count,
-                      uint8_t *const *to, const int64_t *rooms, int64_t *sizes)
+                      uint8_t *const *to, const int64_t *capacities, int64_t *sizes)
 {
     struct skipper skippers[LANES] = {{.decoder = decoder}, {.decoder = decoder->second}}, *active[LANES];
     int64_t number[LANES], next = 0;
@@ -289,8 +289,8 @@ void make_checkpoints(struct decoder *decoder, const uint8_t *const *files, cons
             continue;
         if (outcome == NO_MORE)
             sizes[number[ended - skippers]] =
-                pack_checkpoints(ended->decoder, to[number[ended - skippers]], rooms[number[ended - skippers]]);
+                pack_checkpoints(ended->decoder, to[number[ended - skippers]], capacities[number[ended - skippers]]);
         active[n] = active[--busy];
-        keep_little(ended->decoder);
+        trim_buffers(ended->decoder);
     }
 }

@@ -1,7 +1,7 @@
 /* Huffman tables: ITU-T T.81, C.2 and F.2.2.3. */
 #include "reader.h"
 
-enum { AC_BITS = 10, DC_BITS = 11 }; /* of a coefficient, and of a difference of first ones, of 8-bit samples: F.1.2 */
+enum { AC_BITS = 10, DC_BITS = 11 }; /* most bits for 8-bit samples: F.1.2 */
 
 /* Where the symbol puts its value after which the next coefficient is `k`: in natural order, after Figure A.6. Beyond
  * 64 are ends of blocks, of which the value is 0 and the last coefficient is 0, and errors. */
@@ -10,7 +10,7 @@ const uint8_t natural_place[256] = {
     48, 41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15,
     23, 30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63, [65 ... 255] = 63};
 
-/* Whether 8-bit samples can make the symbols: F.1.2.1 and F.1.2.2. Of others libjpeg's implementations differ. */
+/* Refuses symbols that 8-bit samples cannot make: F.1.2.1 and F.1.2.2. libjpeg's implementations differ in these. */
 static enum outcome check_symbols(const struct huffman *table)
 {
     for (int i = 0; i < table->total; i++) {

@@ -1,8 +1,7 @@
-/*
- * Vector instructions. Each loop is written once, with the intrinsics of AVX2. For ARM the intrinsics that the loops
- * use are made here of NEON, which every 64-bit ARM has: two registers of 128 bits for one of 256. The results are the
- * same, bit for bit, as long as masks are all ones or all zeros, and floating point fits into what it is converted to.
- */
+/* Vector instructions. Each loop is written once, with the intrinsics of AVX2. For ARM this file implements these
+ * intrinsics with NEON, which every 64-bit ARM has: two registers of 128 bits for one of 256. The results are equal bit
+ * for bit, provided that masks are all ones or all zeros, and that floating point fits the type to which it is
+ * converted. */
 #ifndef PACKSTORE_VECTORS_H
 #define PACKSTORE_VECTORS_H
 
@@ -77,7 +76,7 @@ INLINE int32_t _mm_cvtsi128_si32(__m128i a)
 #define _mm_insert_epi32(a, value, n) ((__m128i)vsetq_lane_s32(value, (s32)(a), n))
 #define _mm_srli_si128(a, bytes) ((__m128i)vextq_u8((u8)(a), vdupq_n_u8(0), bytes))
 
-/* Of a negative number it is zero, else its four lowest bits count. */
+/* A negative index gives zero; else its four lowest bits count. */
 INLINE __m128i _mm_shuffle_epi8(__m128i a, __m128i places)
 {
     return (__m128i)vqtbl1q_u8((u8)a, (u8)places & 0x8F);
@@ -166,7 +165,7 @@ HALVES_2(__m256i, _mm256_packs_epi32, PACKS_32)
 HALVES_2(__m256i, _mm256_packus_epi32, PACKUS_32)
 HALVES_2(__m256i, _mm256_packus_epi16, PACKUS_16)
 HALVES_2(__m256i, _mm256_shuffle_epi8, _mm_shuffle_epi8)
-/* Of what is no number, and of something else, the other. */
+/* Of NaN and a number, returns the number. */
 HALVES_2(__m256, _mm256_min_ps, vminnmq_f32)
 HALVES_2(__m256, _mm256_max_ps, vmaxnmq_f32)
 HALVES_2(__m256, _mm256_and_ps, AND_FLOATS)
@@ -181,7 +180,7 @@ HALVES_1(__m256i, _mm256_castps_si256, __m256, AS_NUMBERS)
 HALVES_1(__m256, _mm256_cvtepi32_ps, __m256i, TO_FLOATS)
 HALVES_1(__m256i, _mm256_cvttps_epi32, __m256, CUT_OFF)
 HALVES_1(__m256i, _mm256_cvtps_epi32, __m256, TO_NEAREST)
-#define _mm256_round_ps(a, how) ((__m256){vrndq_f32((a).low), vrndq_f32((a).high)}) /* towards zero alone */
+#define _mm256_round_ps(a, how) ((__m256){vrndq_f32((a).low), vrndq_f32((a).high)}) /* rounds towards zero only */
 
 INLINE __m256 _mm256_fmadd_ps(__m256 a, __m256 b, __m256 c)
 {
@@ -305,7 +304,7 @@ INLINE __m256 _mm256_cvtph_ps(__m128i a)
     return (__m256){vcvt_f32_f16(vget_low_f16((float16x8_t)a)), vcvt_high_f32_f16((float16x8_t)a)};
 }
 
-#define _mm256_cvtps_ph(a, how) ((__m128i)vcvt_high_f16_f32(vcvt_f16_f32((a).low), (a).high)) /* to the nearest */
+#define _mm256_cvtps_ph(a, how) ((__m128i)vcvt_high_f16_f32(vcvt_f16_f32((a).low), (a).high)) /* rounds to nearest */
 #endif
 
 #endif

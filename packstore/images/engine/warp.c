@@ -1,11 +1,11 @@
-/* Affine maps and perspective: as torchvision's _apply_grid_transform() and torch's grid_sample(). */
+/* Affine maps and perspective, as in torchvision's _apply_grid_transform() and torch's grid_sample(). */
 #include "augment.h"
 
 #include <string.h>
 
 /* ---- loops ---- */
 
-/* Where pixels of a row lie, in pixels of the source. */
+/* Computes the positions of a row's pixels, in pixels of the source. */
 INLINE void locate_of(float *restrict x, float *restrict y, uint8_t *restrict outside, const struct map *map,
                       int64_t row, int64_t height, int64_t width)
 {
@@ -45,7 +45,7 @@ INLINE float at_most(float value, int64_t last)
     return value < (float)last ? value : (float)last;
 }
 
-/* A channel of the sum of four neighbours, as grid_sample() adds them. */
+/* Sums one channel of four neighbours, in the order of grid_sample(). */
 INLINE float sum_four(const float *values, const float *weights)
 {
     return ((values[0] * weights[0] + values[1] * weights[1]) + values[2] * weights[2]) + values[3] * weights[3];
@@ -57,7 +57,7 @@ static void show_fill(uint8_t *to, const struct taps_of_warp *taps)
         to[c] = taps->way == FILL_ZEROS ? 0 : (uint8_t)taps->fill[c];
 }
 
-/* One pixel whose neighbours may lie outside. */
+/* Interpolates one pixel, whose neighbours may be outside. */
 static void bilinear_pixel(uint8_t *to, const struct taps_of_warp *taps, float x, float y)
 {
     if (taps->way == FILL_EDGE) {
@@ -90,7 +90,7 @@ static void bilinear_pixel(uint8_t *to, const struct taps_of_warp *taps, float x
     }
 }
 
-/* Pixels `first` to `stop` of a row. */
+/* Interpolates pixels `first` to `stop - 1` of a row. */
 static void bilinear_from(uint8_t *to, const struct taps_of_warp *taps, int64_t first, int64_t stop)
 {
     for (int64_t i = first; i < stop; i++) {
@@ -119,7 +119,7 @@ VECTORS_FMA void locate_vector(float *x, float *y, uint8_t *outside, const struc
     locate_of(x, y, outside, map, row, height, width);
 }
 
-/* The same neighbour of two pixels. */
+/* Loads the same neighbour of two pixels. */
 VECTORS_FMA INLINE __m256 two_pixels(const uint8_t *a, const uint8_t *b)
 {
     int32_t low, high;
@@ -134,7 +134,7 @@ VECTORS_FMA INLINE __m256 two_weights(const float *a, const float *b)
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_broadcast_ss(a)), _mm_broadcast_ss(b), 1);
 }
 
-/* Eight pixels whose neighbours all lie in the source. */
+/* Interpolates eight pixels whose neighbours are all inside the source. */
 VECTORS_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
     const __m256i dense =
@@ -170,7 +170,7 @@ VECTORS_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps
             __m256 share = two_weights(&weights[4][i], &weights[4][i + 1]);
             sum = _mm256_add_ps(_mm256_mul_ps(_mm256_sub_ps(sum, fill), share), fill);
         }
-        __m256i rounded = _mm256_shuffle_epi8(_mm256_cvtps_epi32(sum), dense); /* weights make less than 255.5 */
+        __m256i rounded = _mm256_shuffle_epi8(_mm256_cvtps_epi32(sum), dense); /* sums are below 255.5 */
         int32_t first = _mm_cvtsi128_si32(_mm256_castsi256_si128(rounded));
         int32_t second = _mm_cvtsi128_si32(_mm256_extracti128_si256(rounded, 1));
         memcpy(to, &first, 4);
@@ -178,7 +178,7 @@ VECTORS_FMA INLINE void eight_inner(uint8_t *to, const struct taps_of_warp *taps
     }
 }
 
-/* Whether all eight are at least `low`, and less than `high`. */
+/* True if all eight are at least `low` and less than `high`. */
 VECTORS_FMA INLINE bool are_within(__m256 values, __m256 low, __m256 high)
 {
     __m256 within = _mm256_and_ps(_mm256_cmp_ps(values, low, _CMP_GE_OQ), _mm256_cmp_ps(values, high, _CMP_LT_OQ));
@@ -203,7 +203,7 @@ VECTORS_FMA void bilinear_vector(uint8_t *to, const struct taps_of_warp *taps, i
 
 /* ---- other interpolations ---- */
 
-/* By nearest: where each pixel begins in the source, counted in pixels. `fill`: that of the fill, behind the source. */
+/* For nearest: computes the index of each pixel in the source. `fill`: index of the fill's pixel, after the source. */
 INLINE void places_of(uint32_t *restrict places, const struct taps_of_warp *taps, uint32_t fill, int64_t count)
 {
     const float *restrict x = taps->x, *restrict y = taps->y;
@@ -212,7 +212,7 @@ INLINE void places_of(uint32_t *restrict places, const struct taps_of_warp *taps
     int32_t last_column = (int32_t)taps->width - 1, last_row = (int32_t)taps->height - 1;
     bool edge = taps->way == FILL_EDGE;
     for (int64_t i = 0; i < count; i++) {
-        /* Beyond both ends numbers that do not fit would mean nothing. */
+        /* Clip first: converting numbers that do not fit is undefined. */
         float to_x = x[i] > -1 ? x[i] : -1, to_y = y[i] > -1 ? y[i] : -1;
         to_x = to_x < width ? to_x : width;
         to_y = to_y < height ? to_y : height;
@@ -242,7 +242,7 @@ static void nearest(const struct augment_kernels *kernels, uint8_t *to, const st
                     uint32_t *places, int64_t count)
 {
     kernels->places(places, taps, (uint32_t)(taps->height * taps->width), count);
-    for (int64_t i = 0; i < count - 1; i++) /* a byte too much, which the next pixel overwrites */
+    for (int64_t i = 0; i < count - 1; i++) /* and a byte that the next pixel overwrites */
         memcpy(to + 3 * i, taps->at + 3 * (int64_t)places[i], 4);
     memcpy(to + 3 * (count - 1), taps->at + 3 * (int64_t)places[count - 1], 3);
 }
@@ -299,7 +299,7 @@ void bicubic_plain(uint8_t *to, const struct taps_of_warp *taps, int64_t count)
 }
 
 #ifdef HAS_VECTORS
-/* Four weights for each of eight pixels. */
+/* Computes four weights for each of eight pixels. */
 VECTORS_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
 {
     const __m256 one = _mm256_set1_ps(1), two = _mm256_set1_ps(2), a = _mm256_set1_ps(-0.75f);
@@ -319,7 +319,7 @@ VECTORS_FMA INLINE void eight_cubic_weights(float weights[4][8], __m256 part)
     }
 }
 
-/* Eight pixels whose neighbours all lie in the source. */
+/* Interpolates eight pixels whose neighbours are all inside the source. */
 VECTORS_FMA INLINE void eight_bicubic(uint8_t *to, const struct taps_of_warp *taps, __m256 x, __m256 y)
 {
     const __m256i dense =
@@ -387,7 +387,7 @@ enum outcome warp(struct decoder *decoder, const struct image *image, const stru
     struct scratch *scratch = &decoder->scratch;
     const struct augment_kernels *kernels = decoder->kernels->augment;
     int64_t size = 3 * image->height * image->width, width = image->width;
-    if (make_room(&scratch->copied, (size_t)size + PADDING) != DONE)
+    if (grow_buffer(&scratch->copied, (size_t)size + PADDING) != DONE)
         return REFUSED;
     memcpy(scratch->copied.at, image->at, (size_t)size);
     uint32_t colour = (uint32_t)step->flags >> 8;
@@ -400,7 +400,7 @@ enum outcome warp(struct decoder *decoder, const struct image *image, const stru
         ((uint8_t *)scratch->copied.at)[size + c] = taps.way == FILL_ZEROS ? 0 : (uint8_t)taps.fill[c];
     if (moves_one_axis(step))
         return warp_one_axis(decoder, image, step, &taps);
-    if (make_room(&scratch->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)
+    if (grow_buffer(&scratch->floats, (size_t)(3 * width) * sizeof(float) + (size_t)width) != DONE)
         return REFUSED;
     float *x = scratch->floats.at, *y = x + width;
     uint32_t *places = (uint32_t *)(y + width);

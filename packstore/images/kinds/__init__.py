@@ -18,14 +18,14 @@ class FileKind(NamedTuple):
     """Functions for a kind of image file.
 
     Attributes:
-        magics: First bytes, by which content tells the kind.
-        read_header: Reads a whole file's header; with True also finds out whether the file is cut off, if that takes no
-            decoding. Raises :class:`HeaderError`, :class:`struct.error` and :class:`IndexError`.
-        mode: The mode of all values.
-        decode: Returns the pixels ``(H, W, C)``, in the mode's dtype. Raises :class:`DecodeError`, and what its library
-            raises for damaged files.
-        frames: How many frames there are; several are 2, of which only the first is read.
-        load: Imports the library that reads it, if it takes one. Raises :class:`DecodeError` with what to install.
+        magics: First bytes of such files.
+        read_header: Parses the header of a whole file. With True it also checks that the file is not truncated, as far
+            as that needs no decoding. Raises :class:`HeaderError`, :class:`struct.error` and :class:`IndexError`.
+        mode: Returns the mode that can represent all values.
+        decode: Returns the pixels ``(H, W, C)`` in the mode's dtype. Raises :class:`DecodeError`, and the errors of its
+            library for damaged files.
+        frames: Returns 1 for a single frame, 2 for several; only the first is read.
+        load: Imports the library that decodes, if any. Raises :class:`DecodeError` that says what to install.
     """
 
     magics: tuple[bytes, ...]

@@ -25,11 +25,11 @@ _LINES = {0: 1, 1: 1, 2: 1, 3: 16, 4: 32, 5: 16, 6: 32, 7: 32, 8: 32, 9: 256, 10
 """Scanlines of a chunk by compression."""
 _RIPMAP = 2
 _USUAL = (("Y",), ("Z",), ("Y", "A"), ("R", "G", "B"), ("R", "G", "B", "A"))
-"""Channels in another order than that of their names."""
+"""Usual sets of channels, in the order of the result; files list channels by name."""
 
 
-class _Header(NamedTuple):
-    """Width and height; dtypes of channels by name, in their order; number of chunks, and where their table begins."""
+class _ExrHeader(NamedTuple):
+    """Header of an OpenEXR file: channels are dtypes by name, in order; ``end`` is the offset of the chunk table."""
 
     width: int
     height: int
@@ -39,14 +39,14 @@ class _Header(NamedTuple):
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    found = _read(data)
+    found = _parse(data)
     if whole:
         if found.end + 8 * found.chunks > len(data):
             raise HeaderError(f"is truncated: a table of {found.chunks:,} chunks, the file has {len(data):,} bytes")
         import numpy as np
 
         last = int(np.frombuffer(data, "<u8", found.chunks, found.end).max())
-        # Coordinates, of tiles four of them, and the size of the pixels.
+        # Header of a chunk: coordinates (four for a tile), and the size of the pixels.
         place = last + (16 if int.from_bytes(data[4:8], "little") & _TILED else 4)
         end = place + 4 + int.from_bytes(data[place : place + 4], "little")
         if end > len(data):
@@ -58,23 +58,23 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
 def mode(data: bytes, info: ImageInfo) -> Mode:
     from packstore.core.modes import mode_of
 
-    return mode_of(info.components, "int32" if {*_read(data).channels.values()} == {"uint32"} else "float32")
+    return mode_of(info.components, "int32" if {*_parse(data).channels.values()} == {"uint32"} else "float32")
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
     import numpy as np
 
-    from packstore.images.held import hold_values
+    from packstore.images.mode_dtypes import to_mode_dtype
 
-    channels = _read(data).channels
+    channels = _parse(data).channels
     planes = library().InputFile(io.BytesIO(data)).channels([*channels])
     shape = info.height, info.width
     pixels = np.stack(
         [np.frombuffer(plane, dtype).reshape(shape) for plane, dtype in zip(planes, channels.values(), strict=True)],
         axis=-1,
     )
-    # numpy makes float64 of floating point beside whole numbers: all are compared.
-    held = hold_values(pixels, "an OpenEXR image")
+    # Mixed with whole numbers, numpy converts floating point to float64: compare all values.
+    held = to_mode_dtype(pixels, "an OpenEXR image")
     return np.ascontiguousarray(held)
 
 
@@ -87,7 +87,7 @@ def library() -> Any:
         raise DecodeError("an OpenEXR image, which takes OpenEXR: pip install 'packstore[exr]'") from None
 
 
-def _read(data: bytes) -> _Header:
+def _parse(data: bytes) -> _ExrHeader:
     version, flags = data[4], int.from_bytes(data[4:8], "little")
     if version != 2:
         raise HeaderError(f"is an OpenEXR image of version {version}, and packstore reads version 2")
@@ -108,7 +108,7 @@ def _read(data: bytes) -> _Header:
         raise HeaderError("is damaged: an OpenEXR image without channels, data window or compression")
     left, top, right, bottom = struct.unpack("<4i", found["dataWindow"])
     width, height = right - left + 1, bottom - top + 1
-    names = dict(_channels(found["channels"]))
+    names = dict(_parse_channels(found["channels"]))
     if width < 1 or height < 1 or not names:
         raise HeaderError(f"has no pixels: its header says {width} x {height} with {len(names)} channels")
     if found["compression"][0] not in _LINES:
@@ -117,10 +117,10 @@ def _read(data: bytes) -> _Header:
         )
     order = next((each for each in _USUAL if {*each} == {*names}), tuple(names))
     if flags & _TILED:
-        chunks = _tiles(width, height, found.get("tiles", b""))
+        chunks = _count_tiles(width, height, found.get("tiles", b""))
     else:
         chunks = -(-height // _LINES[found["compression"][0]])
-    return _Header(width, height, {name: names[name] for name in order}, chunks, at + 1)
+    return _ExrHeader(width, height, {name: names[name] for name in order}, chunks, at + 1)
 
 
 def _end_of_text(data: bytes, at: int) -> int:
@@ -130,7 +130,7 @@ def _end_of_text(data: bytes, at: int) -> int:
     return end
 
 
-def _channels(data: bytes) -> Iterator[tuple[str, str]]:
+def _parse_channels(data: bytes) -> Iterator[tuple[str, str]]:
     at = 0
     while data[at]:
         end = _end_of_text(data, at)
@@ -146,8 +146,8 @@ def _channels(data: bytes) -> Iterator[tuple[str, str]]:
         at = end + 17
 
 
-def _tiles(width: int, height: int, description: bytes) -> int:
-    """Number of tiles of all levels."""
+def _count_tiles(width: int, height: int, description: bytes) -> int:
+    """Counts the tiles of all levels."""
     across: int
     down: int
     across, down, levels = struct.unpack("<IIB", description)

@@ -25,9 +25,8 @@ _GRAY, _ALPHA, _SPOT, _FILTER = 1, 0, 2, 5
 _MOST_BITS = {True: 32, False: 16}
 
 
-class _Header(NamedTuple):
-    """Width and height as shown, colour channels, whether there is alpha, bits, whether values are floating point, and
-    whether there are frames."""
+class _JxlHeader(NamedTuple):
+    """Header of a JPEG XL; width and height are those of the displayed image."""
 
     width: int
     height: int
@@ -44,7 +43,7 @@ class _Bits:
     def __init__(self, data: bytes) -> None:
         self._value, self._left = int.from_bytes(data, "little"), 8 * len(data)
 
-    def u(self, bits: int) -> int:
+    def read(self, bits: int) -> int:
         if bits > self._left:
             raise IndexError
         found = self._value & (1 << bits) - 1
@@ -52,24 +51,24 @@ class _Bits:
         self._left -= bits
         return found
 
-    def u32(self, *choices: tuple[int, int]) -> int:
-        """Reads one of four kinds of numbers: an offset, and a number of bits to add to it."""
-        offset, bits = choices[self.u(2)]
-        return offset + self.u(bits)
+    def read_u32(self, *choices: tuple[int, int]) -> int:
+        """Reads a number in the coding U32: two bits choose an offset and the number of bits to add to it."""
+        offset, bits = choices[self.read(2)]
+        return offset + self.read(bits)
 
-    def enum(self) -> int:
-        return self.u32((0, 0), (1, 0), (2, 4), (18, 6))
+    def read_enum(self) -> int:
+        return self.read_u32((0, 0), (1, 0), (2, 4), (18, 6))
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    found = _read(data, whole)
+    found = _parse(data, whole)
     return ImageInfo("jxl", found.width, found.height, found.colours + found.has_alpha, found.bits)
 
 
 def mode(data: bytes, info: ImageInfo) -> Mode:
     from packstore.core.modes import mode_of
 
-    found = _read(data, False)
+    found = _parse(data, False)
     return mode_of(info.components, "float32" if found.is_float else "uint8" if found.bits <= 8 else "uint16")
 
 
@@ -82,7 +81,7 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
 
 
 def frames(data: bytes) -> int:
-    return 2 if _read(data, False).animated else 1
+    return 2 if _parse(data, False).animated else 1
 
 
 def library() -> Any:
@@ -94,90 +93,90 @@ def library() -> Any:
         raise DecodeError("a JPEG XL image, which takes imagecodecs: pip install 'packstore[tiff]'") from None
 
 
-def _read(data: bytes, whole: bool) -> _Header:
-    head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_codestream(data, whole))[:_HEAD]
+def _parse(data: bytes, whole: bool) -> _JxlHeader:
+    head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_codestream_parts(data, whole))[:_HEAD]
     if head[:2] != _CODESTREAM:
         raise HeaderError("is damaged: a JPEG XL file without a codestream")
     bits = _Bits(head[2:])
-    width, height = _size(bits)
-    if bits.u(1):  # all default
-        return _Header(width, height, 3, False, 8, False, False)
+    width, height = _parse_size(bits)
+    if bits.read(1):  # all default
+        return _JxlHeader(width, height, 3, False, 8, False, False)
     animated = False
-    if bits.u(1):
-        if bits.u(3) >= 4:  # an orientation by which libjxl turns the image
+    if bits.read(1):
+        if bits.read(3) >= 4:  # orientation; libjxl applies it
             width, height = height, width
-        if bits.u(1):
-            _size(bits)  # at which the image is to be shown
-        if bits.u(1):
-            _preview(bits)
-        if animated := bool(bits.u(1)):
-            bits.u32((100, 0), (1000, 0), (1, 10), (1, 30))
-            bits.u32((1, 0), (1001, 0), (1, 8), (1, 10))
-            bits.u32((0, 0), (0, 3), (0, 16), (0, 32))
-            bits.u(1)
-    is_float, depth = _depth(bits)
-    bits.u(1)
-    extra = bits.u32((0, 0), (1, 0), (2, 4), (1, 12))
-    kinds = [_extra_channel(bits) for _ in range(extra)]
+        if bits.read(1):
+            _parse_size(bits)  # intrinsic size, for display
+        if bits.read(1):
+            _skip_preview(bits)
+        if animated := bool(bits.read(1)):
+            bits.read_u32((100, 0), (1000, 0), (1, 10), (1, 30))
+            bits.read_u32((1, 0), (1001, 0), (1, 8), (1, 10))
+            bits.read_u32((0, 0), (0, 3), (0, 16), (0, 32))
+            bits.read(1)
+    is_float, depth = _parse_depth(bits)
+    bits.read(1)
+    extra = bits.read_u32((0, 0), (1, 0), (2, 4), (1, 12))
+    kinds = [_parse_extra_channel(bits) for _ in range(extra)]
     if kinds not in ([], [_ALPHA]):
         raise HeaderError(f"is a JPEG XL of {extra} channels beside its colours; packstore reads alpha alone")
-    bits.u(1)
-    gray = not bits.u(1) and (bits.u(1), bits.enum())[1] == _GRAY  # behind whether there is an ICC profile
+    bits.read(1)
+    gray = not bits.read(1) and (bits.read(1), bits.read_enum())[1] == _GRAY  # follows the flag of an ICC profile
     if depth > _MOST_BITS[is_float]:
         raise HeaderError(f"is a JPEG XL of {depth} bits a sample, which packstore does not read")
-    return _Header(width, height, 1 if gray else 3, extra > 0, depth, is_float, animated)
+    return _JxlHeader(width, height, 1 if gray else 3, extra > 0, depth, is_float, animated)
 
 
-def _size(bits: _Bits) -> tuple[int, int]:
-    small = bits.u(1)
+def _parse_size(bits: _Bits) -> tuple[int, int]:
+    small = bits.read(1)
 
     def side() -> int:
-        return 8 * (1 + bits.u(5)) if small else bits.u32((1, 9), (1, 13), (1, 18), (1, 30))
+        return 8 * (1 + bits.read(5)) if small else bits.read_u32((1, 9), (1, 13), (1, 18), (1, 30))
 
     height = side()
-    ratio = bits.u(3)
+    ratio = bits.read(3)
     if not ratio:
         return side(), height
     across, down = _RATIOS[ratio]
     return height * across // down, height
 
 
-def _preview(bits: _Bits) -> None:
-    eighths = bits.u(1)
+def _skip_preview(bits: _Bits) -> None:
+    eighths = bits.read(1)
     choices = ((16, 0), (32, 0), (1, 5), (33, 9)) if eighths else ((1, 6), (65, 8), (321, 10), (1345, 12))
-    bits.u32(*choices)
-    if not bits.u(3):
-        bits.u32(*choices)
+    bits.read_u32(*choices)
+    if not bits.read(3):
+        bits.read_u32(*choices)
 
 
-def _depth(bits: _Bits) -> tuple[bool, int]:
-    if bits.u(1):
-        depth = bits.u32((32, 0), (16, 0), (24, 0), (1, 6))
-        bits.u(4)
+def _parse_depth(bits: _Bits) -> tuple[bool, int]:
+    if bits.read(1):
+        depth = bits.read_u32((32, 0), (16, 0), (24, 0), (1, 6))
+        bits.read(4)
         return True, depth
-    return False, bits.u32((8, 0), (10, 0), (12, 0), (1, 6))
+    return False, bits.read_u32((8, 0), (10, 0), (12, 0), (1, 6))
 
 
-def _extra_channel(bits: _Bits) -> int:
+def _parse_extra_channel(bits: _Bits) -> int:
     """Reads an extra channel; returns its kind."""
-    if bits.u(1):
+    if bits.read(1):
         return _ALPHA
-    kind = bits.enum()
-    _depth(bits)
-    bits.u32((0, 0), (3, 0), (4, 0), (1, 3))
-    for _ in range(bits.u32((0, 0), (0, 4), (16, 5), (48, 10))):
-        bits.u(8)
+    kind = bits.read_enum()
+    _parse_depth(bits)
+    bits.read_u32((0, 0), (3, 0), (4, 0), (1, 3))
+    for _ in range(bits.read_u32((0, 0), (0, 4), (16, 5), (48, 10))):
+        bits.read(8)
     if kind == _ALPHA:
-        bits.u(1)
+        bits.read(1)
     elif kind == _SPOT:
-        bits.u(64)
+        bits.read(64)
     elif kind == _FILTER:
-        bits.u32((1, 0), (0, 2), (3, 4), (19, 8))
+        bits.read_u32((1, 0), (0, 2), (3, 4), (19, 8))
     return kind
 
 
-def _codestream(data: bytes, whole: bool) -> Iterator[bytes]:
-    """Yields the parts of the codestream in a file of boxes; of whole files all boxes are looked at."""
+def _codestream_parts(data: bytes, whole: bool) -> Iterator[bytes]:
+    """Yields the parts of the codestream in a file of boxes. Reads all boxes if ``whole``."""
     at = 0
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)

@@ -44,7 +44,7 @@ def mode(data: bytes, info: ImageInfo) -> Mode:
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
     import numpy as np
 
-    from packstore.images.held import hold_values
+    from packstore.images.mode_dtypes import to_mode_dtype
 
     shape, dtype, at, fortran = _parse_header(data)
     array = np.frombuffer(data, dtype, math.prod(shape), at).reshape(shape, order="F" if fortran else "C")
@@ -52,7 +52,7 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
         array = array[..., None]
     elif _channels_first(shape):
         array = array.transpose(1, 2, 0)
-    return np.ascontiguousarray(hold_values(array, "an array"))
+    return np.ascontiguousarray(to_mode_dtype(array, "an array"))
 
 
 def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
@@ -75,7 +75,7 @@ def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
 
 
 def _mode_dtype(dtype: Any) -> Any:
-    from packstore.images.held import mode_dtype
+    from packstore.images.mode_dtypes import mode_dtype
 
     return mode_dtype(dtype)
 

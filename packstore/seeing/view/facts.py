@@ -96,8 +96,8 @@ def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = Tr
         if part is None:
             continue
         try:
-            found = part.fixed(column.name)
-            missing = ~part.fixed(column.valid_name) if column.nullable else None
+            found = part.fixed_column(column.name)
+            missing = ~part.fixed_column(column.valid_name) if column.nullable else None
         except (PackstoreError, KeyError):
             continue
         fits = (found >= 0) & (found < np.iinfo(np.int32).max)
@@ -116,7 +116,7 @@ def find_class(reader: Reader, column: Column, number: int, report: Report) -> N
         if part is None:
             continue
         try:
-            rows = part.ragged(column.name)
+            rows = part.ragged_column(column.name)
             offsets, values = rows.offsets, rows.data[: rows.offsets[-1] // 8 * 8].view("<i8")
         except PackstoreError:
             continue
@@ -137,7 +137,7 @@ def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
         if part is None:
             continue
         try:
-            keys = part.ragged("key")
+            keys = part.ragged_column("key")
             if type(keys) is Ragged:
                 found[start + _find_in_keys(keys, wanted)] = True
             else:

@@ -19,7 +19,7 @@ from packstore.core.manifest import Column
 from packstore.images.decoders import Decoder, get_decoder
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.display import Window, denormalize, find_window, to_display
-from packstore.images.encode.options import transposed_by_readers
+from packstore.images.encode.options import readers_transpose
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import parse_header
@@ -57,8 +57,8 @@ class Images:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         manifest = reader.manifest
-        self._decoder = get_decoder(reading=Reading.recorded(manifest.image.mode, manifest.options))
-        self._turned = transposed_by_readers(reader.manifest)
+        self._decoder = get_decoder(reading=Reading.restore(manifest.image.mode, manifest.options))
+        self._turned = readers_transpose(reader.manifest)
         self._cache: OrderedDict[tuple[int, int, bool], WebFile | PackstoreError] = OrderedDict()
         self._cached_bytes = 0
         self._lock = threading.Lock()

@@ -17,7 +17,7 @@ from packstore.sources.ignoring import is_ignored
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import RowSource, in_packing_order
-from packstore.stores.lmdb.pages import DATA_FILE, Entry, PageError, Pages
+from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages, TreeEntry
 
 _MAGIC = b"\xde\xc0\xef\xbe\x01\0\0\0"
 _MAGIC_AT = 16
@@ -51,7 +51,7 @@ class Database:
             raise SourceError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from None
         self.entries = self._pages.entries
 
-    def walk(self) -> Iterator[Entry]:
+    def walk(self) -> Iterator[TreeEntry]:
         """Yields keys, in their order, and sizes of values. Raises :class:`SourceError`."""
         for item in self._pages.walk(overflow=False):
             if isinstance(item, str):

@@ -27,16 +27,16 @@ from packstore.core.files import device_and_inode, writing
 from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
-from packstore.stores.builder.fitting import check_together
+from packstore.stores.builder.fitting import check_batch
 from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
 from packstore.stores.builder.journal import Identity, Journal, SourcePosition
 from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_head
-from packstore.stores.builder.spools import ColumnSpool, plain_buffers, refuse_duplicates
+from packstore.stores.builder.spools import ColumnSpool, refuse_duplicates, to_flat_buffers
 from packstore.stores.builder.work_directory import COLUMNS, remove_run
 from packstore.stores.format import Format
-from packstore.stores.ownership import owned_files
+from packstore.stores.ownership import list_owned_files
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class StoreBuilder:
         self._base: Manifest | None = None
         self._journal: Journal | None = None
         self.kept: Path | None = None
-        self._staging = Staging(Path(path), overwrite=overwrite, owned=owned_files)
+        self._staging = Staging(Path(path), overwrite=overwrite, owned=list_owned_files)
         self._files = OutputFiles(
             self._staging.path,
             self._format,
@@ -128,9 +128,9 @@ class StoreBuilder:
         self._base = self._build_base(origin, normalization, options, versions)
 
     @property
-    def interrupted(self) -> InterruptedRun | None:
+    def interrupted_run(self) -> InterruptedRun | None:
         """An interrupted run with the same identity, or None. Append its images first, in order."""
-        return self._files.interrupted
+        return self._files.interrupted_run
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -165,9 +165,9 @@ class StoreBuilder:
         except BaseException:
             self.abort()
             raise
-        if self.interrupted is not None and self.records >= self.interrupted.records:
-            self.interrupted.remove()  # this run has got as far
-            self._files.interrupted = None
+        if self.interrupted_run is not None and self.records >= self.interrupted_run.records:
+            self.interrupted_run.remove()  # this run has got as far
+            self._files.interrupted_run = None
 
     def cut(self) -> None:
         """Ends the current shard: the next record begins another. Has no effect on an empty shard, or without
@@ -196,7 +196,7 @@ class StoreBuilder:
             DestinationError: Writing failed, for example on a full disk; the builder is aborted.
         """
         self._require_open()
-        buffers = plain_buffers(images, "image")
+        buffers = to_flat_buffers(images, "image")
         sizes = [len(b) for b in buffers]
         values = self._check_values(buffers, sizes, columns, checksums)
         self._check_split(split)
@@ -272,7 +272,7 @@ class StoreBuilder:
             try:
                 self._close()
             finally:
-                if self.interrupted is not None or (self._journal is not None and self._journal.written):
+                if self.interrupted_run is not None or (self._journal is not None and self._journal.written):
                     self.kept = self._staging.work.path
                     self._staging.keep()
                 else:
@@ -304,7 +304,7 @@ class StoreBuilder:
         for close in closes:
             try:
                 close()
-            except OSError as error:  # the file is closed all the same; lost data raises elsewhere
+            except OSError as error:  # the file is closed nevertheless; lost data raises elsewhere
                 _log.debug("while closing: %s", error)
 
     def _begin_journal(self, identity: Identity | None, restart: bool) -> None:
@@ -313,10 +313,10 @@ class StoreBuilder:
             runs = [run for run in self._staging.work.runs() if run != self._staging.run]
         if identity is not None:
             run_to_resume = find_interrupted_run(runs, identity, self._format, self._columns, restart=restart)
-            self._files.interrupted = run_to_resume
+            self._files.interrupted_run = run_to_resume
         with writing(self._staging.destination):
             for run in runs:
-                if self.interrupted is None or run != self.interrupted.path:
+                if self.interrupted_run is None or run != self.interrupted_run.path:
                     remove_run(run)
             if identity is not None:
                 self._journal = Journal(self._staging.run, identity.fingerprint)
@@ -377,7 +377,7 @@ class StoreBuilder:
         hashes = {c.name: value_hashes(values[c.name], count) for c in self._columns[1:] if c.kind == "ragged"}
         values[_HASHES.name] = hashes["key"]
         values[ROW_CHECKSUM.name] = row_checksums(self._columns, values | hashes, count)
-        check_together(self._columns, values, sizes, self.records)
+        check_batch(self._columns, values, sizes, self.records)
         return values
 
     def _check_split(self, split: str) -> None:
@@ -398,7 +398,7 @@ class StoreBuilder:
             self._runs.append(Split(split, self.records - count, self.records))
 
     def _refuse_duplicates(self) -> None:
-        """Raises :class:`StoreError` if two records have the same key or a spool was changed by somebody else."""
+        """Raises :class:`StoreError` if two records have the same key, or if another program has changed a spool."""
         for name in (_HASHES.name, ROW_CHECKSUM.name):
             self._spools[name].check_spooled()
         keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))

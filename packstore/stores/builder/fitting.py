@@ -13,9 +13,7 @@ from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 
 
-def check_together(
-    columns: Sequence[Column], values: Mapping[str, Any], image_sizes: Sequence[int], first: int
-) -> None:
+def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_sizes: Sequence[int], first: int) -> None:
     """Raises :class:`StoreError` naming the first record whose values do not fit together.
 
     Args:

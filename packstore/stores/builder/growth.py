@@ -27,13 +27,13 @@ from packstore.stores.builder.publish import exchange
 from packstore.stores.builder.read_back import write_head
 from packstore.stores.builder.work_directory import GROWTH, STORE, WorkDirectory
 from packstore.stores.opening import read_manifest
-from packstore.stores.ownership import owned_files
+from packstore.stores.ownership import list_owned_files
 
 _FSYNCED = 100
 """Most shards to sync one by one, milliseconds each; for more, the whole file system is synced once."""
 
 
-def grow(
+def publish_growth(
     work: WorkDirectory,
     destination: Path,
     old: Manifest,
@@ -68,7 +68,7 @@ def grow(
             _sync(staged, [entry.name for entry in staged.iterdir()])
             if device_and_inode(destination) != inode:
                 raise _changed_error(destination)
-            owned_files(destination)  # raises for foreign files, which would be removed with the old directory
+            list_owned_files(destination)  # raises for foreign files, which would be removed with the old directory
             _refuse_changed(destination, old)
             note = {"sealed": new.digest, "added": [], "replaced": [], "request": request}
             (staged.parent / GROWTH).write_text(json.dumps(note), "ascii")

@@ -80,7 +80,7 @@ class InterruptedRun:
         return data, checksum
 
     def fields(self, record: int) -> dict[str, Any]:
-        """Returns the values of a record at rest, by column, without the image and the checksums.
+        """Returns the stored values of a record by column, without the image and the checksums.
 
         Raises:
             StoreError: They cannot be proven.
@@ -145,7 +145,7 @@ class InterruptedRun:
             path /= self._format.shard_name(len(self._shards))
         sizes = self._rows["size"][self._starts[-1] :]
         try:
-            return self._format.partial_images(path, sizes)
+            return self._format.open_partial_file(path, sizes)
         except OSError as error:
             raise StoreError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
@@ -153,8 +153,8 @@ class InterruptedRun:
 def find_interrupted_run(
     runs: Sequence[Path], identity: Identity, format: Format, columns: Sequence[Column], *, restart: bool
 ) -> InterruptedRun | None:
-    """Returns the run with this identity that got furthest, the oldest on a tie; None if there is none, or with
-    ``restart``.
+    """Returns the run with this identity that has most records, the oldest on a tie. None if there is none, or if
+    ``restart`` is set.
 
     Logs a warning why none can be resumed.
     """

@@ -67,7 +67,8 @@ class SourcePosition:
         counted_upto: Entries that were counted: at least those that were read.
         oriented: Number of counted images with an EXIF orientation.
         palette: Pairs of a class and its number of counted PNG with a palette; class 0 without labels.
-        unified: Pairs of a way in which counted images of other modes lost nothing by the store's, and their number.
+        unified: Pairs of a conversion without loss, see :data:`packstore.images.losses.UNIFIED`, and its number of
+            counted images.
     """
 
     consumed: int
@@ -85,8 +86,8 @@ class Identity:
 
     Attributes:
         fingerprint: Its options, source and versions.
-        source_change: Takes a position and describes how the source differs from what was read up to there; None if it
-            does not.
+        source_change: Describes how the source has changed in its part before a position; returns None if it has
+            not.
     """
 
     fingerprint: Fingerprint
@@ -194,7 +195,7 @@ class Journal:
         """
         self._file.flush()
         digest, inode = sealed or (None, None)
-        table = self._write_rows(shards)
+        table = self._write_shard_rows(shards)
         receipt = Receipt(self._fingerprint, position, self._records, self._digest.hexdigest(), table, digest, inode)
         receipt.write(self._run)
         if sealed is None:
@@ -206,8 +207,8 @@ class Journal:
         drop(self._file)
         drop(self._shards)
 
-    def _write_rows(self, shards: Sequence[Shard]) -> ShardTable | None:
-        """Writes the rows of newly sealed shards; returns the table of all."""
+    def _write_shard_rows(self, shards: Sequence[Shard]) -> ShardTable | None:
+        """Writes table rows of newly sealed shards; returns the table of all sealed shards, None without shards."""
         if not shards:
             return None
         rows = shards_to_rows(shards[self._sealed :]).tobytes()

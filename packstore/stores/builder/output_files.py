@@ -13,7 +13,7 @@ from packstore.core.errors import StoreError
 from packstore.core.files import sync_tree
 from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import Shard
-from packstore.stores.base import Writer
+from packstore.stores.base import FileWriter
 from packstore.stores.builder.interrupted import InterruptedRun
 from packstore.stores.builder.read_back import verify_read_back
 from packstore.stores.format import Format
@@ -36,7 +36,7 @@ class OutputFile:
     start: int
     stop: int
     nbytes: int = 0
-    writer: Writer | None = None
+    writer: FileWriter | None = None
     adopted: Shard | None = None
 
 
@@ -50,7 +50,7 @@ class OutputFiles:
     Attributes:
         sharded: Whether the store has shards.
         sealed: The sealed shards.
-        interrupted: The interrupted run whose sealed shards are reused, or None.
+        interrupted_run: The interrupted run whose sealed shards are reused, or None.
     """
 
     def __init__(self, path: Path, format: Format, image: Column, *, sharded: bool, shard_size: int | None) -> None:
@@ -65,7 +65,7 @@ class OutputFiles:
         self._cut = False
         self._files: list[OutputFile] = []
         self.sealed: list[Shard] = []
-        self.interrupted: InterruptedRun | None = None
+        self.interrupted_run: InterruptedRun | None = None
 
     def write(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
         """Writes images to the current file; begins a new one if the shard was cut or would exceed the shard size."""
@@ -107,7 +107,7 @@ class OutputFiles:
             self._seal_shard(describe)
         return None
 
-    def writers(self) -> list[Writer]:
+    def writers(self) -> list[FileWriter]:
         """Returns the writers of all files, sealed ones included."""
         return [file.writer for file in self._files if file.writer is not None]
 
@@ -120,9 +120,9 @@ class OutputFiles:
         number = len(self._files)
         path = self._path / self._format.shard_name(number) if self.sharded else self._path
         file = OutputFile(path, start, start)
-        shard = self.interrupted.proven_shard(number, start) if self.interrupted is not None else None
-        if self.interrupted is not None and shard is not None:
-            self.interrupted.adopt(shard, path)
+        shard = self.interrupted_run.proven_shard(number, start) if self.interrupted_run is not None else None
+        if self.interrupted_run is not None and shard is not None:
+            self.interrupted_run.adopt(shard, path)
             file.adopted = shard
         else:
             file.writer = self._format.new_writer(path, self._image)

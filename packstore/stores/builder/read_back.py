@@ -43,7 +43,7 @@ def verify_read_back(path: Path, manifest: Manifest) -> None:
             raise _differs_error(shown, f"the structure ({problem.what})")
         if manifest.is_linked:  # the images are in other files
             return
-        checksums, done = reader.fixed("checksum"), 0
+        checksums, done = reader.fixed_column("checksum"), 0
 
         def check(some: _ImageBatch) -> tuple[int, int | None]:
             expected = checksums[some.first : some.first + some.records].tolist()

@@ -49,7 +49,7 @@ class ColumnSpool:
         """
         name = self.column.name
         if self.column.kind == "ragged":
-            items = plain_buffers(values, name)
+            items = to_flat_buffers(values, name)
             if len(items) != count:
                 raise StoreError(f"column {name!r} needs {count} values, got {len(items)}")
             return items
@@ -165,13 +165,13 @@ def describe_column(column: Column, data: ColumnData) -> Column:
     return dataclasses.replace(column, nbytes=data.nbytes, digest=column_digest(data))
 
 
-class Keys(Protocol):
+class KeyLookup(Protocol):
     """Keys of all records, by record number."""
 
     def __getitem__(self, record: int, /) -> Buffer: ...
 
 
-def find_duplicate_key(keys: Keys, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
+def find_duplicate_key(keys: KeyLookup, hashes: NDArray[np.uint64]) -> tuple[int, int] | None:
     """Returns two records that have the same key, or None.
 
     Args:
@@ -198,7 +198,7 @@ def find_duplicate_key(keys: Keys, hashes: NDArray[np.uint64]) -> tuple[int, int
     return None
 
 
-def refuse_duplicates(keys: Keys, hashes: NDArray[np.uint64]) -> None:
+def refuse_duplicates(keys: KeyLookup, hashes: NDArray[np.uint64]) -> None:
     """Raises :class:`StoreError` naming two records with the same key, if there are any."""
     pair = find_duplicate_key(keys, hashes)
     if pair is not None:
@@ -206,7 +206,7 @@ def refuse_duplicates(keys: Keys, hashes: NDArray[np.uint64]) -> None:
         raise StoreError(f"records {pair[0]} and {pair[1]} have the same key {key!r}; keys must be unique")
 
 
-def plain_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
+def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
     """Returns values of the ragged column ``name`` (or images) as ``bytes`` or flat byte views, so that ``len`` is
     their size.
 
@@ -233,23 +233,23 @@ def open_spooled(column: Column, directory: Path) -> Callable[[int], Any]:
     if column.kind == "fixed":
         dtype = NUMPY_DTYPE[column.dtype]
 
-        def fixed(record: int) -> Any:
+        def read_fixed(record: int) -> Any:
             raw = mapped[record * width : (record + 1) * width]
             if len(raw) != width:
                 raise StoreError(f"the interrupted run has no {column.name} of record {record}")
             return raw.copy().view(dtype).reshape(column.shape)
 
-        return fixed
+        return read_fixed
     ends = _map_file(directory / f"{column.name}.offsets")
     ends = ends[: len(ends) // OFFSET.itemsize * OFFSET.itemsize].view(OFFSET)
 
-    def ragged(record: int) -> Any:
+    def read_ragged(record: int) -> Any:
         start, stop = ends[record : record + 2].tolist() if record + 2 <= len(ends) else (0, -1)
         if not 0 <= start <= stop <= len(mapped):
             raise StoreError(f"the interrupted run has no {column.name} of record {record}")
         return mapped[start:stop].tobytes()
 
-    return ragged
+    return read_ragged
 
 
 def _map_file(path: Path) -> NDArray[Any]:
@@ -260,7 +260,7 @@ def _map_file(path: Path) -> NDArray[Any]:
 
 
 class _Spool:
-    """A file that counts and hashes what is written to it: an unlinked one in ``directory``, or ``path``."""
+    """Temporary file that counts and hashes the written bytes: unlinked in ``directory``, or named ``path``."""
 
     def __init__(self, directory: Path, path: Path | None = None) -> None:
         if path is not None:

@@ -222,7 +222,7 @@ class WorkDirectory:
         owner = read_owner(self.path)
         if owner is not None and owner.destination != self._destination.name:
             raise DestinationError(f"{shown} is the work directory of {printable(owner.destination)!r}; move it away")
-        if owner is None and not _is_blank(self.path):
+        if owner is None and not _has_no_owner(self.path):
             raise DestinationError(f"{shown} holds files that packstore did not write; move it away")
 
     def _owner_may_live(self, descriptor: int) -> bool:
@@ -280,10 +280,11 @@ def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
         return None
 
 
-def _is_blank(path: Path) -> bool:
+def _has_no_owner(path: Path) -> bool:
     """Returns whether a work directory holds at most an empty owner file.
 
-    That is left if its run was killed while creating it, or the power failed before the content reached the disk.
+    A run leaves this if it is killed while it creates the directory, or if the power fails before the owner is on
+    the disk.
     """
     for entry in path.iterdir():
         if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import Reader, Writer
+from packstore.stores.base import FileWriter, Reader
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.mapped import consecutive_images
-from packstore.stores.scavenge import Scavenged
+from packstore.stores.scavenge import ScavengedData
 
 
 class Hdf5(Format):
@@ -30,7 +30,7 @@ class Hdf5(Format):
 
         return Hdf5Reader(path, descriptor)
 
-    def new_writer(self, path: Path, image: Column) -> Writer:
+    def new_writer(self, path: Path, image: Column) -> FileWriter:
         from packstore.stores.hdf5.store import Hdf5Writer
 
         return Hdf5Writer(path, image)
@@ -40,12 +40,12 @@ class Hdf5(Format):
 
         return read_manifest(path)
 
-    def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+    def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         from packstore.stores.hdf5.store import IMAGES_START
 
         return consecutive_images(path, IMAGES_START, sizes)
 
-    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
         from packstore.stores.hdf5.scavenge import scavenge
 
         assert recovered is not None

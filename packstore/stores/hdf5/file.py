@@ -46,7 +46,7 @@ _BOOL = bytes.fromhex("3802000001000000 100800000100000000000800") + b"FALSE\0TR
 """Datatype of h5py's booleans: an enumeration of bytes (chapter IV.A.2.d, class 8)."""
 
 
-class Message(NamedTuple):
+class HeaderMessage(NamedTuple):
     """One message of an object header: its type and content."""
 
     kind: int
@@ -83,7 +83,7 @@ class Hdf5File(FileBytes):
             raise Hdf5Error("the file is shorter than its header says")
         self.root: int = root
 
-    def messages(self, address: int) -> list[Message]:
+    def messages(self, address: int) -> list[HeaderMessage]:
         """Returns the messages of the object at ``address``, continuations included."""
         head = self.piece(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
@@ -95,7 +95,7 @@ class Hdf5File(FileBytes):
         width = 1 << (flags & 3)
         size = int.from_bytes(self.piece(start, width, "object header"), "little")
         start += width
-        messages: list[Message] = []
+        messages: list[HeaderMessage] = []
         chunks = [(address, start, size)]
         total = 0
         for count, (begin, start, size) in enumerate(chunks):  # the loop appends continuations
@@ -115,7 +115,7 @@ class Hdf5File(FileBytes):
                 chunks.append((begin, begin + 4, length - 8))
         return messages
 
-    def members(self, group: list[Message]) -> dict[str, int | None]:
+    def members(self, group: list[HeaderMessage]) -> dict[str, int | None]:
         """Returns the names in a group, given its messages, and the addresses of the objects; None for soft and
         external links.
         """
@@ -127,7 +127,7 @@ class Hdf5File(FileBytes):
                 links += self._dense_objects(body, 8, "links")
         return dict(map(_parse_link, links))
 
-    def attribute(self, holder: list[Message], name: str) -> bytes | None:
+    def attribute(self, holder: list[HeaderMessage], name: str) -> bytes | None:
         """Returns the value of the fixed-length string attribute ``name``, or None; ``holder`` are its object's
         messages.
 
@@ -176,7 +176,7 @@ class Hdf5File(FileBytes):
         yield from Heap(self, heap).objects(index)
 
 
-def _split_messages(body: memoryview, header: int) -> Iterator[Message]:
+def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
     """Yields the messages of one header chunk; ``header`` is the size of a message's own header."""
     at = 0
     while at + header <= len(body):  # a gap of fewer bytes may remain
@@ -186,7 +186,7 @@ def _split_messages(body: memoryview, header: int) -> Iterator[Message]:
             raise Hdf5Error("a message of an object header ends outside the header")
         if flags & _SHARED and kind in (_DATASPACE, _DATATYPE, _LAYOUT, _ATTRIBUTE, _LINK):
             raise UnsupportedHdf5Error("it shares messages between objects")
-        yield Message(kind, body[at : at + size])
+        yield HeaderMessage(kind, body[at : at + size])
         at += size
 
 

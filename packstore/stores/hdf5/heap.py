@@ -49,7 +49,7 @@ class Heap:
 
     def objects(self, tree: int) -> Iterator[memoryview]:
         """Yields the objects that the B-tree of names at ``tree`` lists."""
-        for kind, record in self._records(tree):
+        for kind, record in self._tree_records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
                 raise UnsupportedHdf5Error("it has an index that packstore does not write")
             start = 4 if kind == _LINK_NAMES else 0
@@ -66,13 +66,13 @@ class Heap:
             middle = 1 + self._offset_size
             offset = int.from_bytes(identifier[1:middle], "little")
             size = int.from_bytes(identifier[middle : middle + self._length_size], "little")
-            start, block = self._block(offset)
+            start, block = self._find_block(offset)
             if offset - start + size > len(block):
                 raise Hdf5Error("an object of a heap ends outside its block")
             return block[offset - start : offset - start + size]
         if kind == _HUGE_ID:
             wanted = int.from_bytes(identifier[1:], "little")
-            for record_kind, record in self._records(self._huge_tree):
+            for record_kind, record in self._tree_records(self._huge_tree):
                 if record_kind != _HUGE or len(record) != 24:
                     raise UnsupportedHdf5Error("its heap lists large objects as packstore never does")
                 address, size, number = struct.unpack("<QQQ", record)
@@ -83,7 +83,7 @@ class Heap:
             raise Hdf5Error("a large object of a heap is missing")
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
-    def _block(self, offset: int) -> tuple[int, memoryview]:
+    def _find_block(self, offset: int) -> tuple[int, memoryview]:
         """Returns the start in the heap and the bytes of the block that contains ``offset``; reads each block once."""
         if not self._rows:
             place, start, size, address = 0, 0, self._first, self._root
@@ -129,7 +129,7 @@ class Heap:
         """Returns the number of rows of direct blocks, which hold objects; later rows hold indirect blocks."""
         return int(self._largest // self._first).bit_length() + 1
 
-    def _records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
+    def _tree_records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
         """Yields the records of a B-tree, each with the tree's type."""
         if tree == UNDEFINED:
             return

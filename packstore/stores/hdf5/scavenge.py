@@ -1,7 +1,7 @@
 """Recovers records from a damaged HDF5 file.
 
 The HDF5 library always places datasets in the same way. So it writes an empty file with the same manifest, which shows
-where the datasets begin in the damaged one.
+the offsets of the datasets in the damaged file.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import tempfile
 
 from packstore.stores.hdf5.store import dataset_offsets
 from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.scavenge import Scavenged, scavenge_arrays
+from packstore.stores.scavenge import ScavengedData, scavenge_arrays
 
 
-def scavenge(data: memoryview, recovered: RecoveredManifest) -> Scavenged:
+def scavenge(data: memoryview, recovered: RecoveredManifest) -> ScavengedData:
     """Recovers the columns and images of an HDF5 file from its bytes and manifest."""
     with tempfile.TemporaryFile() as file:
         return scavenge_arrays(data, recovered, dataset_offsets(file, recovered.manifest))

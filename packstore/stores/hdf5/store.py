@@ -25,10 +25,10 @@ from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import Problem, Writer, parse_manifest, unreadable_error
+from packstore.stores.base import FileWriter, Problem, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.hdf5.checked import Hdf5Error, UnsupportedHdf5Error
-from packstore.stores.hdf5.file import Hdf5File, Message
+from packstore.stores.hdf5.file import Hdf5File, HeaderMessage
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 
 IMAGES_START = 4096
@@ -39,7 +39,7 @@ Members = Mapping[str, int | None]
 """Names in a group and the addresses of their objects."""
 
 
-class Hdf5Writer(Writer):
+class Hdf5Writer(FileWriter):
     """Streams images to their final place, then writes the HDF5 structures around them, so images are written once.
 
     HDF5 must know a contiguous dataset's size when it creates it, and the number of records is known only at the end.
@@ -169,7 +169,7 @@ def _as_store_errors(path: Path) -> Iterator[None]:
         raise unreadable_error(path, "HDF5", error) from None
 
 
-def _read_stored_manifest(file: Hdf5File, root: list[Message], path: Path) -> Manifest:
+def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path) -> Manifest:
     """Reads and checks the manifest in an HDF5 file. Raises :class:`StoreError`."""
     shown = printable(str(path))
     text = file.attribute(root, "manifest")
@@ -236,7 +236,7 @@ def _map_dataset(
 
 
 def dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
-    """Returns where the datasets of a store with this manifest begin, in bytes, by name: ``label``, ``key/bytes``,
+    """Returns the offsets in bytes of the datasets of a store with this manifest, by name: ``label``, ``key/bytes``,
     ``key/offsets``. Empty datasets have offset 0.
 
     Writes a file without data to ``file``, with holes for the datasets.

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Column, Manifest
-from packstore.stores.base import Reader, Writer
+from packstore.stores.base import FileWriter, Reader
 from packstore.stores.format import Format
 from packstore.stores.lmdb.pages import DATA_FILE, bytes_on_disk
 from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.scavenge import Scavenged
+from packstore.stores.scavenge import ScavengedData
 
 
 class Lmdb(Format):
@@ -33,7 +33,7 @@ class Lmdb(Format):
 
         return LmdbReader(path, descriptor)
 
-    def new_writer(self, path: Path, image: Column) -> Writer:
+    def new_writer(self, path: Path, image: Column) -> FileWriter:
         from packstore.stores.lmdb.store import LmdbWriter
 
         return LmdbWriter(path, image)
@@ -43,15 +43,15 @@ class Lmdb(Format):
 
         return read_manifest(path)
 
-    def stored_bytes(self, size: int) -> int:
+    def estimate_disk_bytes(self, size: int) -> int:
         return bytes_on_disk(size)
 
-    def partial_images(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        from packstore.stores.lmdb.store import partial_images
+    def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+        from packstore.stores.lmdb.store import open_partial_file
 
-        return partial_images(path)
+        return open_partial_file(path)
 
-    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> Scavenged:
+    def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
         from packstore.stores.lmdb.scavenge import scavenge
 
         return scavenge(data, recovered)

@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64]
 
 
 class LeafTable(NamedTuple):
-    """Leaf pages of a tree, in order, and the file that they lie in.
+    """Leaf pages of a tree, in order, and the file that contains them.
 
     Attributes:
         firsts: ``int64``, the first record that each page can hold; not decreasing.

@@ -22,7 +22,7 @@ def column_prefixes(manifest: Manifest) -> list[bytes]:
     return [f"{column.name}/".encode("ascii") for column in manifest.columns[1:] if column.one_by_one]
 
 
-def named_keys(manifest: Manifest) -> set[bytes]:
+def list_named_keys(manifest: Manifest) -> set[bytes]:
     """Returns the keys of a store that do not end in a record number: the manifest's and those of whole columns."""
     names = {MANIFEST}
     for column in manifest.columns[1:]:
@@ -45,7 +45,7 @@ def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: Pr
 
 def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
     """Returns whether every page and entry is as it should be, in bulk; :func:`_walk_faults` reports what is not."""
-    widths = _widths(manifest)
+    widths = _value_widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
     sizes[b""] = manifest.container_columns[0].nbytes
     counts = dict.fromkeys(sizes, 0)
@@ -67,7 +67,7 @@ def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
     except IrregularError:
         return False
     complete = set(counts.values()) == {manifest.records} and not any(sizes.values())
-    return complete and names == sorted([*named_keys(manifest), *counts])
+    return complete and names == sorted([*list_named_keys(manifest), *counts])
 
 
 def _walk_faults(
@@ -76,8 +76,8 @@ def _walk_faults(
     """Yields the faults of pages and entries, page by page; returns the bytes that it counted for images and for each
     column with one value per key.
     """
-    named = named_keys(manifest)
-    widths = _widths(manifest)
+    named = list_named_keys(manifest)
+    widths = _value_widths(manifest)
     numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in column_prefixes(manifest)}
     next_record, nbytes = dict.fromkeys(numbered, 0), dict.fromkeys(numbered.values(), 0)
     for item in pages.walk(overflow=not quick):
@@ -119,7 +119,7 @@ def _describe_entry(column: str) -> str:
     return "its entry" if column == "image" else f"its entry of {column!r}"
 
 
-def _widths(manifest: Manifest) -> dict[bytes, int]:
+def _value_widths(manifest: Manifest) -> dict[bytes, int]:
     """Returns the bytes of one value, by key prefix, for fixed columns with one value per key."""
     widths = {f"{c.name}/".encode("ascii"): c.record_nbytes for c in manifest.columns[1:] if c.one_by_one
               and c.kind == "fixed"}  # fmt: skip

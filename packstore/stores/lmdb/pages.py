@@ -56,7 +56,7 @@ class PageError(Exception):
     """A page is damaged; the message says how. The reader turns it into a StoreError or a Problem."""
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """One entry of the tree: its key and the size of its value."""
 
     key: bytes
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tree:
+class TreeHeader:
     """Facts about the main database's tree, from a header page."""
 
     page_size: int
@@ -139,8 +139,8 @@ class Pages:
                 pad, flags = pads[1]
                 yield f"header page {page} says that the tree has flags {flags:#x} and values of {pad} bytes"
 
-    def walk(self, *, overflow: bool) -> Iterator[Entry | str]:
-        """Yields all entries in key order, and a line of text for each fault where it occurs.
+    def walk(self, *, overflow: bool) -> Iterator[TreeEntry | str]:
+        """Yields all entries in key order; in place of a damaged page, a line of text that describes the fault.
 
         Args:
             overflow: Also check the header of each value that has overflow pages.
@@ -150,7 +150,7 @@ class Pages:
         # A page that two others name would be walked twice, and a damaged tree could take exponential time.
         seen: set[int] = set()
         for item in _walk_subtree(self._data, self.tree, self.tree.root, 1, overflow, seen):
-            if isinstance(item, Entry):
+            if isinstance(item, TreeEntry):
                 count += 1
                 if item.key <= last:
                     yield f"key {item.key!r} follows {last!r}"
@@ -167,7 +167,7 @@ class RecordLookup:
     first record of the page.
     """
 
-    def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: Tree, prefix: bytes) -> None:
+    def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: TreeHeader, prefix: bytes) -> None:
         self._data = data
         self._views = memoryview(random)
         self._address = np.frombuffer(random, np.uint8).ctypes.data
@@ -247,7 +247,7 @@ class _Branch(NamedTuple):
     children: array[int]
 
 
-def _parse_branch(data: mmap.mmap, tree: Tree, page: int, level: int, first: int, prefix: bytes) -> _Branch:
+def _parse_branch(data: mmap.mmap, tree: TreeHeader, page: int, level: int, first: int, prefix: bytes) -> _Branch:
     """Parses branch page ``page``, whose first record is ``first``. Raises :class:`PageError`."""
     nodes = _node_offsets(data, tree, page, level)
     # The key of the first node is empty or meaningless.
@@ -267,7 +267,7 @@ def _first_record_from(key: bytes, prefix: bytes) -> int:
     return low + (10 ** (KEY_SIZE - digits) if key[digits:] > b"9" else 0)
 
 
-def _find(data: mmap.mmap, tree: Tree, key: bytes) -> tuple[int, int] | None:
+def _find(data: mmap.mmap, tree: TreeHeader, key: bytes) -> tuple[int, int] | None:
     """Returns offset and size of the value of ``key``, or None. Reads one page a level. Raises :class:`PageError`."""
     page = tree.root
     for level in range(1, tree.depth + 1):
@@ -294,11 +294,11 @@ def _map_without_readahead(descriptor: int) -> mmap.mmap:
     return data
 
 
-def _read_newest_tree(data: mmap.mmap) -> Tree:
+def _read_newest_tree(data: mmap.mmap) -> TreeHeader:
     """Reads both header pages and returns the tree of the newer one. Raises :class:`PageError`."""
     if len(data) < 2 * 4096:
         raise PageError(f"data.mdb has {len(data)} bytes, less than its two header pages")
-    newest: tuple[int, Tree] | None = None
+    newest: tuple[int, TreeHeader] | None = None
     page_size = _DB.unpack_from(data, _META_DB)[0]
     if page_size < 512 or page_size > 65536 or page_size & (page_size - 1):
         raise PageError(f"the page size is {page_size}")
@@ -312,7 +312,7 @@ def _read_newest_tree(data: mmap.mmap) -> Tree:
         _, _, depth, _, _, _, entries, root = _DB.unpack_from(data, start + _META_DB + _DB.size)
         last_page, txn = struct.unpack_from("<QQ", data, start + _META_END)
         if newest is None or txn > newest[0]:
-            newest = txn, Tree(page_size, last_page, root, depth, entries, map_size)
+            newest = txn, TreeHeader(page_size, last_page, root, depth, entries, map_size)
     assert newest is not None
     tree = newest[1]
     if (tree.last_page + 1) * page_size > len(data):
@@ -323,8 +323,8 @@ def _read_newest_tree(data: mmap.mmap) -> Tree:
 
 
 def _walk_subtree(
-    data: mmap.mmap, tree: Tree, page: int, level: int, overflow: bool, seen: set[int]
-) -> Iterator[Entry | str]:
+    data: mmap.mmap, tree: TreeHeader, page: int, level: int, overflow: bool, seen: set[int]
+) -> Iterator[TreeEntry | str]:
     """Yields the entries below a page. A page that is damaged, or in ``seen``, yields a line of text and is skipped."""
     try:
         nodes = _node_offsets(data, tree, page, level)
@@ -343,10 +343,10 @@ def _walk_subtree(
         except PageError as error:
             yield str(error)
             continue
-        yield Entry(_read_key(data, node), size)
+        yield TreeEntry(_read_key(data, node), size)
 
 
-def _node_offsets(data: mmap.mmap, tree: Tree, page: int, level: int) -> list[int]:
+def _node_offsets(data: mmap.mmap, tree: TreeHeader, page: int, level: int) -> list[int]:
     """Returns the offsets of the nodes of a branch or leaf page. Raises :class:`PageError` unless the whole page is
     valid.
     """
@@ -382,8 +382,8 @@ def _child_page(data: mmap.mmap, node: int) -> int:
     return int(low | high << 16 | top << 32)
 
 
-def _locate_value(data: mmap.mmap, tree: Tree, page: int, node: int, header: bool = True) -> tuple[int, int]:
-    """Returns offset and size of the value of a leaf node. Raises :class:`PageError` if it cannot lie there.
+def _locate_value(data: mmap.mmap, tree: TreeHeader, page: int, node: int, header: bool = True) -> tuple[int, int]:
+    """Returns offset and size of the value of a leaf node. Raises :class:`PageError` if they are impossible.
 
     ``header``: also check the header of its overflow pages.
     """

@@ -22,7 +22,7 @@ from xxhash import xxh3_64
 
 from packstore.core.checksums import column_digest
 from packstore.core.column import guess_column
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, one_by_one, parse_fixed_value
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, lazy_column, parse_fixed_value
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
@@ -37,7 +37,7 @@ from packstore.stores.lmdb.pages import (
     OVERFLOW_PAGE,
 )
 from packstore.stores.manifest_recovery import RecoveredManifest, best_manifest, find_manifest
-from packstore.stores.scavenge import Scavenged, array_names, column_from_bytes
+from packstore.stores.scavenge import ScavengedData, array_names, column_from_bytes
 
 _PAGE = 4096
 _PAGES_AT_ONCE = 1 << 14
@@ -46,7 +46,7 @@ _NUMBERED = re.compile(rb"((?:[a-z][a-z0-9_]{0,63}/)?)(\d{10})")
 _MAX_TRIED = 1000
 
 
-def scavenge(data: memoryview, hint: RecoveredManifest | None) -> Scavenged:
+def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
     """Recovers the columns and images of a ``data.mdb`` from its bytes. ``hint`` is a manifest known from elsewhere."""
     scan = _Scan(data)
     texts = scan.named.get("manifest", ())
@@ -55,7 +55,7 @@ def scavenge(data: memoryview, hint: RecoveredManifest | None) -> Scavenged:
     records = scan.records if recovered is None else recovered.manifest.records
     columns = scan.columns(recovered, records)
     alternatives = {name: partial(scan.values, column) for name, column in scan.one_by_one.items()}
-    return Scavenged(recovered, columns, records, scan.images, scan.orphans, alternatives)
+    return ScavengedData(recovered, columns, records, scan.images, scan.orphans, alternatives)
 
 
 class _Scan:
@@ -113,7 +113,7 @@ class _Scan:
         for column in wanted:
             if column.name in self.numbered and (recovered is None or column.one_by_one):
                 self.one_by_one[column.name] = column
-                columns[column.name] = one_by_one(column, records, partial(self._last_value, column))
+                columns[column.name] = lazy_column(column, records, partial(self._last_value, column))
                 continue
             chosen: ColumnData | None = None
             for data in self._column_candidates(column, records):
@@ -133,7 +133,7 @@ class _Scan:
         return columns
 
     def values(self, column: Column, record: int) -> list[Any]:
-        """Returns candidates for a record's value in a column with one value per key, typed as :func:`one_by_one`
+        """Returns candidates for a record's value in a column with one value per key, typed as :func:`lazy_column`
         returns them.
         """
         candidates = self._raw_values(column, record)
@@ -205,7 +205,7 @@ class _Scan:
         pieces = [
             [
                 value[len(value) - size :]
-                for value in (self._loose_arrays(size) if loose else self._array_candidates(name, size))
+                for value in (self._find_loose_arrays(size) if loose else self._array_candidates(name, size))
                 if len(value) > size
             ]
             for name, size in zip(array_names(column), expected, strict=False)
@@ -224,7 +224,7 @@ class _Scan:
                     yield self._data[start : start + header + size]
         yield from self.named.get(name, ())
 
-    def _loose_arrays(self, size: int) -> Iterator[memoryview]:
+    def _find_loose_arrays(self, size: int) -> Iterator[memoryview]:
         """Yields candidates for an array of ``size`` bytes anywhere in a leaf page."""
         for start in self._arrays:
             header = 10 + int.from_bytes(self._data[start + 8 : start + 10], "little")

@@ -2,7 +2,7 @@
 
 Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
 ``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. A column that
-is large, or may have large values (:attr:`packstore.core.column.Column.one_by_one`), has one value per key, fixed or
+is large, or may have large values (:attr:`packstore.core.column.Column.lazy_column`), has one value per key, fixed or
 ragged: the bytes of each as ``b"mask/%010d" % i``. Letters sort after digits, so the whole file is written by sorted
 appends.
 """
@@ -32,16 +32,16 @@ from packstore.core.columns import (
     LazyRagged,
     Ragged,
     WholeColumn,
-    one_by_one,
+    lazy_column,
 )
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, reading, sync_file
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import Problem, Reader, Spans, Writer, parse_manifest, unreadable_error
+from packstore.stores.base import FileWriter, Problem, Reader, Spans, parse_manifest, unreadable_error
 from packstore.stores.lmdb.bulk_lookup import LeafTable, list_leaves, locate_images
 from packstore.stores.lmdb.bulk_walk import IrregularError, Run, walk_in_bulk
-from packstore.stores.lmdb.entries import MANIFEST, check_entries, column_prefixes, named_keys
+from packstore.stores.lmdb.entries import MANIFEST, check_entries, column_prefixes, list_named_keys
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
 from packstore.stores.mapped import check_offsets
@@ -58,7 +58,7 @@ _ENTRY_BYTES = 20
 _NPY = np.lib.format
 
 
-class LmdbWriter(Writer):
+class LmdbWriter(FileWriter):
     """Appends records in key order, one transaction per 4 MiB, which bounds memory and stays in the processor's cache.
 
     A background thread syncs committed data meanwhile, so that the last sync is short.
@@ -209,8 +209,8 @@ def _lmdb_errors(path: Path) -> Iterator[None]:
         raise OSError(f"LMDB says {error}") from error
 
 
-def partial_images(path: Path) -> Callable[[int], memoryview]:
-    """Implements :meth:`packstore.stores.format.Format.partial_images`: finds the images of finished transactions."""
+def open_partial_file(path: Path) -> Callable[[int], memoryview]:
+    """Implements :meth:`packstore.stores.format.Format.open_partial_file` by finished transactions."""
     pages = _map_pages(path)
 
     def image(number: int) -> memoryview:
@@ -262,7 +262,7 @@ class LmdbReader(Reader):
         self._columns: dict[str, ColumnData] = {}
         self._leaves: LeafTable | None = None
         self._prefixes = column_prefixes(self.manifest)
-        expected = self._records * (1 + len(self._prefixes)) + len(named_keys(self.manifest))
+        expected = self._records * (1 + len(self._prefixes)) + len(list_named_keys(self.manifest))
         entries = pages.entries
         if entries > len(pages.map) // _ENTRY_BYTES:
             raise StoreError(
@@ -302,7 +302,7 @@ class LmdbReader(Reader):
         if self._pages is not None and isinstance(view, memoryview):
             self._pages.will_need(view)
 
-    def mapped_ragged(self, name: str) -> Ragged | None:
+    def mapped_ragged_column(self, name: str) -> Ragged | None:
         column = self.column(name)
         return column if type(column) is Ragged else None
 
@@ -414,7 +414,7 @@ def _column_by_record(pages: Pages, column: Column, records: int, path: str) -> 
             raise StoreError(f"the {name} of record {record} of {path} is missing")
         return value
 
-    return one_by_one(column, records, read)
+    return lazy_column(column, records, read)
 
 
 def _to_npy(array: NDArray[Any]) -> bytes:

@@ -36,7 +36,7 @@ def check_layout(map: NDArray[np.uint8], entries: Sequence[zipfile.ZipInfo]) -> 
         entries: Its entries, in the order of its directory.
     """
     wrong, right, end = [], 0, 0
-    for what, start, expected in expected_headers(entries):
+    for what, start, expected in build_headers(entries):
         if map[start : start + len(expected)].tobytes() != expected:
             wrong.append(f"{what}, which begins at byte {start}, has been changed")
         elif expected.startswith(b"PK\x03\x04"):
@@ -49,7 +49,7 @@ def check_layout(map: NDArray[np.uint8], entries: Sequence[zipfile.ZipInfo]) -> 
         yield Problem(f"the file has {len(map)} bytes, and its zip ends at {end}")
 
 
-def expected_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int, bytes]]:
+def build_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int, bytes]]:
     """Yields (name, offset, bytes) of everything around the entries' contents, in file order."""
     position, central = 0, []
     for info in entries:

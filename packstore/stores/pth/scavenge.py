@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.pth.layout import content_start
-from packstore.stores.scavenge import Scavenged, array_sizes, scavenge_arrays
+from packstore.stores.scavenge import ScavengedData, array_sizes, scavenge_arrays
 
 
-def scavenge(data: memoryview, recovered: RecoveredManifest) -> Scavenged:
+def scavenge(data: memoryview, recovered: RecoveredManifest) -> ScavengedData:
     """Recovers the columns and images of a ``.pth`` from its bytes and manifest."""
     starts: dict[str, int] = {}
     position = 0

@@ -30,7 +30,7 @@ from packstore.core.files import drop, open_file, reading
 from packstore.core.manifest import Column, Manifest
 from packstore.core.pickle_machine import PickleError, UnsupportedPickleError
 from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import Problem, Writer, parse_manifest, unreadable_error
+from packstore.stores.base import FileWriter, Problem, parse_manifest, unreadable_error
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.mapped import MappedReader, check_column, check_offsets
 from packstore.stores.pth.pickle_reader import Call, SavedTensor, unpickle
@@ -45,7 +45,7 @@ _JOIN_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 22
 
 
-class PthWriter(Writer):
+class PthWriter(FileWriter):
     """Streams images into the entry ``archive/data/0``; :meth:`seal` adds all other entries."""
 
     def __init__(self, path: Path, image: Column) -> None:

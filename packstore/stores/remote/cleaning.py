@@ -123,12 +123,12 @@ def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
             return hashed.hexdigest().startswith(digits)
         if _TEMPORARY.fullmatch(info.name):  # a name of 32 random digits
             return True
-        return info.nbytes <= _MOST_JSON and _is_sealed(objects.get(info.name))
+        return info.nbytes <= _MOST_JSON and _has_own_digest(objects.get(info.name))
     except MissingObjectError:
         return False  # another process has removed it
 
 
-def _is_sealed(data: bytes) -> bool:
+def _has_own_digest(data: bytes) -> bool:
     try:
         plain = json.loads(data)
         return bool(plain.pop("digest") == sha256_json(plain))

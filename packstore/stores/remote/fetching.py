@@ -41,17 +41,17 @@ class FetchingReader(Protocol):
 
 
 def as_fetching(reader: Reader) -> FetchingReader | None:
-    """Returns what fetches the parts of a reader; None if all of them are local."""
-    reader = reader.unchecked
+    """Returns the object that fetches the parts of a reader; None if all parts are local."""
+    reader = reader.unchecked_reader
     if isinstance(reader, RemoteReader):
         return reader
     if isinstance(reader, ConcatReader) and any(isinstance(store, RemoteReader) for store in reader.stores):
-        return _SeveralStores(reader)
+        return _ConcatFetchingReader(reader)
     return None
 
 
-class _SeveralStores:
-    """The fetching reader of stores that are read as one."""
+class _ConcatFetchingReader:
+    """Fetches parts of several stores that are read as one, by their numbers in the joined store."""
 
     def __init__(self, reader: ConcatReader) -> None:
         self._origins = reader.part_origins

@@ -16,7 +16,7 @@ from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.stores.base import parse_manifest
 from packstore.stores.remote.names import (
     VERSIONS,
-    copied_shard_files,
+    shard_files_of_copy,
     shard_objects,
     table_name,
     version_name,
@@ -45,7 +45,7 @@ class RemoteHead:
         table = self.manifest.shards
         assert table is not None
         copied = self.version is None
-        return copied_shard_files(self.manifest, FORMATS[self.manifest.format]) if copied else shard_objects(table)
+        return shard_files_of_copy(self.manifest, FORMATS[self.manifest.format]) if copied else shard_objects(table)
 
 
 def find_newest_version(objects: ObjectStore) -> int:

@@ -69,7 +69,7 @@ def digest_in_name(name: str) -> str | None:
     return None if match is None else match[1]
 
 
-def copied_shard_files(manifest: Manifest, format: Format) -> list[str]:
+def shard_files_of_copy(manifest: Manifest, format: Format) -> list[str]:
     """Returns the names of the data files of all shards in a plain copy of a local store, in order."""
     inner = f"/{format.files[0]}" if format.files else ""
     return [f"{name}{inner}" for name in manifest.shards.names()] if manifest.shards else []

@@ -131,7 +131,7 @@ class RemoteReader(ShardedReader):
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
         chosen = [*numbers]
         digests = [bytes(digest).hex() for digest in self._table.table["digest"][chosen].tolist()]
-        absent = set(self.cache.missing(digests))
+        absent = set(self.cache.list_missing(digests))
         here = [number in self._open or digest not in absent for number, digest in zip(chosen, digests, strict=True)]
         return np.array(here, np.bool_)
 
@@ -161,7 +161,7 @@ class RemoteReader(ShardedReader):
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
         """Yields the faults of a shard's object, and of the shard in it, read through the cache."""
         try:
-            if not self.cache.missing([shard.digest]):  # the cached copy says nothing about the object
+            if not self.cache.list_missing([shard.digest]):  # the cached copy says nothing about the object
                 self.cache.mark_suspect(shard.digest)
                 digest = self._hash_object(self.head.shards[number])
                 if digest != shard.digest:

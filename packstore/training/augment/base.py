@@ -166,7 +166,7 @@ class Crops:
         )
 
     @property
-    def resized(self) -> bool:
+    def has_resizes(self) -> bool:
         """True if any box is resized. Waits for the device if the arrays are on one."""
         return bool((self.size != self.box[:, 2:]).any())
 

@@ -49,9 +49,9 @@ class ColorJitter(_Colours):
     hue: float | Range = 0
 
     def __post_init__(self) -> None:
-        self._ranges()
+        self._factor_ranges()
 
-    def _ranges(self) -> list[tuple[Code, float, float]]:
+    def _factor_ranges(self) -> list[tuple[Code, float, float]]:
         """Returns code, lowest and highest factor of each change."""
         found = []
         for name, code in _FACTORS.items():
@@ -67,7 +67,7 @@ class ColorJitter(_Colours):
         return found
 
     def program(self, draws: Draws, size: Size) -> Program:
-        ranges = self._ranges()
+        ranges = self._factor_ranges()
         program = new_program(len(draws), len(ranges))
         places = np.argsort(permutation(draws, len(ranges), 4), 1)
         rows = np.arange(len(draws))
@@ -259,26 +259,26 @@ class GaussianBlur(_Colours):
 
     def __post_init__(self) -> None:
         if (
-            not all(isinstance(n, int) and 0 < n < _LARGEST_KERNEL and n % 2 for n in self._size)
-            or len(self._size) != 2
+            not all(isinstance(n, int) and 0 < n < _LARGEST_KERNEL and n % 2 for n in self._kernel_size)
+            or len(self._kernel_size) != 2
         ):
             raise UsageError(
                 f"GaussianBlur: kernel_size should be odd, up to {_LARGEST_KERNEL - 1}, got {self.kernel_size!r}"
             )
-        self._range()
+        self._sigma_range()
 
     @property
-    def _size(self) -> tuple[int, ...]:
+    def _kernel_size(self) -> tuple[int, ...]:
         return tuple(self.kernel_size) if isinstance(self.kernel_size, list | tuple) else (self.kernel_size,) * 2
 
-    def _range(self) -> Range:
+    def _sigma_range(self) -> Range:
         pair = (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
         return check_range(self, "sigma", pair, 1e-3, 1e3)
 
     def program(self, draws: Draws, size: Size) -> Program:
-        low, high = self._range()
+        low, high = self._sigma_range()
         sigma = uniform(draws, low, high, 0)
-        return step(len(draws), Code.BLUR, *self._size, sigma, sigma)
+        return step(len(draws), Code.BLUR, *self._kernel_size, sigma, sigma)
 
 
 _LARGEST_KERNEL = 256

@@ -19,7 +19,7 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Blends with the mean of each image's gray."""
     gray = _gray(images)
-    # A sum of whole numbers is the same in any order, which one of float32 would not be.
+    # A sum of whole numbers does not depend on the order; a sum of float32 would.
     mean = gray.long().sum((-3, -2, -1), keepdim=True).double() / gray[0].numel()
     return _blend(images, mean.float(), factor)
 
@@ -91,7 +91,7 @@ def equalize(images: Tensor) -> Tensor:
     counts = torch.zeros((batch, channels, 256), dtype=torch.int64, device=images.device)
     counts.scatter_add_(-1, flat, torch.ones_like(flat))
     below = counts.cumsum(-1)
-    last = counts.gather(-1, below.argmax(-1, keepdim=True))  # of the highest value that there is
+    last = counts.gather(-1, below.argmax(-1, keepdim=True))  # of the highest value that occurs
     unit = (pixels - last) // 255
     table = torch.nn.functional.pad((below[..., :-1] + unit // 2) // unit.clamp(min=1), (1, 0)).clamp_(0, 255)
     table = torch.where(unit > 0, table, torch.arange(256, device=images.device))

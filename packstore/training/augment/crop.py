@@ -119,7 +119,7 @@ class PaddedImages:
         if mode == "edge":
             rows[..., :padding, :] = source[..., :1, :]
             rows[..., width + padding :, :] = source[..., -1:, :]
-        elif mode != "constant":  # there the fill is in place, around what is put in between
+        elif mode != "constant":  # constant padding was filled in when the memory was allocated
             skip = int(mode == "reflect")  # the outermost column stands once, not twice
             rows[..., :padding, :] = source[..., skip : skip + padding, :].flip(-2)
             rows[..., width + padding :, :] = source[..., width - skip - padding : width - skip, :].flip(-2)
@@ -133,7 +133,7 @@ class PaddedImages:
         _, planes, tall, wide, element = self.pixels.shape
         rows, columns = out.shape[2:4]
         line = wide * element
-        # Where in its plane each row of a crop begins, then where in all of the memory.
+        # Start of each row of a crop in its plane, then in the whole memory.
         begins = _row_table(self.height, rows, self.padding, self.mode, line).index_select(0, top + self.padding)
         begins += ((left + self.padding) * element + numbers * (planes * tall * line))[:, None]
         begins = begins[:, None] + torch.arange(planes, device="cpu")[:, None] * (tall * line)
@@ -205,7 +205,7 @@ def source_index(index: Array, length: Any, mode: str) -> Array:
     """Returns the pixel of [0, ``length``) that padding shows at ``index``; for ``"constant"`` the nearest one."""
     if mode == "reflect":
         return (length - 1) - abs((length - 1) - abs(index))
-    if mode == "symmetric":  # by bits: -1 - n for what is below zero
+    if mode == "symmetric":  # x ^ (x >> 63) is -1 - x if x is negative, else x
         index = index ^ (index >> 63)
         index = length - 1 - index
         return length - 1 - (index ^ (index >> 63))

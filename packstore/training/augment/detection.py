@@ -18,7 +18,7 @@ from packstore.training.augment.program_operation import check_probability, chec
 from packstore.training.random_draws import Draws, to_float64, to_int64
 
 
-class Boxes(NamedTuple):
+class BatchBoxes(NamedTuple):
     """Boxes of a batch.
 
     Attributes:
@@ -123,17 +123,17 @@ class RandomIoUCrop(_ImageByImage):
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         raise UsageError("RandomIoUCrop chooses by boxes: load a column of them, columns=(..., 'boxes')")
 
-    def plan_around(self, sizes: NDArray[np.int64], boxes: Boxes, draws: Draws) -> Crops:
+    def plan_around(self, sizes: NDArray[np.int64], boxes: BatchBoxes, draws: Draws) -> Crops:
         """Plans crops of whole images of ``sizes``, int64 ``(B, 2)``, around their ``boxes``; ``draws`` are numpy."""
         crops = Crops.full(sizes)
         crops = crops.replace(window=crops.window.copy())
         bounds = np.searchsorted(boxes.rows, np.arange(len(sizes) + 1)).tolist()
         for row, (first, stop) in enumerate(itertools.pairwise(bounds)):
             if first < stop:
-                crops.window[row] = self._window(sizes[row], boxes.corners[first:stop], draws[row : row + 1])
+                crops.window[row] = self._draw_window(sizes[row], boxes.corners[first:stop], draws[row : row + 1])
         return crops
 
-    def _window(self, size: NDArray[np.int64], boxes: NDArray[np.float32], draws: Draws) -> Any:
+    def _draw_window(self, size: NDArray[np.int64], boxes: NDArray[np.float32], draws: Draws) -> Any:
         """Draws top, left, height and width of the crop of one image."""
         height, width = size.tolist()
         for attempt in range(_ROUNDS):

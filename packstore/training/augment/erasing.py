@@ -80,16 +80,16 @@ class RandomErasing(ProgramOperation):
         least, most = self._counts
         happens = chance(draws, self.p, 0)
         count = least + draws.integers(most - least + 1, 1) if most > least else np.full(len(draws), least)
-        boxes = [self._box(draws, size, count, 2 + n * _DRAWS, happens & (n < count)) for n in range(most)]
+        boxes = [self._draw_boxes(draws, size, count, 2 + n * _DRAWS, happens & (n < count)) for n in range(most)]
         return join_programs(boxes, len(draws))
 
-    def _box(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
+    def _draw_boxes(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
         program, rows = new_program(len(draws), 1), np.flatnonzero(where)
         if len(rows):
-            program[rows] = self._box_of_each(draws[rows], size, count[rows], draw)
+            program[rows] = self._draw_box_of_each(draws[rows], size, count[rows], draw)
         return program
 
-    def _attempt(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
+    def _try_boxes(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
         """Draws ``attempts`` boxes from number ``first`` on; returns heights, widths and validity of the first that
         fits. Sizes of invalid boxes are meaningless."""
         height, width = size
@@ -102,12 +102,12 @@ class RandomErasing(ProgramOperation):
         chosen = fits.argmax(0)
         return *(pick(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
 
-    def _box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
+    def _draw_box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
         height, width = size
-        tall, wide, found = self._attempt(draws, size, count, draw, 0, 1)
+        tall, wide, found = self._try_boxes(draws, size, count, draw, 0, 1)
         left = np.flatnonzero(~found)
-        if len(left):  # few need more than one
-            others = self._attempt(draws[left], size, count[left], draw, 1, _ATTEMPTS - 1)
+        if len(left):  # most need one attempt only
+            others = self._try_boxes(draws[left], size, count[left], draw, 1, _ATTEMPTS - 1)
             tall[left], wide[left], found[left] = others
         draw += 2 * _ATTEMPTS
         bits = draws.bits(draw, 3)
@@ -151,8 +151,8 @@ class Cutout(ProgramOperation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Fills the squares; never waits for the device."""
-        rows = self._covered(draws, images.shape[-2], 0)
-        columns = self._covered(draws, images.shape[-1], 1)
+        rows = self._draw_covered(draws, images.shape[-2], 0)
+        columns = self._draw_covered(draws, images.shape[-1], 1)
         return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
 
     def program(self, draws: Draws, size: Size) -> Program:
@@ -166,7 +166,7 @@ class Cutout(ProgramOperation):
     def _start(self, draws: Draws, length: int, draw: int) -> Array:
         return draws.integers(length, draw) - self.size // 2
 
-    def _covered(self, draws: Draws, length: int, draw: int) -> Tensor:
+    def _draw_covered(self, draws: Draws, length: int, draw: int) -> Tensor:
         start = self._start(draws, length, draw)[:, None]
         place = torch.arange(length, device=draws.records.device)
         covered: Tensor = (place >= start) & (place < start + self.size)

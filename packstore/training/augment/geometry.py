@@ -138,7 +138,7 @@ class CenterCrop(GeometricOperation):
         object.__setattr__(self, "size", as_size(self.size, "CenterCrop"))
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        (rows, columns), (height, width) = self._pair, images.shape[-2:]
+        (rows, columns), (height, width) = self._size_pair, images.shape[-2:]
         top, left = centre(height, rows), centre(width, columns)
         if rows > height or columns > width:
             edges = (-left, columns - width + left, -top, rows - height + top)
@@ -147,18 +147,18 @@ class CenterCrop(GeometricOperation):
         return images[..., top : top + rows, left : left + columns]
 
     def size_after(self, size: Size | None) -> Size | None:
-        return self._pair
+        return self._size_pair
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
-        return crop_composes(self._pair, before)
+        return crop_composes(self._size_pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
-        rows, columns = self._pair
+        rows, columns = self._size_pair
         top, left = centre(crops.window[:, 2], rows), centre(crops.window[:, 3], columns)
-        return with_window(crops, top, left, self._pair)
+        return with_window(crops, top, left, self._size_pair)
 
     @property
-    def _pair(self) -> Size:
+    def _size_pair(self) -> Size:
         assert not isinstance(self.size, int)
         return self.size
 
@@ -202,21 +202,21 @@ class RandomCrop(GeometricOperation):
         """Crops the images; with ``flip``, bool ``(B,)``, mirrors those images after that."""
         height, width = images.shape[-2:]
         if self.pad_if_needed:
-            tall, wide = (max(0, n - m) for n, m in zip(self._pair, (height, width), strict=True))
+            tall, wide = (max(0, n - m) for n, m in zip(self._size_pair, (height, width), strict=True))
             images = torch.nn.functional.pad(images, (wide, wide, tall, tall), value=self.fill)
             height, width = images.shape[-2:]
-        top, left = self._places((height, width), draws)
-        return crop(images, top, left, self._pair, self.padding, self.padding_mode, self.fill, flip)
+        top, left = self._draw_corners((height, width), draws)
+        return crop(images, top, left, self._size_pair, self.padding, self.padding_mode, self.fill, flip)
 
-    def _places(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
+    def _draw_corners(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
         """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``."""
         self._check(size)
-        (rows, columns), padding = self._pair, self.padding
+        (rows, columns), padding = self._size_pair, self.padding
         top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding
         return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
 
     def _check(self, size: Sequence[int]) -> None:
-        (rows, columns), (height, width) = self._pair, size
+        (rows, columns), (height, width) = self._size_pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
         if rows > padded[0] or columns > padded[1]:
             raise UsageError(
@@ -231,21 +231,21 @@ class RandomCrop(GeometricOperation):
             )
 
     def size_after(self, size: Size | None) -> Size | None:
-        return self._pair
+        return self._size_pair
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
         if self.pad_if_needed and (self.fill != 0 or any(isinstance(op, CenterCrop | RandomCrop) for op in before)):
             return False
-        return self.padding == 0 and crop_composes(self._pair, before)
+        return self.padding == 0 and crop_composes(self._size_pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         window, padding = crops.window, self.padding
-        rows, columns = self._pair
+        rows, columns = self._size_pair
         if self.pad_if_needed:
             tall, wide = (rows - window[:, 2]).clip(0), (columns - window[:, 3]).clip(0)
             top = draws.integers(window[:, 2] + 2 * tall - rows + 1, 0) - tall
             left = draws.integers(window[:, 3] + 2 * wide - columns + 1, 1) - wide
-            return with_window(crops.replace(fill=self.fill), top, left, self._pair)
+            return with_window(crops.replace(fill=self.fill), top, left, self._size_pair)
         small = (window[:, 2] + 2 * padding < rows) | (window[:, 3] + 2 * padding < columns)
         if isinstance(small, np.ndarray) and small.any():
             at = int(small.argmax())
@@ -259,14 +259,14 @@ class RandomCrop(GeometricOperation):
         left = draws.integers(window[:, 3] + 2 * padding - columns + 1, 1) - padding
         if padding:
             crops = crops.replace(pads=self.padding_mode, fill=self.fill)
-        return with_window(crops, top, left, self._pair)
+        return with_window(crops, top, left, self._size_pair)
 
     @property
     def pads(self) -> PaddingMode:
         return self.padding_mode
 
     @property
-    def _pair(self) -> Size:
+    def _size_pair(self) -> Size:
         assert not isinstance(self.size, int)
         return self.size
 
@@ -306,10 +306,10 @@ class RandomResizedCrop(GeometricOperation):
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
         crops = self.plan(Crops.full(whole), draws)
-        return crop_and_resize(images, crops.box, self._pair, crops.sampling)
+        return crop_and_resize(images, crops.box, self._size_pair, crops.sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
-        return self._pair
+        return self._size_pair
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
         return all(op.mirrors for op in before)
@@ -322,22 +322,26 @@ class RandomResizedCrop(GeometricOperation):
         box = whole_pixels(crops, "RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]
         here = isinstance(box, np.ndarray)
-        rows, columns, fit = self._attempt(draws, height, width, 0, _FIRST_ATTEMPTS if here else _ATTEMPTS)
-        if here and not fit.all():  # most need no more; on a device nobody can wait for that to be known
+        rows, columns, fit = self._try_boxes(draws, height, width, 0, _FIRST_ATTEMPTS if here else _ATTEMPTS)
+        if here and not fit.all():  # most images need no more attempts; on a device, checking would make the host wait
             left = np.flatnonzero(~fit)
-            others = self._attempt(draws[left], height[left], width[left], _FIRST_ATTEMPTS, _ATTEMPTS - _FIRST_ATTEMPTS)
+            others = self._try_boxes(
+                draws[left], height[left], width[left], _FIRST_ATTEMPTS, _ATTEMPTS - _FIRST_ATTEMPTS
+            )
             rows[left], columns[left], fit[left] = others
         if not here or not fit.all():
-            whole_rows, whole_columns = self._centre(height, width)
+            whole_rows, whole_columns = self._central_box(height, width)
             rows, columns = where(fit, rows, whole_rows), where(fit, columns, whole_columns)
         spare = (np.stack if here else torch.stack)([height - rows, width - columns])
         top, left = where(fit, draws.integers(spare + 1, 2 * _ATTEMPTS, 2), spare // 2)
-        size = join([height * 0 + self._pair[0], width * 0 + self._pair[1]])
-        found = join([box[:, 0] + top, box[:, 1] + unmirrored(left, columns, width, crops.flip), rows, columns])
+        size = join([height * 0 + self._size_pair[0], width * 0 + self._size_pair[1]])
+        found = join([box[:, 0] + top, box[:, 1] + unmirror_left(left, columns, width, crops.flip), rows, columns])
         sampling = draw_sampling(self, draws, 2 * _ATTEMPTS + 2)
         return Crops(found, size, join([size * 0, size]), crops.flip, sampling=sampling)
 
-    def _attempt(self, draws: Draws, height: Array, width: Array, first: int, count: int) -> tuple[Array, Array, Array]:
+    def _try_boxes(
+        self, draws: Draws, height: Array, width: Array, first: int, count: int
+    ) -> tuple[Array, Array, Array]:
         """Draws ``count`` boxes from number ``first`` on; returns heights, widths and validity of the first that
         fits. Sizes of invalid boxes are meaningless."""
         low, high = self.scale
@@ -354,7 +358,7 @@ class RandomResizedCrop(GeometricOperation):
     def samplings(self) -> set[int]:
         return samplings_of(self.interpolation, self.antialias)
 
-    def _centre(self, height: Array, width: Array) -> tuple[Array, Array]:
+    def _central_box(self, height: Array, width: Array) -> tuple[Array, Array]:
         low, high = self.ratio
         ratio = to_float64(width) / to_float64(height)
         rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)
@@ -362,7 +366,7 @@ class RandomResizedCrop(GeometricOperation):
         return rows.clip(1), columns.clip(1)
 
     @property
-    def _pair(self) -> Size:
+    def _size_pair(self) -> Size:
         assert not isinstance(self.size, int)
         return self.size
 
@@ -411,11 +415,11 @@ def centre(length: Any, cut_length: int) -> Any:
     """
     spare = length - cut_length
     half = spare >> 1
-    # Below zero, floor(spare / 2) would round away from zero; one more where it is odd.
+    # If negative, floor(spare / 2) rounds away from zero: add 1 if it is odd.
     return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
 
 
-def unmirrored(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
+def unmirror_left(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
     """Returns the first column of a cut of ``cut_width`` at ``left``, before ``width`` columns are mirrored by
     ``flip``."""
     return left if flip is None else where(flip, width - cut_width - left, left)
@@ -424,7 +428,7 @@ def unmirrored(left: Array, cut_width: Any, width: Array, flip: Array | None) ->
 def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
     """Returns ``crops`` with the window of ``size``, numbers or arrays, at ``top`` and ``left`` of the visible part."""
     window = crops.window
-    left = window[:, 1] + unmirrored(left, size[1], window[:, 3], crops.flip)
+    left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], crops.flip)
     return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
@@ -445,6 +449,6 @@ def whole_pixels(crops: Crops, name: str) -> Array:
     """
     box, window = crops.box, crops.window
     outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)
-    if isinstance(box, np.ndarray) and (crops.resized or outside.any()):
+    if isinstance(box, np.ndarray) and (crops.has_resizes or outside.any()):
         raise UsageError(f"{name} of what is resized or padded already runs on batches, not while decoding")
     return join([box[:, :2] + window[:, :2], window[:, 2:]])

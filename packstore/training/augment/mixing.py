@@ -135,7 +135,7 @@ class BatchMixer:
                 )
             object.__setattr__(self, "weights", tuple(self.weights))
 
-    def draw(self, draws: Draws, size: tuple[int, int]) -> Drawn:
+    def draw(self, draws: Draws, size: tuple[int, int]) -> DrawnMix:
         """Draws how a batch is mixed.
 
         Args:
@@ -165,9 +165,9 @@ class BatchMixer:
         box = np.stack([*first, *stop], 1)
         area = (stop[0] - first[0]) * (stop[1] - first[1])
         share = np.where(cuts, 1.0 - area / (height * width), share)
-        return Drawn(partners, share[deciding], cuts[deciding], box[deciding])
+        return DrawnMix(partners, share[deciding], cuts[deciding], box[deciding])
 
-    def mix_labels(self, labels: Tensor, drawn: Drawn, classes: int | None) -> Any:
+    def mix_labels(self, labels: Tensor, drawn: DrawnMix, classes: int | None) -> Any:
         """Mixes the labels of a batch.
 
         Args:
@@ -202,7 +202,7 @@ class BatchMixer:
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
+class DrawnMix:
     """Drawn mixing of a batch's records.
 
     Attributes:
@@ -225,7 +225,7 @@ class Drawn:
         partners = images[torch.from_numpy(self.partners).to(device)]
         result = partners
         if not self.cuts.all():
-            # Where a box is put in, or nothing is mixed, all is the image's own.
+            # Rows that get a box, or are not mixed, take no share of the partner here.
             share = np.where(self.cuts, 1.0, self.share)
             own, rest = (
                 torch.from_numpy(each.astype(np.float32)).to(device)[:, None, None, None] for each in (share, 1 - share)

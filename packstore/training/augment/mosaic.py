@@ -96,7 +96,7 @@ class Tiles:
     fill: float
     tiles: Sequence[Sequence[tuple[int, int, int]]]
 
-    def lay(self, values: Any, fill: float) -> Tensor:
+    def arrange(self, values: Any, fill: float) -> Tensor:
         """Copies images or masks ``(…, h, w)`` of a batch, a tensor or a list, into mosaics ``(B, …, *size)``."""
         like = values[0]
         result: Tensor = like.new_full((len(self.tiles), *like.shape[:-2], *self.size), fill)
@@ -109,12 +109,12 @@ class Tiles:
                     canvas[..., y:bottom, x:right] = value[..., y - top : bottom - top, x - left : right - left]
         return result
 
-    def images(self, images: Any, channels_last: bool) -> Tensor:
+    def build_images(self, images: Any, channels_last: bool) -> Tensor:
         """Builds the mosaics of images."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        return self.lay(images, self.fill).contiguous(memory_format=layout)
+        return self.arrange(images, self.fill).contiguous(memory_format=layout)
 
-    def columns(
+    def build_columns(
         self,
         values: Mapping[str, Any],
         columns: Mapping[str, Column],
@@ -128,15 +128,15 @@ class Tiles:
         kept: dict[str, list[list[Tensor]]] = {}
         for name, column in columns.items():
             if column.type == "boxes":
-                found[name], kept[name] = self._boxes(values[name], min_area, min_visible)
+                found[name], kept[name] = self._mosaic_boxes(values[name], min_area, min_visible)
         for name, column in columns.items():
             if column.type == "mask":
-                found[name] = self.lay(values[name], mask_fill)
+                found[name] = self.arrange(values[name], mask_fill)
             elif column.type != "boxes" and (column.type == "keypoints" or column.parallel in kept):
-                found[name] = self._rows(values[name], kept.get(column.parallel or ""), column.type == "keypoints")
+                found[name] = self._join_rows(values[name], kept.get(column.parallel or ""), column.type == "keypoints")
         return found
 
-    def _boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
+    def _mosaic_boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Returns the boxes of each mosaic, clipped, and which boxes of its images are kept."""
         results, kept = [], []
         for tiles in self.tiles:
@@ -155,7 +155,7 @@ class Tiles:
             kept.append(keeps)
         return results, kept
 
-    def _rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
+    def _join_rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
         """Joins the kept rows of each mosaic's images; moves them if they are keypoints."""
         results = []
         for row, tiles in enumerate(self.tiles):

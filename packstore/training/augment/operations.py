@@ -59,8 +59,8 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
 
 
 def _flip_mask_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
-    """Returns which images the operation at ``place`` mirrors, if it is a flip; else None. The crop before it then
-    mirrors too, to read and write each pixel once."""
+    """Returns the images that the operation at ``place`` mirrors; None if it is not a flip. The crop before a flip
+    mirrors them too, so that each pixel is read and written once."""
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None
     return flip.flip_mask(draws.replace(stream=first + place))
@@ -71,9 +71,8 @@ def split_operations(
 ) -> tuple[tuple[GeometricOperation, ...], tuple[Step, ...]]:
     """Splits a user's list: operations that run while images are decoded, and operations that run on batches.
 
-    The first part is the longest prefix of the list that equals one resize, then one window, then one flip: resizes
-    only before all crops, then crops without padding that do not exceed an earlier crop. Flips may be anywhere, since
-    cropping a mirrored image equals mirroring a crop from the other side.
+    The first part is the longest prefix that combines into one resize, one crop and one flip: all resizes come before
+    all crops, and no crop has padding or exceeds an earlier crop. Flips may be anywhere in the prefix.
 
     Args:
         ops: The user's list.

@@ -63,11 +63,11 @@ def magnitudes_of(name: str, bins: int, size: Size, policy: str) -> Magnitudes |
     if name == "Solarize":
         return torch.linspace(1.0, 0.0, bins, dtype=torch.float32).double().numpy()
     length = size[0] if name == "TranslateY" else size[1]
-    most = _WIDE[name] if policy == "wide" else _largest(name, length, policy)
+    most = _WIDE[name] if policy == "wide" else _largest_magnitude(name, length, policy)
     return torch.linspace(0.0, most, bins, dtype=torch.float32).double().numpy()
 
 
-def _largest(name: str, length: int, policy: str) -> float:
+def _largest_magnitude(name: str, length: int, policy: str) -> float:
     if name.startswith("Translate"):
         return length / 3.0 if policy == "mix" else 150.0 / 331.0 * length
     return {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}.get(name, 0.9)
@@ -98,11 +98,11 @@ def write_steps(
         steps["code"], steps["p"][:, 0] = Code.SOLARIZE, 255.0 * magnitude
     elif name != "Identity":
         steps["code"], steps["flags"] = Code.AFFINE, flags
-        steps["p"][:, :6] = _matrix(name, magnitude, size)
+        steps["p"][:, :6] = _warp_matrix(name, magnitude, size)
     program[rows, column] = steps
 
 
-def _matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
+def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
     count, (height, width) = len(magnitude), size
     if name == "Rotate":
         return rotation(count, magnitude)
@@ -129,10 +129,10 @@ class _Policy(Operation):
         parse_fill(self, self.fill)
 
     @property
-    def _flags(self) -> int:
+    def _warp_flags(self) -> int:
         return int(warp_flags(INTERPOLATIONS.index(self.interpolation), parse_fill(self, self.fill)))
 
-    def _steps(
+    def _select_steps(
         self,
         names: Sequence[str],
         policy: tuple[str, int],
@@ -142,7 +142,7 @@ class _Policy(Operation):
         negative: NDArray[np.bool_],
     ) -> Program:
         """Returns the steps of the operations ``names[chosen]`` at magnitudes ``level``, ``(B,)`` or ``(B, n)``."""
-        table = step_table(tuple(names), policy, size, self._flags)
+        table = step_table(tuple(names), policy, size, self._warp_flags)
         steps: Program = table[chosen, level, negative.astype(np.int64)]
         return steps
 
@@ -217,7 +217,9 @@ class RandAugment(_Policy, ProgramOperation):
             return new_program(len(draws), 0)
         chosen = draws.integers(len(RAND_AUGMENT), 0, self.num_ops).T
         negative = draws.bits(self.num_ops, self.num_ops).T < 1 << 31
-        return self._steps(RAND_AUGMENT, ("auto", self.num_magnitude_bins), size, chosen, self.magnitude, negative)
+        return self._select_steps(
+            RAND_AUGMENT, ("auto", self.num_magnitude_bins), size, chosen, self.magnitude, negative
+        )
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ class TrivialAugmentWide(_Policy, ProgramOperation):
     def program(self, draws: Draws, size: Size) -> Program:
         policy, chosen = ("wide", self.num_magnitude_bins), draws.integers(len(RAND_AUGMENT), 0)
         level = draws.integers(self.num_magnitude_bins, 1)
-        return self._steps(RAND_AUGMENT, policy, size, chosen, level, chance(draws, 0.5, 2))[:, None]
+        return self._select_steps(RAND_AUGMENT, policy, size, chosen, level, chance(draws, 0.5, 2))[:, None]
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ class AutoAugment(_Policy, ProgramOperation):
             names, shares, levels = (list(each) for each in zip(*(pair[place] for pair in pairs), strict=True))
             happens = draws.uniform(1 + place) <= np.array(shares)[chosen]
             level = np.array([level or 0 for level in levels])[chosen]  # None for those without magnitudes
-            steps = self._steps(names, ("auto", 10), size, chosen, level, chance(draws, 0.5, 3 + place))
+            steps = self._select_steps(names, ("auto", 10), size, chosen, level, chance(draws, 0.5, 3 + place))
             program[happens, place] = steps[happens]
         return program
 
@@ -327,7 +329,9 @@ class AugMix(_Policy, ProgramOperation):
         bits = own.bits(0, 3 * count + chains).T  # all at once: numpy takes microseconds a call
         chosen, level = bits[:, :count] * len(names) >> 32, bits[:, count : 2 * count] * self.severity >> 32
         negative = bits[:, 2 * count : 3 * count] < 1 << 31
-        program = self._steps(names, ("mix", 10), size, chosen, level, negative).reshape(len(draws), chains, most)
+        program = self._select_steps(names, ("mix", 10), size, chosen, level, negative).reshape(
+            len(draws), chains, most
+        )
         if self.chain_depth < 1:
             depth = 1 + (bits[:, 3 * count :] * 3 >> 32)
             program[np.arange(most) >= depth[..., None]] = 0

@@ -97,7 +97,7 @@ def _deit3() -> list[Step]:
     ]
 
 
-def _view(
+def _self_supervised_view(
     crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
 ) -> list[Step]:
     """Returns the operations of a self-supervised view: colour jitter, gray, blur and solarisation, with
@@ -122,15 +122,18 @@ def _dino(large: float, kernel: int) -> dict[str, tuple[int, list[Step]]]:
     whole = RandomResizedCrop(224, scale=(large, 1.0), interpolation="bicubic")
     part = RandomResizedCrop(96, scale=(0.05, large), interpolation="bicubic")
     return {
-        "global1": (1, _view(whole, _JITTER, kernel, 1.0)),
-        "global2": (1, _view(whole, _JITTER, kernel, 0.1, 0.2)),
-        "local": (8, _view(part, _JITTER, kernel, 0.5)),
+        "global1": (1, _self_supervised_view(whole, _JITTER, kernel, 1.0)),
+        "global2": (1, _self_supervised_view(whole, _JITTER, kernel, 0.1, 0.2)),
+        "local": (8, _self_supervised_view(part, _JITTER, kernel, 0.5)),
     }
 
 
 def _byol(interpolation: str) -> dict[str, tuple[int, list[Step]]]:
     crop = RandomResizedCrop(224, interpolation=interpolation)
-    return {"first": (1, _view(crop, _JITTER, 23, 1.0)), "second": (1, _view(crop, _JITTER, 23, 0.1, 0.2))}
+    return {
+        "first": (1, _self_supervised_view(crop, _JITTER, 23, 1.0)),
+        "second": (1, _self_supervised_view(crop, _JITTER, 23, 0.1, 0.2)),
+    }
 
 
 _RECIPES = {
@@ -179,7 +182,10 @@ _RECIPES = {
     ),
     "simclr": _Source(
         lambda: {
-            "views": (2, _view(RandomResizedCrop(224, interpolation="bicubic"), (0.8, 0.8, 0.8, 0.2), 23, 0.5)),
+            "views": (
+                2,
+                _self_supervised_view(RandomResizedCrop(224, interpolation="bicubic"), (0.8, 0.8, 0.8, 0.2), 23, 0.5),
+            ),
         },
         "Chen et al., 'A simple framework for contrastive learning' (2020), appendix A; google-research/simclr, "
         "data_util.py",

@@ -38,7 +38,7 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
         return resize_by_products(images, whole, size, sampling)
     if sampling in ("box", "lanczos"):
         return _resize_by_pillow(images, size, sampling)
-    # Of half precision torch has no such kernel; of the plain ones it has none for bytes that rounds as torchvision.
+    # torch has no such kernel for half precision; its plain kernels for bytes do not round as torchvision.
     kept = images.dtype in (torch.uint8, torch.float32, torch.float64)
     wide = images if kept else images.double() if images.dtype == torch.int32 else images.float()
     mode, plain = sampling.removeprefix("plain "), sampling.startswith("plain")
@@ -125,7 +125,7 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
         with _full_precision(images.device.type):
             if sampling == "bilinear" or images.dtype != torch.uint8:
                 product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
-            else:  # torch's kernels go across first, and cut off there already what exceeds a byte
+            else:  # torch's kernels resize horizontally first, and clip to bytes after that step
                 product = torch.matmul(wide, columns[:, None].mT).round_().clamp_(0, 255)
                 product = torch.matmul(rows[:, None], product)
         if images.dtype == torch.uint8:
@@ -147,11 +147,11 @@ _WEIGHTS = 1 << 23
 """Maximum number of weights along one side at a time: 64 MiB in float64, or 146 images from 256x256 to 224x224."""
 
 
-def _triangle(distance: Tensor) -> Tensor:
+def _triangle_filter(distance: Tensor) -> Tensor:
     return (1 - distance.abs()).clamp(min=0)
 
 
-def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
+def _cubic_filter(distance: Tensor, a: float = -0.5) -> Tensor:
     """Computes Keys' cubic convolution kernel."""
     distance = distance.abs()
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
@@ -159,7 +159,7 @@ def _cubic(distance: Tensor, a: float = -0.5) -> Tensor:
     return torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
 
 
-_FILTERS = {"bilinear": _triangle, "bicubic": _cubic}
+_FILTERS = {"bilinear": _triangle_filter, "bicubic": _cubic_filter}
 """Filters: weight of a pixel by its distance in units of the scale."""
 
 

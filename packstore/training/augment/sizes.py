@@ -145,7 +145,9 @@ class RandomShortestSize(_DrawnSize):
         upright = width <= height
         ratio = shorter / where(upright, width, height)
         if self.max_size is not None:
-            most = (height * 0 + self.max_size) / where(upright, height, width)  # torch divides numbers otherwise
+            most = (height * 0 + self.max_size) / where(
+                upright, height, width
+            )  # torch divides by Python numbers differently
             ratio = where(most < ratio, most, ratio)
         return height * ratio, width * ratio
 
@@ -233,7 +235,9 @@ class Pad(GeometricOperation):
         return None if size is None else (size[0] + top + bottom, size[1] + left + right)
 
     def composes(self, before: Sequence[GeometricOperation]) -> bool:
-        crops = any(isinstance(op, CenterCrop | RandomCrop) for op in before)  # outside of which are other pixels
+        crops = any(
+            isinstance(op, CenterCrop | RandomCrop) for op in before
+        )  # crops outside of the image show other pixels
         return self.padding_mode == "constant" and self.fill == 0 and not crops
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:

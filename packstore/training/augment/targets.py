@@ -64,7 +64,7 @@ class Placement:
     sizes: Numbers
 
     @cached_property
-    def warped(self) -> bool:
+    def has_warps(self) -> bool:
         """True if rows and columns do not map to rows and columns."""
         return any(isinstance(move, Warp) for move in self.moves)
 
@@ -78,11 +78,11 @@ class Placement:
 
     def rows_needed(self, row: int) -> int | None:
         """Returns how many rows of the mask of image ``row`` are needed, from the top; None for all."""
-        return None if self.warped else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
+        return None if self.has_warps else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
 
     def prepare_masks(self) -> None:
         """Computes the row and column tables for masks once, before threads use them."""
-        for part in self.parts if self.warped else (self,):
+        for part in self.parts if self.has_warps else (self,):
             if isinstance(part, Placement):
                 _ = part.rows, part.columns
 
@@ -169,7 +169,7 @@ def place_mask(
     Raises:
         ValueError: The mask lacks visible rows or columns.
     """
-    if placement.warped:
+    if placement.has_warps:
         for part in placement.parts:
             mask = part.move_mask(row, mask, fill) if isinstance(part, Warp) else place_mask(part, row, mask, fill)
         if out is None:
@@ -212,7 +212,7 @@ def place_boxes(
     boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
     if not placement.moves:
         return boxes, np.ones(len(boxes), np.bool_)
-    with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the end of float32, or without numbers
+    with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the limit of float32, or with NaN
         shown = move_boxes(placement, boxes, rows, clip=True)
         area = _area(shown)
         keep = area >= min_area
@@ -230,10 +230,10 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
     Args:
         placement: Placement of the batch.
-        points: float32 ``(N, ..., k)``: x and y, and where k is 3 also v, the visibility, as COCO has it. Points with
-            v = 0, not labelled, come out as zeros; so do those of which the result shows nothing, where a point is the
-            pixel from (x, y) to (x + 1, y + 1).
-        rows: int64 ``(N,)``: the image of each.
+        points: float32 ``(N, ..., k)``: x and y; if k is 3 also COCO's visibility v. Points with v = 0, which are not
+            labelled, become zeros. So do points outside the result; a point is the pixel from (x, y) to
+            (x + 1, y + 1).
+        rows: int64 ``(N,)``: the image of each point.
 
     Returns:
         float32 of the same shape.
@@ -251,7 +251,7 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
             places = _move_points(move.crops, places, rows, clip=False, last=1)
     result = np.concatenate([places[:, 0], flat[:, 2:]], 1)
     if points.shape[-1] == 3:
-        # As a box of one pixel, which tells right through any resizing and mirroring whether some of it is left.
+        # Move it as a box of one pixel: after any resizing and mirroring, its area shows if it is visible.
         pixels = np.concatenate([flat[:, :2], flat[:, :2] + 1], 1)
         shown = _area(move_boxes(placement, pixels, rows, clip=True)) > 0
         result[~shown | (flat[:, 2] == 0)] = 0
@@ -355,19 +355,19 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
         instead: Alternative that moves images and targets together, for messages.
     """
     moved = [name for name in TARGETS if name in types]
-    if any(map(_mixes, ops)) and (moved or "image" in types):
+    if any(map(_contains_augmix, ops)) and (moved or "image" in types):
         others = " and ".join([*moved, *(["further images"] if "image" in types else [])])
         raise UsageError(f"AugMix mixes images that lie in different places, and {others} cannot follow")
     if not moved:
         return
     for op in ops:
         for part, stays in _all_parts(op):
-            if kind := next(filter(_moves, type(part).__mro__), None):
+            if kind := next(filter(_is_moving_transform, type(part).__mro__), None):
                 raise UsageError(
                     f"torchvision's {kind.__name__} would move the images, and leave {' and '.join(moved)} where they "
                     f"are; use {instead}"
                 )
-            if not (stays or _is_known(part)):
+            if not (stays or _keeps_places(part)):
                 raise UsageError(
                     f"{stable_repr(part)} might move the images, and would leave {' and '.join(moved)} where they are; "
                     "if it leaves every pixel in its place, say so: packstore.augment.InPlace(…) around it; else use "
@@ -380,15 +380,15 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
             )
 
 
-def _mixes(op: Any) -> bool:
+def _contains_augmix(op: Any) -> bool:
     """Tells if an operation is AugMix, also timm's, or contains it."""
     timm = isinstance(op, TimmAugment) and op.config.startswith("augmix")
-    return timm or isinstance(op, AugMix) or any(map(_mixes, getattr(op, "transforms", ())))
+    return timm or isinstance(op, AugMix) or any(map(_contains_augmix, getattr(op, "transforms", ())))
 
 
 def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yields all operations within an entry of a list, each with the user's promise whether it keeps pixels in
-    place."""
+    """Yields all operations within an entry of a list; each with True if the user has wrapped it in
+    :class:`InPlace`."""
     for part in parts_of(op):
         stays = stays or isinstance(part, InPlace)
         yield part, stays
@@ -397,17 +397,17 @@ def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
             yield from _all_parts(each, stays)
 
 
-def _is_known(part: Any) -> bool:
-    """Tells if packstore knows that a step keeps pixels in place; torchvision's transforms that move them are
-    refused earlier."""
+def _keeps_places(part: Any) -> bool:
+    """Tells if a step is known to keep pixels in place: packstore's own, or a transform of torchvision. The caller
+    has already refused transforms that move pixels."""
     kind = type(part)
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"
     return kind.__module__.startswith("packstore.") or kind is torch.nn.Sequential
 
 
-def _moves(kind: type) -> bool:
-    """Tells if a class is a transform of torchvision that moves pixels."""
+def _is_moving_transform(kind: type) -> bool:
+    """Tells if a class is one of torchvision's transforms that move pixels."""
     if not is_of_torchvision(kind):
         return False
     return kind.__module__.endswith(("_geometry", "_auto_augment")) or kind.__name__ in _V1_GEOMETRY

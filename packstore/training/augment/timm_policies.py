@@ -75,13 +75,14 @@ class TimmAugment(ProgramOperation):
 
     Args:
         config: ``rand``, ``augmix``, or ``original``, ``originalr``, ``v0``, ``v0r``, ``3a``; then parts after dashes:
-            ``m`` magnitude (10; augmix 3), ``mstd`` standard deviation of the magnitude (0; above 100, and unsaid for
-            augmix, it is uniform up to it). Of rand also ``n`` operations (2), ``p`` probability of each (0.5),
-            ``mmax`` largest magnitude (10), ``inc1`` for operations that grow with the magnitude, ``t`` set of
-            operations: ``weights``, ``3a`` or ``3aw``. Of augmix ``w`` chains (3), ``d`` operations in each (1 … 3),
-            ``a`` of the distributions of weights (1), and ``b1``, which gives the same sum.
-        fill: Bytes where a warp shows what lies outside; timm's are the mean of ImageNet.
-        interpolation: Of warps; ``"random"`` for bilinear or bicubic.
+            ``m`` magnitude (10; augmix 3), ``mstd`` standard deviation of the magnitude (0). If that is above 100, or
+            missing for augmix, the magnitude is uniform from 0 to ``m``. For rand also: ``n`` number of operations (2),
+            ``p`` probability of each (0.5), ``mmax`` largest magnitude (10), ``inc1`` for operations that grow with
+            the magnitude, ``t`` set of operations: ``weights``, ``3a`` or ``3aw``. For augmix also: ``w`` number of
+            chains (3), ``d`` operations in each (1 … 3), ``a`` parameter of the distributions of weights (1), and
+            ``b1``, which has no effect on the result.
+        fill: Byte of each channel for pixels outside a warped image; the default is timm's, the mean of ImageNet.
+        interpolation: Interpolation of warps; ``"random"`` draws bilinear or bicubic for each.
 
     Raises:
         UsageError: Text that timm does not know, or an unknown interpolation.
@@ -121,11 +122,11 @@ class TimmAugment(ProgramOperation):
         if plan.random_depth:
             happens &= np.arange(steps) <= (bits[1, :, :1] * steps >> 32)
         kinds = np.where(happens, plan.kinds[chosen], -1).reshape(-1)
-        order = np.argsort(kinds, kind="stable")  # by kind, so that each is written at once
+        order = np.argsort(kinds, kind="stable")  # by kind, so that each kind is written at once
         order = order[np.searchsorted(kinds, 0, sorter=order) :]
         level = _draw_magnitudes(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)[order] / _LEVELS
         sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)[order]
-        flags, drawn = self._flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
+        flags, drawn = self._warp_flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
         kinds = kinds[order]
         found = new_program(len(order), 1)[:, 0]
         found["code"] = plan.codes[chosen.reshape(-1)[order]]
@@ -137,8 +138,8 @@ class TimmAugment(ProgramOperation):
         program.reshape(-1)[order] = found
         return program
 
-    def _flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Returns the flags of warps, with an interpolation chosen by random ``bits``."""
+    def _warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Returns the flags of warps; if the interpolation is random, ``bits`` choose it."""
         if self.interpolation == "random":
             way: Any = 1 + (bits >> 31)
         else:
@@ -208,7 +209,7 @@ class _Plan:
             return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
         if self.weights is None:
             which = draws.integers(len(self.names), 0, self.steps).T
-        else:  # without replacement: the shortest of waiting times
+        else:  # without replacement: those with the shortest waiting times
             waits = -np.log1p(-draws.uniform(0, len(self.names)).T) / np.array(self.weights)
             which = np.argsort(waits, 1)[:, : self.steps]
         return which, self.share, np.full(which.shape, float(self.magnitude))
@@ -292,7 +293,7 @@ def _growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: A
     steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
 
 
-def _nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     """Writes nothing, for operations without parameters."""
 
 
@@ -329,7 +330,7 @@ def _blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, unifor
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most[:, None]
 
 
-def _drawn_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
     most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
 
@@ -380,9 +381,9 @@ _OPERATIONS: dict[str, tuple[Code, Maker]] = {
         )
         for suffix, make in (("", _factor), ("Increasing", _growing_factor))
     },
-    "AutoContrast": (Code.AUTOCONTRAST, _nothing),
-    "Equalize": (Code.EQUALIZE, _nothing),
-    "Invert": (Code.INVERT, _nothing),
+    "AutoContrast": (Code.AUTOCONTRAST, _write_nothing),
+    "Equalize": (Code.EQUALIZE, _write_nothing),
+    "Invert": (Code.INVERT, _write_nothing),
     "Posterize": (Code.POSTERIZE, _posterize),
     "PosterizeIncreasing": (Code.POSTERIZE, _growing_posterize),
     "PosterizeOriginal": (Code.POSTERIZE, _original_posterize),
@@ -391,7 +392,7 @@ _OPERATIONS: dict[str, tuple[Code, Maker]] = {
     "SolarizeAdd": (Code.SOLARIZE_ADD, _solarize_add),
     "Desaturate": (Code.SATURATION, _desaturate),
     "GaussianBlur": (Code.BLUR, _blur),
-    "GaussianBlurRand": (Code.BLUR, _drawn_blur),
+    "GaussianBlurRand": (Code.BLUR, _random_blur),
     "Rotate": (Code.AFFINE, _rotate),
     "ShearX": (Code.AFFINE, _shear_x),
     "ShearY": (Code.AFFINE, _shear_y),

@@ -27,7 +27,7 @@ from packstore.training.augment.base import (
     is_channels_last,
 )
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.detection import Boxes, RandomIoUCrop
+from packstore.training.augment.detection import BatchBoxes, RandomIoUCrop
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.operations import output_size
@@ -121,20 +121,20 @@ class Cut:
             down, across = other.box[0] + other.window[0], other.box[1] + other.window[1]
             pads, fill = self.pads, self.fill
             if min(down, across) < 0 or down + tall > height or across + wide > width:
-                # Outside of what this one shows there may be pixels of the source, or another colour.
+                # The second cut exceeds the first window: the source may have pixels there, or other padding.
                 hides = self.resizes and other.fill != 0  # the engine has zeros around resized boxes
                 if self.window != (0, 0, *self.size) or hides or other.box != (0, 0, height, width):
                     return None
                 pads, fill = other.pads, other.fill
-            window = top + down, left + _unmirrored(across, wide, width, self.flip), tall, wide
+            window = top + down, left + _unmirror_left(across, wide, width, self.flip), tall, wide
             return dataclasses.replace(self, window=window, flip=self.flip != other.flip, pads=pads, fill=fill)
         if self.resizes or self.reaches_out:
             return None
         y, x, rows, columns = other.box
-        x = self.box[1] + left + _unmirrored(x, columns, width, self.flip)
+        x = self.box[1] + left + _unmirror_left(x, columns, width, self.flip)
         box = self.box[0] + top + y, x, rows, columns
         down, across, tall, wide = other.window
-        across = _unmirrored(across, wide, other.size[1], self.flip)
+        across = _unmirror_left(across, wide, other.size[1], self.flip)
         return dataclasses.replace(other, box=box, window=(down, across, tall, wide), flip=self.flip != other.flip)
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -144,10 +144,10 @@ class Cut:
         if self.resizes:
             images = resize(images, self.size, SAMPLINGS[self.sampling])
         top, left, rows, columns = self.window
-        images = self._padded(images) if self.reaches_out else images[..., top : top + rows, left : left + columns]
+        images = self._pad_window(images) if self.reaches_out else images[..., top : top + rows, left : left + columns]
         return images.flip(-1) if self.flip else images
 
-    def _padded(self, images: Tensor) -> Tensor:
+    def _pad_window(self, images: Tensor) -> Tensor:
         """Returns the window with padding around the resized box."""
         (height, width), (top, left, rows, columns) = self.size, self.window
         if self.pads != "constant":
@@ -167,12 +167,12 @@ class Cut:
         return found
 
 
-def _unmirrored(left: int, cut_width: int, width: int, flip: bool) -> int:
+def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
     return width - cut_width - left if flip else left
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class DrawnOperation:
     """One operation, drawn for a batch: a move, a program, or a function with its draws."""
 
     move: Move | None = None
@@ -206,14 +206,16 @@ class Stage:
         return found
 
 
-class Course:
+class DrawnOperations:
     """All operations of a list, drawn for the images of a batch.
 
     Attributes:
         placement: Positions of the pixels after all operations, for masks, boxes and keypoints.
     """
 
-    def __init__(self, sizes: NDArray[np.int64], ops: Sequence[Step], draws: Draws, boxes: Boxes | None = None) -> None:
+    def __init__(
+        self, sizes: NDArray[np.int64], ops: Sequence[Step], draws: Draws, boxes: BatchBoxes | None = None
+    ) -> None:
         """
         Args:
             sizes: int64 ``(B, 2)``: heights and widths of the images.
@@ -224,7 +226,7 @@ class Course:
         Raises:
             UsageError: As :meth:`GeometricOperation.plan`; an operation needs boxes and there are none.
         """
-        self._stages: list[Stage] = []
+        self._stages: list[DrawnOperation] = []
         self._sizes, self._first = sizes, sizes
         self._boxes = boxes
         self._moves: list[Move | Warp] = []
@@ -243,11 +245,11 @@ class Course:
         elif isinstance(op, ProgramOperation):
             program = draw_program(op, draws, self._sizes)
             program[~rows] = 0
-            self._stages.append(Stage(program=program, name=operation_name(op)))
+            self._stages.append(DrawnOperation(program=program, name=operation_name(op)))
             for warp in find_warps(program, self._sizes) if op.moves_pixels else ():
-                self._note(warp)
+                self._append_move(warp)
         else:
-            self._stages.append(Stage(call=op, draws=draws))
+            self._stages.append(DrawnOperation(call=op, draws=draws))
 
     def _add_move(self, op: GeometricOperation, draws: Draws, rows: NDArray[np.bool_]) -> None:
         chosen = np.flatnonzero(rows)
@@ -258,21 +260,21 @@ class Course:
         if isinstance(op, RandomIoUCrop) and self._boxes is not None:
             mine = rows[self._boxes.rows]
             numbers = np.cumsum(rows) - 1
-            part = op.plan_around(sizes, Boxes(self._boxes.corners[mine], numbers[self._boxes.rows[mine]]), own)
+            part = op.plan_around(sizes, BatchBoxes(self._boxes.corners[mine], numbers[self._boxes.rows[mine]]), own)
             drops = np.zeros(len(rows), np.bool_)
             drops[chosen] = (part.window != part.box).any(1)
         else:
             part = op.crops_of_whole(sizes, own)
         move = Move(part if len(chosen) == len(rows) else _scatter_crops(part, self._sizes, chosen), op.pads, drops)
-        self._stages.append(Stage(move=move))
-        self._note(move)
+        self._stages.append(DrawnOperation(move=move))
+        self._append_move(move)
         self._sizes = move.crops.window[:, 2:]
 
-    def _note(self, move: Move | Warp) -> None:
+    def _append_move(self, move: Move | Warp) -> None:
         self._moves.append(move)
         if self._boxes is not None:
             corners, rows = self._boxes
-            self._boxes = Boxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
+            self._boxes = BatchBoxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
 
     def first_cut(self, row: int) -> tuple[Cut, int]:
         """Combines the first operations that the engine can do while it decodes the image of ``row``; returns the

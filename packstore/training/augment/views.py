@@ -11,7 +11,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Step, join
 from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import as_operations
-from packstore.training.random_draws import Array, key
+from packstore.training.random_draws import Array, derive_key
 
 _MOST = 1 << 12
 _COPY = 48
@@ -34,7 +34,7 @@ class View:
 
     def seed(self, seed: int) -> int:
         """Returns the seed of the random numbers of these crops."""
-        return key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
+        return derive_key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
     def ids(self, ids: Array) -> Array:
         """Returns distinct ids of all crops of records ``ids`` ``(B,)``, those of a record together: ``(B *

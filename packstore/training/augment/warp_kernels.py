@@ -57,14 +57,14 @@ def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
     """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``; fills outside pixels."""
     mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
-    if way == "blend":  # torchvision: a channel of ones says how much of a pixel lies in the image
+    if way == "blend":  # as torchvision: a channel of ones gives the share of each pixel that is in the image
         values = torch.cat((values, torch.ones_like(values[:, :1])), 1)
     edges = "border" if way == "edge" else "zeros"
     found = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
     if way != "zeros":
         fill = _on_device(np.array([unpack_fill(each) for each in flags.tolist()], np.float32), images.device)
         fill = _match_channels(fill, images.shape[1]).to(found.dtype)[:, :, None, None]
-        if way == "edge":  # Pillow: pixels whose centre lies outside
+        if way == "edge":  # as Pillow: fill pixels whose centre is outside
             outside = (grid.abs() > 1).any(3)[:, None]
             found = torch.where(outside, fill, found)
         else:
@@ -130,8 +130,6 @@ def _normal(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
     """Computes nearly normal numbers, float32 ``(C, H, W)``: sums of four random bytes, equal on any device.
 
     They reach 3.45 deviations. Number ``i`` is the ``i``-th in the order ``(H, W, C)``.
-
-    They reach 3.45 deviations. Number ``i`` belongs to the ``i``-th of ``(H, W, C)``.
     """
     channels, height, width = shape
     place = torch.arange(height * width * channels, device=device)

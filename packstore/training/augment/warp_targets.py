@@ -76,7 +76,7 @@ class Warp:
             return mask
         height, width = mask.shape[-2:]
         across, down = _grid(Code(int(code)), p, height, width)
-        # As grid_sample of torch counts and rounds.
+        # Positions and rounding as in torch's grid_sample.
         x, y = (np.rint(((each + 1) * n - 1) / 2) for each, n in ((across, width), (down, height)))
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
         result = np.full(mask.shape, fill, mask.dtype)

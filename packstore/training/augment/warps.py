@@ -60,14 +60,14 @@ class _Warp(ProgramOperation):
     def moves_pixels(self) -> bool:
         return True
 
-    def _flags(self) -> int:
+    def _warp_flags(self) -> int:
         return int(warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
 
-    def _angles(self, name: str, value: Any) -> Range:
+    def _check_angles(self, name: str, value: Any) -> Range:
         pair = (-value, value) if isinstance(value, int | float) and value >= 0 else value
         return check_range(self, name, pair, -3600, 3600)
 
-    def _centre(self, centre: Any, size: Size) -> Range:
+    def _relative_centre(self, centre: Any, size: Size) -> Range:
         """Converts ``centre``, x and y from the upper left corner, to coordinates relative to the image's centre."""
         if centre is None:
             return 0.0, 0.0
@@ -100,13 +100,13 @@ class RandomRotation(_Warp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._angles("degrees", self.degrees)
+        self._check_angles("degrees", self.degrees)
         self._check_centre(self.center)
 
     def program(self, draws: Draws, size: Size) -> Program:
-        low, high = self._angles("degrees", self.degrees)
-        matrix = rotation(len(draws), uniform(draws, low, high, 0), self._centre(self.center, size))
-        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._flags())
+        low, high = self._check_angles("degrees", self.degrees)
+        matrix = rotation(len(draws), uniform(draws, low, high, 0), self._relative_centre(self.center, size))
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._warp_flags())
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,9 @@ class RandomAffine(_Warp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._angles("degrees", self.degrees)
+        self._check_angles("degrees", self.degrees)
         self._check_centre(self.center)
-        self._shears()
+        self._shear_ranges()
         if self.translate is not None:
             for share in self.translate if isinstance(self.translate, list | tuple) else (None,):
                 check_range(self, "translate", (0, share), 0, 1)
@@ -147,31 +147,31 @@ class RandomAffine(_Warp):
         if self.scale is not None:
             check_range(self, "scale", self.scale, 1e-6, 1e6)
 
-    def _shears(self) -> tuple[Range, Range]:
+    def _shear_ranges(self) -> tuple[Range, Range]:
         if self.shear is None:
             return (0.0, 0.0), (0.0, 0.0)
         if isinstance(self.shear, list | tuple) and len(self.shear) == 4:
-            return self._angles("shear", self.shear[:2]), self._angles("shear", self.shear[2:])
-        return self._angles("shear", self.shear), (0.0, 0.0)
+            return self._check_angles("shear", self.shear[:2]), self._check_angles("shear", self.shear[2:])
+        return self._check_angles("shear", self.shear), (0.0, 0.0)
 
-    def _shift(self, draws: Draws, most: float, draw: int) -> NDArray[np.float64]:
+    def _draw_shift(self, draws: Draws, most: float, draw: int) -> NDArray[np.float64]:
         """Draws a translation in whole pixels, uniform up to ``most`` either way."""
         return np.rint(uniform(draws, -most, most, draw))
 
     def program(self, draws: Draws, size: Size) -> Program:
         height, width = size
-        across, down = self._shears()
+        across, down = self._shear_ranges()
         shares = (0.0, 0.0) if self.translate is None else self.translate
-        low, high = self._angles("degrees", self.degrees)
+        low, high = self._check_angles("degrees", self.degrees)
         matrix = inverse_affine(
             len(draws),
             uniform(draws, low, high, 0),
-            (self._shift(draws, shares[0] * width, 1), self._shift(draws, shares[1] * height, 2)),
+            (self._draw_shift(draws, shares[0] * width, 1), self._draw_shift(draws, shares[1] * height, 2)),
             1.0 if self.scale is None else uniform(draws, self.scale[0], self.scale[1], 3),
             (uniform(draws, *across, 4), uniform(draws, *down, 5)),
-            self._centre(self.center, size),
+            self._relative_centre(self.center, size),
         )
-        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._flags())
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._warp_flags())
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class RandomPerspective(_Warp):
         ends = np.where([[0, 0], [1, 0], [1, 1], [0, 1]], corners - moved, corners + moved)
         return step(
             *(len(draws), Code.PERSPECTIVE, *_perspective_coefficients(corners, ends).T),
-            flags=self._flags(),
+            flags=self._warp_flags(),
             where=chance(draws, self.p, 0),
         )
 
@@ -231,6 +231,6 @@ def _perspective_coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArr
     matrix[:, 1::2] = np.stack([none, none, none, x, y, ones, -v * x, -v * y], 2)
     target = np.stack([u, v], 2).reshape(count, 8, 1)
     found: NDArray[np.float64] = (np.linalg.pinv(matrix) @ target)[..., 0]
-    # Of a side of one pixel nothing can be said; it stays where it is.
+    # Corners of a side of one pixel coincide, so there is no solution: the image stays unchanged.
     degenerate = not math.isfinite(float(found.sum())) or (starts.max(0) == 0).any()
     return np.tile(np.array([1.0, 0, 0, 0, 1, 0, 0, 0]), (count, 1)) if degenerate else found

@@ -70,7 +70,7 @@ def _close_iterators() -> None:
     for items in list(_open):
         if (
             inspect.getgeneratorstate(items) != inspect.GEN_RUNNING
-        ):  # else a thread that outlives the program waits in it
+        ):  # else a thread that outlives the program would wait in it
             items.close()
 
 
@@ -300,11 +300,11 @@ class PackedLoader:
             epoch, first = self.epoch, 0
         self.epoch = epoch + 1
         self._running = epoch, first
-        items = self._items(epoch, first)
+        items = self._iterate_items(epoch, first)
         _open.add(items)
         return items
 
-    def _items(self, epoch: int, first: int) -> Generator[Any, None, None]:
+    def _iterate_items(self, epoch: int, first: int) -> Generator[Any, None, None]:
         process = os.getpid()
         with closing(self._producer.batches(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch

@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError
-from packstore.training.loader.checks import Checks, Images
+from packstore.training.loader.checks import Checks, ImagesByNumber
 from packstore.training.loader.fields import Failures
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.planning import Share
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.stats import Stats
@@ -44,7 +44,7 @@ class Assembler(ABC):
     shape: tuple[int, ...]
     _stage = "decode"
 
-    def __init__(self, images: StoredImages, stats: Stats, checks: Checks | None, finish: Finish | None) -> None:
+    def __init__(self, images: StoredImages, stats: Stats, checks: Checks | None, finish: RowFormat | None) -> None:
         """
         Args:
             images: Images of the records.
@@ -154,18 +154,18 @@ class Assembler(ABC):
         assert prepared.suspects is not None
         faults = prepared.suspects.faults
         if errors is None:
-            self._damaged(prepared, 0, [self._images.view(i) for i in prepared.numbers[: min(faults)]], errors)
+            self._verify_images(prepared, 0, [self._images.view(i) for i in prepared.numbers[: min(faults)]], errors)
         for row, error in sorted(faults.items()):
-            prepared.failed.append(self._note(errors, row, prepared.numbers[row], error))
+            prepared.failed.append(self._note_error(errors, row, prepared.numbers[row], error))
 
-    def _damaged(self, prepared: Prepared, first: int, images: Images, errors: Failures) -> list[int]:
+    def _verify_images(self, prepared: Prepared, first: int, images: ImagesByNumber, errors: Failures) -> list[int]:
         """Verifies checksums of ``images``, which belong to the rows from ``first`` on; returns the damaged rows."""
         if prepared.suspects is None:
             return []
-        damaged = prepared.suspects.damaged(first, images, prepared.failed)
-        return [self._note(errors, row, prepared.numbers[row], error) for row, error in damaged]
+        damaged = prepared.suspects.find_damaged(first, images, prepared.failed)
+        return [self._note_error(errors, row, prepared.numbers[row], error) for row, error in damaged]
 
-    def _note(self, errors: Failures, row: int, record: int, error: PackstoreError) -> int:
+    def _note_error(self, errors: Failures, row: int, record: int, error: PackstoreError) -> int:
         """Notes the error of a record, or raises it if ``errors`` is None; returns the row."""
         if isinstance(error, CorruptRecordError):  # it names the record itself
             if errors is None:

@@ -52,8 +52,12 @@ class EngineGatherer:
         bounds = [len(places) * part // parts for part in range(parts + 1)]
         if self._pool is None and parts > 1:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="packstore-resident")
-        others = [self._pool.submit(_run, requests, *pair) for pair in list(pairwise(bounds))[1:]] if self._pool else []
-        _run(requests, bounds[0], bounds[1])
+        others = (
+            [self._pool.submit(_run_requests, requests, *pair) for pair in list(pairwise(bounds))[1:]]
+            if self._pool
+            else []
+        )
+        _run_requests(requests, bounds[0], bounds[1])
         for other in others:
             other.result()
         return kernel.finish.as_images(rows)
@@ -64,6 +68,6 @@ class EngineGatherer:
             self._pool.shutdown()
 
 
-def _run(requests: Requests, first: int, stop: int) -> None:
+def _run_requests(requests: Requests, first: int, stop: int) -> None:
     if get_engine().run(requests, first, stop, 0).any():
         raise MemoryError("the engine has no memory for what is made of resident images")

@@ -17,7 +17,7 @@ from packstore.stores.base import Reader
 from packstore.stores.sparingly_checked import ARRAY_SHARE
 
 
-class Images(Protocol):
+class ImagesByNumber(Protocol):
     """Images by number."""
 
     def __len__(self) -> int: ...
@@ -43,21 +43,23 @@ class Suspects:
     rows: Sequence[int]
     expected: Sequence[int]
 
-    def damaged(self, first: int, images: Images, skip: Collection[int]) -> Iterator[tuple[int, StoreError]]:
+    def find_damaged(
+        self, first: int, images: ImagesByNumber, skip: Collection[int]
+    ) -> Iterator[tuple[int, StoreError]]:
         """Yields row and error of each damaged image among ``images``, which belong to the rows from ``first`` on.
         Leaves out the rows in ``skip``."""
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
             image = images[row - first]
             if self.reader.converts_images:
-                image = self.reader.unchecked.stored_image(int(self.records[row]))
+                image = self.reader.unchecked_reader.stored_image(int(self.records[row]))
             found = image_checksum(image)
             if found != self.expected[place] and row not in skip:
-                yield row, self._error(int(self.records[row]), self.expected[place], found)
+                yield row, self._mismatch_error(int(self.records[row]), self.expected[place], found)
 
-    def _error(self, record: int, expected: int, found: int) -> CorruptRecordError:
+    def _mismatch_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
         try:
-            key = self.reader.unchecked.key(record)
+            key = self.reader.unchecked_reader.key(record)
         except StoreError:
             key = "its key is damaged, too"
         self.reader.mark_suspect(record)
@@ -68,8 +70,8 @@ class Checks:
     """Policy of a store's verification in training. Thread-safe.
 
     Whether an image is verified depends only on record and epoch. Streamed arrays are verified if record number plus
-    epoch is a multiple of :data:`ARRAY_SHARE`, so that as many epochs verify all; everything else is verified each
-    time.
+    epoch is a multiple of :data:`ARRAY_SHARE`: so :data:`ARRAY_SHARE` epochs verify all of them. Everything else is
+    verified each time.
     """
 
     def __init__(self, reader: Reader, checksums: Checksums, columns: Sequence[str]) -> None:
@@ -107,5 +109,5 @@ class Checks:
         rows = np.arange(len(records))
         if not every and self._share > 1:
             rows = np.flatnonzero((records + epoch) % self._share == 0)
-        expected = self._reader.unchecked.values("checksum", records[rows])
+        expected = self._reader.unchecked_reader.values("checksum", records[rows])
         return Suspects(self._reader, records, by_row, rows.tolist(), expected.tolist())

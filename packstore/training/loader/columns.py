@@ -17,10 +17,10 @@ from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.decoded_fields import ImageField, ImageListField, MaskField
 from packstore.training.loader.fields import (
+    BatchField,
     ColumnRows,
     Context,
     Failures,
-    Field,
     NewBuffer,
     NumberField,
     ObjectField,
@@ -31,7 +31,7 @@ from packstore.training.loader.prepared import Prepared
 from packstore.training.random_draws import Draws
 
 
-class Columns:
+class BatchColumns:
     """Columns of a batch in progress, in host memory.
 
     Attributes:
@@ -66,8 +66,8 @@ class Columns:
         return values, [values[name] for name, rows in self._rows.items() if rows.in_ring]
 
 
-class Fields:
-    """Columns of a loader's batches besides the main image.
+class BatchFields:
+    """Reads the columns of a loader's batches besides the main image.
 
     Attributes:
         carried: Names of the columns that move with the images.
@@ -125,7 +125,7 @@ class Fields:
         self._places = moving and bool(self.carried)
         check_collate(columns[: len(self._asked)], collate)
 
-        def field(column: Column) -> Field:
+        def field(column: Column) -> BatchField:
             asked: str = collate.get(column.name, "list")
             optional = asked == "optional" or column.name in hidden
             if column.form == "files":
@@ -152,7 +152,7 @@ class Fields:
 
     def gather(
         self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
-    ) -> Columns:
+    ) -> BatchColumns:
         """Reads the columns of a batch whose main images are prepared. Does not decode masks and further images yet.
 
         Args:
@@ -165,8 +165,8 @@ class Fields:
             UsageError: A record has no value; names the record and its key.
         """
         ids, sizes, placement = prepared.ids, None, None
-        if prepared.course is not None:
-            sizes, placement = prepared.sizes, prepared.course.placement
+        if prepared.operations is not None:
+            sizes, placement = prepared.sizes, prepared.operations.placement
         elif self._places:
             sizes = prepared.sizes
             draws = Draws(prepared.seed, prepared.epoch, ids)
@@ -177,7 +177,7 @@ class Fields:
         rows = {}
         for place, field in enumerate(self._fields):
             rows[field.column.name] = field.gather(context, new_buffer(place))
-        return Columns(context, {name: rows[name] for name in self._asked})
+        return BatchColumns(context, {name: rows[name] for name in self._asked})
 
 
 def refuse_lists(columns: Sequence[str]) -> None:
@@ -227,7 +227,7 @@ _BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
 def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
     """Raises :class:`UsageError` if the first record has boxes in a JSON column: no operation would move them."""
     for name in columns:
-        record = dataset._record(0)
+        record = dataset._record_of_item(0)
         if _has_boxes(dataset.reader.item(name, record)):
             raise UsageError(
                 f"the JSON column {name!r} holds boxes, which would stay where they are while their image is moved; "

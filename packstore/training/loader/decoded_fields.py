@@ -20,9 +20,9 @@ from packstore.training.augment.clips import place_clip
 from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.fields import (
+    BatchField,
     ColumnRows,
     Context,
-    Field,
     NewBuffer,
     Padded,
     TensorRows,
@@ -48,7 +48,7 @@ class MaskRows(TensorRows):
     in_ring = True
 
     @cached_property
-    def _each(self) -> torch.Tensor | list[torch.Tensor]:
+    def _masks_of_rows(self) -> torch.Tensor | list[torch.Tensor]:
         """Mask of each row."""
         return self.host if self.shapes is None else split_flat(self.host, self.shapes.tolist())
 
@@ -57,7 +57,7 @@ class MaskRows(TensorRows):
             return super().tensors(kept)
         host = self.host
         if kept is not None:
-            host = torch.cat([self._each[row].reshape(-1) for row in kept.tolist()] or [host[:0]])
+            host = torch.cat([self._masks_of_rows[row].reshape(-1) for row in kept.tolist()] or [host[:0]])
         return [host, torch.from_numpy(select_rows(self.shapes, kept))]
 
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
@@ -73,14 +73,14 @@ class MaskRows(TensorRows):
         for row in range(first, stop):
             if row not in skip:
                 try:
-                    self._fill(context, row)
+                    self._fill_row(context, row)
                 except PackstoreError as error:
                     context.note(row, error, self.column.name)
                     failed.append(row)
         return failed
 
-    def _fill(self, context: Context, row: int) -> None:
-        placement, out = context.placement, self._each[row].numpy()
+    def _fill_row(self, context: Context, row: int) -> None:
+        placement, out = context.placement, self._masks_of_rows[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None or not out.size:
             out[:] = 0
@@ -107,7 +107,7 @@ class MaskRows(TensorRows):
             raise SizeError.between(mask.shape, out.shape)
 
 
-class MaskField(Field):
+class MaskField(BatchField):
     """Column of masks, volumes or clips."""
 
     def __init__(
@@ -144,12 +144,12 @@ class MaskField(Field):
                 context.note(row, error, column.name)
         if context.placement is not None:
             context.placement.prepare_masks()
-        dtype = self._dtype(headers)
+        dtype = self._batch_dtype(headers)
         if self._form is not None:
             shapes = self._shapes(context, stored)
             host = new_buffer((int(shapes.prod(1).sum()),), dtype)
             return MaskRows(host, missing, column, stored, headers, self._fill_value, shapes, self._form)
-        host = new_buffer((len(stored), *column.shape[:-2], *self._size(context, stored, headers)), dtype)
+        host = new_buffer((len(stored), *column.shape[:-2], *self._common_size(context, stored, headers)), dtype)
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
     def _shapes(self, context: Context, stored: Sequence[Any]) -> NDArray[np.int64]:
@@ -163,7 +163,7 @@ class MaskField(Field):
             shapes[:, -2:] = context.placement.sizes
         return shapes
 
-    def _dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
+    def _batch_dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
         """Returns float32, uint8, or int32 if values or the fill value do not fit uint8."""
         if self.column.dtype == "float32":
             return torch.float32
@@ -171,7 +171,9 @@ class MaskField(Field):
         narrow = narrow and all(header is None or header.bits <= 8 for header in headers)
         return torch.uint8 if narrow else torch.int32
 
-    def _size(self, context: Context, stored: Sequence[Any], headers: Sequence[MaskHeader | None]) -> tuple[int, int]:
+    def _common_size(
+        self, context: Context, stored: Sequence[Any], headers: Sequence[MaskHeader | None]
+    ) -> tuple[int, int]:
         """Returns height and width of the batch's masks, which all rows must have."""
         if context.placement is not None:
             height, width = context.placement.sizes[0].tolist()
@@ -225,7 +227,7 @@ class ImageRows(ColumnRows):
         return fill_missing(images, self.missing, kept)
 
 
-class ImageField(Field):
+class ImageField(BatchField):
     """Further column of images, decoded by an assembler of its own."""
 
     def __init__(
@@ -310,7 +312,7 @@ class ImageListRows(ColumnRows):
         return [None if files is None else row for files, row in zip(select_rows(self.files, kept), found, strict=True)]
 
 
-class ImageListField(Field):
+class ImageListField(BatchField):
     """Column of lists of images."""
 
     def __init__(self, lists: ImageListReader, optional: bool) -> None:

@@ -21,13 +21,13 @@ from packstore.training.augment.base import GeometricOperation, Operation, Size,
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.masking import MASKING_STREAM, Masking
-from packstore.training.augment.mixing import STREAM, BatchMixer, Drawn
+from packstore.training.augment.mixing import STREAM, BatchMixer, DrawnMix
 from packstore.training.augment.mosaic import Mosaic, Tiles
 from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.loader.decoded_fields import pad_to_largest
-from packstore.training.loader.finish import BY_ENGINE, Finish
+from packstore.training.loader.finish import BY_ENGINE, RowFormat
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.stats import Stats
@@ -44,7 +44,7 @@ class DrawnForBatch(NamedTuple):
         tiles: Positions in mosaics; None without mosaics.
     """
 
-    mixed: Drawn | None = None
+    mixed: DrawnMix | None = None
     masks: Masking | None = None
     tiles: Tiles | None = None
 
@@ -88,7 +88,7 @@ class DeviceSteps:
         left = tuple(options.augment)[first:]
         self.in_decoding = tuple(takewhile(_runs_in_threads, left)) if decoding else ()
         self._first = first + len(self.in_decoding)
-        self._operations = tuple(self._timed(op) for op in left[len(self.in_decoding) :])
+        self._operations = tuple(self._with_timing(op) for op in left[len(self.in_decoding) :])
         self._floats = manifest.holds_floats
         normalization = options.normalize
         if normalization is not None and not isinstance(normalization, Normalization):
@@ -110,7 +110,7 @@ class DeviceSteps:
         self._normalizer = None if dtype is None else Normalizer(normalization, dtype, mode)
         self.finish = self._finish(manifest, mode.channels) if in_threads and not left and mode in MODES else None
 
-    def _finish(self, manifest: Manifest, channels: int) -> Finish | None:
+    def _finish(self, manifest: Manifest, channels: int) -> RowFormat | None:
         """Returns the final format that threads write; None if pixels stay as they are."""
         normalizer, wanted = self._normalizer, self._options.channels_last
         stored = getattr(torch, manifest.image.dtype) if self._floats else torch.uint8
@@ -120,10 +120,10 @@ class DeviceSteps:
         planes = not wanted
         if dtype == stored and planes == self._floats:
             return None
-        return Finish(dtype, planes, None if self._floats else normalizer, channels)
+        return RowFormat(dtype, planes, None if self._floats else normalizer, channels)
 
     @property
-    def batched(self) -> bool:
+    def works_on_batches(self) -> bool:
         return bool(self._operations)
 
     @property
@@ -133,7 +133,7 @@ class DeviceSteps:
             not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _Timed) for op in self._operations
         )
 
-    def _timed(self, operation: Step) -> Step:
+    def _with_timing(self, operation: Step) -> Step:
         return _Timed(operation, self._stats) if isinstance(operation, PerImage) else operation
 
     def call_each(
@@ -142,7 +142,7 @@ class DeviceSteps:
         """Applies :attr:`in_decoding` to each image; None for rows in ``skip``. Thread-safe."""
         rows = [row for row in range(len(images)) if row not in skip]
         results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
-        with self._stats.timed("per_image"):
+        with self._stats.measure("per_image"):
             for stream, operation in enumerate(self.in_decoding, first):
                 draws = Draws(self._seed, epoch, records[rows], stream)
                 results = operation.call_each(results, draws.bits(0).tolist())
@@ -151,7 +151,7 @@ class DeviceSteps:
             found[row] = result
         return found
 
-    def largest(self, images: torch.Tensor) -> int:
+    def largest_pixels(self, images: torch.Tensor) -> int:
         """Returns the largest number of pixels of an image, as it is or after any operation.
 
         Results of ``pre_transform`` need not be images: then a pixel is three values. A user's function is assumed to
@@ -174,7 +174,7 @@ class DeviceSteps:
     def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
         """Applies the geometric operations from index ``first`` on to further images of the records."""
         operations = self._options.augment[first:]
-        moving = [_only_moving(op) for op in operations]
+        moving = [_keep_moves(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
     def convert(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
@@ -206,10 +206,10 @@ class DeviceSteps:
         Returns:
             As :meth:`mix`.
         """
-        with self._stats.timed("augment"):
+        with self._stats.measure("augment"):
             return self.mix(self.convert(self.augment(images, records, epoch)), ids, epoch)
 
-    def each(
+    def convert_each(
         self, images: Sequence[torch.Tensor], sizes: torch.Tensor, form: str, ids: NDArray[np.int64], epoch: int
     ) -> tuple[Any, DrawnForBatch]:
         """Converts images ``(3, h, w)`` that differ in size; returns them and the batch's draws.
@@ -219,13 +219,13 @@ class DeviceSteps:
         host.
         """
         mix = self._options.mix
-        with self._stats.timed("augment"):
+        with self._stats.measure("augment"):
             found: Any = [self.convert(image[None])[0] for image in images]
             tiles = None
             if isinstance(mix, Mosaic) and found:
                 host_sizes = np.array([image.shape[-2:] for image in found], np.int64)
                 tiles = mix.draw(Draws(self._seed, epoch, ids, STREAM), host_sizes)
-                found = tiles.images(found, self._options.channels_last)
+                found = tiles.build_images(found, self._options.channels_last)
             elif form == "padded":
                 found = pad_to_largest(found, sizes)
             return self.transform(found), DrawnForBatch(tiles=tiles)
@@ -233,7 +233,7 @@ class DeviceSteps:
     def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
         """Mixes a batch with itself, after the user's ``transform``; returns it and the draws."""
         mix, masking = self._options.mix, self._options.masking
-        if not self._options.draws_for_batches:  # what pre_transform made need not be images
+        if not self._options.draws_for_batches:  # results of pre_transform need not be images
             return self.transform(images), DrawnForBatch()
         draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
         mixed = masks = None
@@ -243,7 +243,7 @@ class DeviceSteps:
         tiles = None
         if isinstance(mix, Mosaic):
             tiles = mix.draw(draws.replace(stream=STREAM), np.tile(np.array(size), (len(images), 1)))
-            images = tiles.images(images, self._options.channels_last)
+            images = tiles.build_images(images, self._options.channels_last)
         elif mix is not None:
             mixed = mix.draw(draws.replace(stream=STREAM), size)
             images = mixed.mix_images(images)
@@ -253,23 +253,23 @@ class DeviceSteps:
         """Calls the user's ``transform`` with a batch's images, or with all of its views."""
         return images if self._options.transform is None else self._options.transform(images)
 
-    def mix_labels(self, labels: torch.Tensor, mixed: Drawn, classes: int | None) -> Any:
-        """Labels of a mixed batch; ``classes`` is how many there are, if the store says."""
+    def mix_labels(self, labels: torch.Tensor, mixed: DrawnMix, classes: int | None) -> Any:
+        """Mixes the labels of a mixed batch; ``classes`` is the number of classes, if the store has names for them."""
         assert isinstance(self._options.mix, BatchMixer)
         return self._options.mix.mix_labels(labels, mixed, classes)
 
-    def labels(self, labels: Any) -> Any:
+    def transform_labels(self, labels: Any) -> Any:
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
 
 
 class ImageSet(NamedTuple):
-    """Images of a batch that the threads that decode may give to functions of the user's.
+    """Images of a batch, or of one view, on which decoding threads call the user's functions.
 
     Attributes:
-        steps: What happens to them.
-        images: ``(B * per_record, 3, H, W)``.
-        ids: Of the records, or of their crops, ``(B * per_record,)``.
-        per_record: How many a record has; they lie together.
+        steps: Operations, among them the functions.
+        images: ``(B * per_record, 3, H, W)``; those of a record are adjacent.
+        ids: Ids of the records, or of their crops, ``(B * per_record,)``.
+        per_record: Number of images of each record.
     """
 
     steps: DeviceSteps
@@ -278,7 +278,7 @@ class ImageSet(NamedTuple):
     per_record: int = 1
 
     def call_each(self, first: int, stop: int, epoch: int, skip: Collection[int]) -> list[torch.Tensor | None]:
-        """:meth:`DeviceSteps.call_each` of records ``first`` … ``stop - 1``; ``skip`` are records, too."""
+        """Does :meth:`DeviceSteps.call_each` for records ``first`` … ``stop - 1``, except the records in ``skip``."""
         rows = slice(first * self.per_record, stop * self.per_record)
         left_out = {(row - first) * self.per_record + number for row in skip for number in range(self.per_record)}
         return self.steps.call_each(self.images[rows], self.ids[rows], epoch, left_out)
@@ -286,13 +286,13 @@ class ImageSet(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class _Timed(Operation):
-    """:class:`PerImage` with its seconds counted."""
+    """Runs a :class:`PerImage` and adds its seconds to the stats."""
 
     operation: PerImage
     stats: Stats
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        with self.stats.timed("per_image"):
+        with self.stats.measure("per_image"):
             return self.operation(images, draws)
 
     def size_after(self, size: Size | None) -> Size | None:
@@ -315,12 +315,12 @@ class _Moving(Operation):
         return run_program(images, program)
 
 
-def _only_moving(operation: Step) -> Step:
+def _keep_moves(operation: Step) -> Step:
     """Returns the part of an operation that moves pixels."""
     if isinstance(operation, ProgramOperation):
-        return _Moving(operation) if operation.moves_pixels else _unchanged
-    return operation if isinstance(operation, GeometricOperation) else _unchanged
+        return _Moving(operation) if operation.moves_pixels else _keep_images
+    return operation if isinstance(operation, GeometricOperation) else _keep_images
 
 
-def _unchanged(images: torch.Tensor) -> torch.Tensor:
+def _keep_images(images: torch.Tensor) -> torch.Tensor:
     return images

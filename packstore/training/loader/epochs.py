@@ -171,17 +171,17 @@ class Epochs:
         """Returns the number of batches of an epoch with the current ranks. Raises :class:`TypeError` for a sampler
         without a length."""
         order = self._order_now()
-        return (order if self._sampler is None else _sampler_order(order, len(self._sampler))).batches()  # type: ignore[arg-type]
+        return (order if self._sampler is None else _sampler_order(order, len(self._sampler))).count_batches()  # type: ignore[arg-type]
 
     def position(self, batches: int) -> int:
         """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks."""
-        order = self._counted_order()
+        order = self._order_with_length()
         whole = batches * self.order.global_batch_size if order is None else order.position(batches)
         return whole * self._replicas
 
     def batches_before(self, position: int) -> int:
         """Returns the number of batches that contain the first ``position`` records of an epoch, over all ranks."""
-        order, position = self._counted_order(), position // self._replicas
+        order, position = self._order_with_length(), position // self._replicas
         return position // self.order.global_batch_size if order is None else order.batches_before(position)
 
     @property
@@ -206,7 +206,7 @@ class Epochs:
             starts = [shards.starts for shards in mixture.fetched.values()]
         return hashlib.sha256(b"".join(each.tobytes() for each in starts)).hexdigest() if starts else None
 
-    def _counted_order(self) -> Order | None:
+    def _order_with_length(self) -> Order | None:
         """Returns the order of an epoch with its length; None for a sampler without a length."""
         if self._sampler is None:
             return self.order
@@ -224,38 +224,38 @@ class Epochs:
     def groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Yields groups of batches with about ``images`` records each: their ids, and the size of each batch."""
         if self._sampler is not None:
-            yield from self._sampled_groups(epoch, first, images)
+            yield from self._groups_of_sampler(epoch, first, images)
             return
         order, indices = self.order, self._subset_ids
-        count = order.batches(epoch)
+        count = order.count_batches(epoch)
         at_once = max(1, images // order.batch_size)
         for start in range(first, count, at_once):
             bounds = [order.bounds(number) for number in range(start, min(start + at_once, count))]
-            positions = order.sequence(epoch, _places(order, bounds))
+            positions = order.sequence(epoch, _batch_positions(order, bounds))
             ids = (positions if indices is None else indices[positions]) + self.first_record
             yield ids, [end - begin for begin, end in bounds]
 
-    def _sampled_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+    def _groups_of_sampler(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Yields :meth:`groups` of a sampler, drawing from it on demand."""
         self.set_epoch_of_sampler(epoch)
         of_ranks, occurrences = self.order, Occurrences(self._records)
         at_once, whole = max(1, images // of_ranks.batch_size), of_ranks.global_batch_size
         drawn, held = iter(self._sampler), np.empty(0, np.int64)  # type: ignore[arg-type]
-        wanted = (at_once + 1) * whole  # one batch more, since the last full one may get what remains
+        wanted = (at_once + 1) * whole  # one batch more, since the last full batch may get the remaining records
         ended = False
         while not ended:
-            held = np.concatenate([held, self._draw(drawn, wanted - len(held), occurrences, not len(held))])
+            held = np.concatenate([held, self._draw_ids(drawn, wanted - len(held), occurrences, not len(held))])
             ended = len(held) < wanted
             order = _sampler_order(of_ranks, len(held))
             if ended:
                 _refuse_empty(order)
-            count = order.batches() if ended else at_once
+            count = order.count_batches() if ended else at_once
             bounds = [order.bounds(number) for number in range(max(first, 0), count)]
             if bounds:
-                yield held[_places(order, bounds)] + self.first_record, [end - begin for begin, end in bounds]
+                yield held[_batch_positions(order, bounds)] + self.first_record, [end - begin for begin, end in bounds]
             held, first = held[count * whole :], first - count
 
-    def _draw(self, drawn: Iterator[Any], count: int, occurrences: Occurrences, needed: bool) -> NDArray[np.int64]:
+    def _draw_ids(self, drawn: Iterator[Any], count: int, occurrences: Occurrences, needed: bool) -> NDArray[np.int64]:
         """Draws up to ``count`` ids. Raises if there are none and they are ``needed``."""
         entries: list[Any] = list(islice(drawn, count))
         if not entries and not needed:
@@ -289,7 +289,7 @@ class Epochs:
                 yield torch.from_numpy(ids - self.first_record).to(device, non_blocking=True), ids, sizes
             return
         order, indices = self.order, self._subset_ids
-        bounds = [order.bounds(number) for number in range(first, order.batches(epoch))]
+        bounds = [order.bounds(number) for number in range(first, order.count_batches(epoch))]
         if not bounds:
             return
         if order.world_size == 1:
@@ -312,7 +312,7 @@ def _sampler_order(order: Order, length: int) -> Order:
     return replace(order, length=length, shuffle=False, block=None, shards=None)
 
 
-def _places(order: Order, bounds: list[tuple[int, int]]) -> NDArray[np.int64]:
+def _batch_positions(order: Order, bounds: list[tuple[int, int]]) -> NDArray[np.int64]:
     """Returns the positions in the sequence of consecutive batches with these bounds."""
     if order.world_size == 1:  # one batch begins where another ends
         return np.arange(bounds[0][0], bounds[-1][1])
@@ -330,7 +330,7 @@ def _refuse_unseeded(sampler: Any, world_size: int) -> None:
 
 
 def _refuse_empty(order: Order) -> None:
-    if not order.batches():
+    if not order.count_batches():
         raise UsageError(
             f"an epoch has no batches: {order.count:,} records, a global batch of {order.global_batch_size:,} "
             f"({order.batch_size:,} on each of {order.world_size:,} ranks){' and drop_last' if order.drop_last else ''}"

@@ -122,10 +122,10 @@ class ColumnRows(ABC):
 
     @abstractmethod
     def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Builds the batch's value from its tensors on the device, where the ``ids`` of its records are too."""
+        """Builds the batch's value from its tensors on the device; ``ids`` of its records are on the device, too."""
 
 
-class Field(ABC):
+class BatchField(ABC):
     """Reads one column for a loader's batches."""
 
     def __init__(self, column: Column, optional: bool = False) -> None:
@@ -185,7 +185,7 @@ def fill_missing(values: Any, missing: NDArray[np.bool_] | None, kept: NDArray[n
     return [None if absent else values[row] for row, absent in enumerate(select_rows(missing, kept).tolist())]
 
 
-class NumberField(Field):
+class NumberField(BatchField):
     """Column of numbers of one shape: labels and fixed arrays."""
 
     def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
@@ -207,7 +207,7 @@ class ObjectRows(ColumnRows):
         return select_rows(self.values, kept)
 
 
-class ObjectField(Field):
+class ObjectField(BatchField):
     """Column of text, JSON or bytes."""
 
     def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
@@ -229,7 +229,7 @@ class RaggedRows(ColumnRows):
     """Values with any number of rows: a list of ``(n, …)``, or another form on request."""
 
     flat: torch.Tensor  # of all records
-    rows: NDArray[np.int64]  # in which row of the batch each lies, ascending
+    rows: NDArray[np.int64]  # row of the batch for each, ascending
     count: int
     form: str
     classes: int
@@ -256,10 +256,10 @@ class RaggedRows(ColumnRows):
         _, rows, count = self._select(kept)
         if self.form == "multi_hot":
             result = torch.zeros((count, self.classes), device=first.device)
-            # 1 made there: the host would wait for one of its own.
+            # The 1 is made on the device: copying one from the host would make the host wait.
             return result.index_put_((next(there), first), result.new_ones(()))
         ends = np.cumsum(np.bincount(rows, minlength=count)).tolist()
-        # No views that split makes: autograd would take all of them for one.
+        # Do not use views made by split: autograd would treat all of them as one.
         parts = [first[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
         return fill_missing(parts, self.missing, kept)
 
@@ -273,7 +273,7 @@ class RaggedRows(ColumnRows):
         return self.flat[torch.from_numpy(rows >= 0)], rows[rows >= 0], len(kept)
 
 
-class RaggedField(Field):
+class RaggedField(BatchField):
     """Column of labels, boxes, keypoints, or arrays with any number of rows."""
 
     def __init__(
@@ -323,8 +323,8 @@ class RaggedField(Field):
 def read_ragged(
     reader: Reader, column: Column, records: Sequence[int], skip: Set[int], note: Note | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Reads all values of ``records`` into new memory; returns them, and the number of rows of each record: 0 at the
-    positions in ``skip``.
+    """Reads all values of ``records`` into new memory; returns them, and the number of rows of each record. Positions
+    in ``skip`` are not read and have 0 rows.
 
     ``note`` is called with position, error and column of a record that cannot be read; None raises.
     """
@@ -336,7 +336,7 @@ def read_ragged(
             try:
                 part = reader.value(column.name, record)
                 if len(part) % nbytes:
-                    from_stored(column, part)  # says what is wrong
+                    from_stored(column, part)  # raises the right error
             except PackstoreError as error:
                 if note is not None:
                     note(place, error, column.name)

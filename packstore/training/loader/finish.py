@@ -9,7 +9,7 @@ import torch
 
 from packstore.core.manifest import Column
 from packstore.core.modes import Mode
-from packstore.images.engine import Form
+from packstore.images.engine import OutputFormat
 from packstore.training.augment.base import Crops
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.pictures import TENSOR_DTYPES
@@ -19,7 +19,7 @@ BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
-class Finish:
+class RowFormat:
     """Format of the rows of a batch buffer.
 
     Attributes:
@@ -44,9 +44,9 @@ class Finish:
         height, width = shape[1:] if self.planes else shape[:2]
         return height, width
 
-    def form(self, crops: Crops | None = None) -> Form:
+    def form(self, crops: Crops | None = None) -> OutputFormat:
         """Returns this format for the engine, with the padding of ``crops``."""
-        form = Form(self.planes) if crops is None else Form(self.planes, crops.pads, crops.fill)
+        form = OutputFormat(self.planes) if crops is None else OutputFormat(self.planes, crops.pads, crops.fill)
         return form if self.normalizer is None else self.normalizer.form(form)
 
     def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
@@ -66,8 +66,8 @@ class Finish:
         return rows if self.planes else rows.permute(0, 3, 1, 2)
 
 
-def stored_format(column: Column, mode: Mode) -> Finish:
+def stored_format(column: Column, mode: Mode) -> RowFormat:
     """Returns the format of rows whose pixels stay as a column stores them, or as files of ``mode`` decode."""
     floats = column.layout == "CHW"
     dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[mode.dtype]
-    return Finish(dtype, floats, channels=mode.channels)
+    return RowFormat(dtype, floats, channels=mode.channels)

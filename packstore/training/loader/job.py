@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.training.loader.columns import Columns
+from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.decoded_fields import split_flat
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.fields import NewBuffer
@@ -39,7 +39,7 @@ _FIRST_OF_COLUMNS = 1
 """Number of the slot's first buffer that does not hold images."""
 
 
-class Job:
+class BatchJob:
     """Batch in progress: prepared, decoded in slices, and sent to the device."""
 
     def __init__(self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int, share: Share | None) -> None:
@@ -50,21 +50,21 @@ class Job:
         self._share = share
         self._errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
         self._buffer = torch.empty(0, device="cpu")
-        self._prepared: Future[Columns | ViewColumns] | None = None
+        self._prepared: Future[BatchColumns | ViewColumns] | None = None
         self._images: list[torch.Tensor | None] = []  # each row, if they differ in size
-        self._shapes: list[torch.Size] = []  # of those that are sent
+        self._shapes: list[torch.Size] = []  # of the sent rows
         self._image_tensors = 1
         self._slices: list[Future[list[int]]] = []
         self._failed: list[int] = []
         self._called: list[list[torch.Tensor | None]] = []  # results of functions that threads call, by set of images
         self._cancelled = False
         self._error: Exception | None = None
-        self._modes: tuple[bool, ...] = ()
+        self._torch_modes: tuple[bool, ...] = ()
         self._drawn = DrawnForBatch()
         self._records = len(ids)
         self._sent = len(ids)  # how many records are in the batch, once it is sent
 
-    def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Job:
+    def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchJob:
         """Submits the batch: one thread prepares it, then submits its slices."""
         assembler = self._pipeline.assembler
         self._buffer = ring.buffer(
@@ -73,7 +73,7 @@ class Job:
         self._prepared = pool.submit(self._prepare, ring, pool, threads)
         return self
 
-    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> Columns | ViewColumns:
+    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
@@ -92,8 +92,8 @@ class Job:
         columns = pipeline.fields.gather(prepared, assembler, new_buffer, self._errors)
         decoded = pipeline.dataset.manifest.holds_files
         made = assembler.bytes_made(prepared)
-        if not decoded and made <= _SMALL_BYTES:  # sooner done than another thread is woken
-            self._failed = self._fill(prepared, columns, 0, count)
+        if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
+            self._failed = self._fill_slice(prepared, columns, 0, count)
             return columns
         most = _DECODED_SLICE if decoded else _PIXELS_SLICE
         most = max(most, _SMALL_BYTES * count // max(1, made))
@@ -104,7 +104,7 @@ class Job:
         for first, stop in pairwise(bounds):
             if self._cancelled:
                 break
-            self._slices.append(pool.submit(self._fill, prepared, columns, first, stop))
+            self._slices.append(pool.submit(self._fill_slice, prepared, columns, first, stop))
         return columns
 
     def _leave_out_lost_shards(self) -> None:
@@ -113,7 +113,7 @@ class Job:
             self.ids = self.ids[~lost]
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
-    def _fill(self, prepared: Prepared, columns: Columns | ViewColumns, first: int, stop: int) -> list[int]:
+    def _fill_slice(self, prepared: Prepared, columns: BatchColumns | ViewColumns, first: int, stop: int) -> list[int]:
         failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
         failed += columns.fill(first, stop, failed)
         if self._called:
@@ -162,10 +162,10 @@ class Job:
             start = perf_counter()
             self._wait()
             self._pipeline.stats.add("wait", perf_counter() - start)
-            if self._slot.shipment is None or self._modes != _modes():
+            if self._slot.shipment is None or self._torch_modes != _torch_modes():
                 self._send(ring)
             assert self._slot.shipment is not None
-            with self._pipeline.stats.timed("copy"):
+            with self._pipeline.stats.measure("copy"):
                 images, columns, shared = self._slot.shipment.receive()
                 item = self._pipeline.make_batch(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
@@ -182,12 +182,12 @@ class Job:
                 future.exception()
 
     def _send(self, ring: Ring) -> None:
-        with self._pipeline.stats.timed("copy"):
+        with self._pipeline.stats.measure("copy"):
             self._ship(ring)
 
     def _ship(self, ring: Ring) -> None:
         assert self._prepared is not None
-        self._slot.shipment, self._modes = None, _modes()
+        self._slot.shipment, self._torch_modes = None, _torch_modes()
         columns = self._prepared.result()
         failed = [*columns.failed, *self._failed, *(row for future in self._slices for row in future.result())]
         batch, ids, kept = self._buffer, self.ids, None
@@ -201,17 +201,17 @@ class Job:
                 _log.warning("skipped: %s", error)
             self._errors = None  # logged once, however often the batch is sent
         self._sent = len(ids)
-        images = assembler.kept_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
+        images = assembler.select_sections(batch, kept) if isinstance(assembler, ViewAssembler) else [batch]
         if self._pipeline.form is not None:
             rows = range(len(self._images)) if kept is None else kept.tolist()
-            images = self._one_by_one(ring, [image for row in rows if (image := self._images[row]) is not None])
+            images = self._collect_rows(ring, [image for row in rows if (image := self._images[row]) is not None])
         for number, each in enumerate(sets):
             if each.steps.in_decoding:
                 results = [result for result in self._called[number] if result is not None]
                 images[number] = each.steps.in_decoding[-1].stack(results) if results else each.images[:0]
         others = [torch.from_numpy(ids), *columns.tensors(kept)]
         if isinstance(assembler, UnequalAssembler) and assembler.as_list:
-            sizes = [assembler.made.size(shape) for shape in self._shapes]
+            sizes = [assembler.row_format.size(shape) for shape in self._shapes]
             others.append(torch.tensor(sizes, dtype=torch.int64, device="cpu").view(-1, 2))
         if ring.transport.asynchronous:
             others = [
@@ -221,7 +221,7 @@ class Job:
         finish = partial(self._on_device, columns, kept, ids)
         self._slot.shipment = ring.transport.send((*images, *others), finish)
 
-    def _one_by_one(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _collect_rows(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         """Returns rows of different sizes; concatenated in page-locked memory if they will be copied to a device."""
         self._shapes = [row.shape for row in rows]
         if not ring.transport.asynchronous:
@@ -238,7 +238,7 @@ class Job:
 
     def _on_device(
         self,
-        columns: Columns | ViewColumns,
+        columns: BatchColumns | ViewColumns,
         kept: NDArray[np.int64] | None,
         host_ids: NDArray[np.int64],
         tensors: tuple[torch.Tensor, ...],
@@ -253,7 +253,7 @@ class Job:
         if self._pipeline.form is not None:
             count = self._image_tensors
             rows = split_flat(tensors[0], self._shapes) if count == 1 and tensors[0].ndim == 1 else tensors[:count]
-            images, self._drawn = self._pipeline.device_steps.each(
+            images, self._drawn = self._pipeline.device_steps.convert_each(
                 [self._pipeline.assembler.as_images(row[None])[0] for row in rows],
                 *(tensors[-1], self._pipeline.form, host_ids, self._epoch),
             )
@@ -284,6 +284,7 @@ def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
 
-def _modes() -> tuple[bool, ...]:
-    """Returns torch's grad, inference and autocast modes. A batch is finished again if they differ at delivery."""
+def _torch_modes() -> tuple[bool, ...]:
+    """Returns torch's grad, inference and autocast modes. A batch that was sent in other modes than those at delivery
+    is sent again."""
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda")

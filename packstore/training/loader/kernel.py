@@ -12,7 +12,7 @@ from packstore.core.manifest import Column
 from packstore.images.engine import MODES, Requests
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.operations import output_size, plan_each
-from packstore.training.loader.finish import Finish, stored_format
+from packstore.training.loader.finish import RowFormat, stored_format
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import Draws
@@ -42,7 +42,7 @@ class Kernel:
     """
 
     def __init__(
-        self, size: tuple[int, int], operations: Sequence[GeometricOperation], finish: Finish, programs: Programs
+        self, size: tuple[int, int], operations: Sequence[GeometricOperation], finish: RowFormat, programs: Programs
     ) -> None:
         """
         Args:
@@ -61,7 +61,7 @@ class Kernel:
 
     @classmethod
     def for_column(
-        cls, image: Column, operations: Sequence[GeometricOperation], finish: Finish | None, programs: Programs
+        cls, image: Column, operations: Sequence[GeometricOperation], finish: RowFormat | None, programs: Programs
     ) -> Kernel | None:
         """Returns the work of the engine on the arrays of a column; None if it does not support them, or there is
         nothing to do. ``finish`` None keeps the pixels as they are stored."""
@@ -92,5 +92,7 @@ class Kernel:
         requests = Requests.of_array(images, places)
         program = self._programs.draw(draws, self.finish.size(self.shape))
         form = self.finish.form(crops)
-        requests.want(crops.box, crops.size, crops.window, crops.flip, as_numpy(out), form, program, crops.sampling)
+        requests.set_outputs(
+            crops.box, crops.size, crops.window, crops.flip, as_numpy(out), form, program, crops.sampling
+        )
         return requests

@@ -21,7 +21,7 @@ def in_lost_shards(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.boo
     lost = []
     for part in np.unique(parts).tolist():
         try:
-            reader.unchecked.part(part)
+            reader.unchecked_reader.part(part)
         except UnreachableError:
             raise
         except StoreError as error:

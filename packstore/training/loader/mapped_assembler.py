@@ -14,7 +14,7 @@ from packstore.images.engine import get_engine
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
 from packstore.training.loader.fields import Failures
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.kernel import Kernel, height_width
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.rows import as_numpy
@@ -27,7 +27,7 @@ class CropAssembler(Assembler):
     """Lets the engine crop, augment and finish the images in one pass."""
 
     def __init__(
-        self, images: MappedImages, kernel: Kernel, stats: Stats, checks: Checks | None, finish: Finish | None
+        self, images: MappedImages, kernel: Kernel, stats: Stats, checks: Checks | None, finish: RowFormat | None
     ) -> None:
         """``kernel`` is the work of the engine; the other arguments are those of an :class:`Assembler`."""
         super().__init__(images, stats, checks, finish)
@@ -51,7 +51,9 @@ class CropAssembler(Assembler):
 
     def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         assert prepared.requests is not None
-        failed = self._damaged(prepared, first, _Images(self._array, prepared.ids[first:stop] & MASK), errors)
+        failed = self._verify_images(
+            prepared, first, _ArrayImages(self._array, prepared.ids[first:stop] & MASK), errors
+        )
         if get_engine().run(prepared.requests, first, stop, 0).any():
             raise MemoryError(f"the engine has no memory for images of {self._array.shape[1:]}")
         return failed
@@ -62,7 +64,7 @@ class CopyAssembler(Assembler):
 
     _stage = "read"
 
-    def __init__(self, images: MappedImages, stats: Stats, checks: Checks | None, finish: Finish | None) -> None:
+    def __init__(self, images: MappedImages, stats: Stats, checks: Checks | None, finish: RowFormat | None) -> None:
         super().__init__(images, stats, checks, finish)
         self._array = images.array
         self._size = height_width(images.column)
@@ -81,13 +83,13 @@ class CopyAssembler(Assembler):
         else:  # torch has no such dtype
             stored = np.take(self._array, records, axis=0)
             copies[:], copies = stored, stored
-        failed = self._damaged(prepared, first, copies, errors)  # the copies, which nothing changes any more
+        failed = self._verify_images(prepared, first, copies, errors)  # the copies, which nothing changes any more
         if self._finish is not None:
             self._finish.rows(out, prepared.out[first:stop])
         return failed
 
 
-class _Images:
+class _ArrayImages:
     """Some images of an array, each looked up on access."""
 
     def __init__(self, images: NDArray[Any], places: NDArray[np.int64]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, Mode
-from packstore.images.engine import Form
+from packstore.images.engine import OutputFormat
 from packstore.training.augment.base import is_channels_last
 from packstore.training.loader.rows import SERIAL_ELEMENTS
 
@@ -63,7 +63,7 @@ class Normalizer:
             return scaled.to(self.dtype)
         return torch.add(scaled, shift, out=torch.empty_like(scaled, dtype=self.dtype))
 
-    def form(self, form: Form) -> Form:
+    def form(self, form: OutputFormat) -> OutputFormat:
         """Adds this normalisation to a format of the engine."""
         scale, shift = self._scale.flatten().tolist(), self._shift.flatten().tolist()
         return replace(form, scale=tuple(scale), shift=tuple(shift))

@@ -23,7 +23,7 @@ from packstore.training.augment.per_image import refuse_drawing_functions
 from packstore.training.augment.targets import check_target_options
 from packstore.training.augment.views import Views
 from packstore.training.dataset import PackedDataset
-from packstore.training.random_draws import key
+from packstore.training.random_draws import derive_key
 
 BatchCallable = Callable[[Any], Any]
 
@@ -137,7 +137,7 @@ class LoaderOptions:
         """Seed of all random numbers except the order."""
         if self.stream is None:
             return self.seed
-        return key(self.seed, int.from_bytes(hashlib.sha256(self.stream.encode()).digest()[:8], "big"))
+        return derive_key(self.seed, int.from_bytes(hashlib.sha256(self.stream.encode()).digest()[:8], "big"))
 
 
 def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:

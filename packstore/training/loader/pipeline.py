@@ -20,9 +20,9 @@ from packstore.training.augment.mosaic import Mosaic, check_columns
 from packstore.training.dataset import PackedDataset, image_array
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
-from packstore.training.loader.columns import Fields
+from packstore.training.loader.columns import BatchFields
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.kernel import Kernel, engine_supports
 from packstore.training.loader.mapped_assembler import CopyAssembler, CropAssembler
 from packstore.training.loader.options import LoaderOptions
@@ -102,8 +102,8 @@ class Pipeline:
         self.kernel = self._kernel(image, at_decoding) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
         of_columns = dataset, options, self._further_assembler, self._further_images
-        self.fields: Fields | ViewFields = (
-            Fields(*of_columns, one_by_one=self.one_by_one, form=self.form)
+        self.fields: BatchFields | ViewFields = (
+            BatchFields(*of_columns, one_by_one=self.one_by_one, form=self.form)
             if options.views is None
             else ViewFields(*of_columns)
         )
@@ -139,7 +139,7 @@ class Pipeline:
             images = self._stored_images(image, decoder, mapped=True)
             return ViewAssembler(self.views.plans, images, (), decoder.max_pixels, self.stats, alone, checks)
         if self.one_by_one:
-            assert isinstance(self.fields, Fields)
+            assert isinstance(self.fields, BatchFields)
             size, images = size_of_all(self.dataset, self.options), self._stored_images(image, decoder)
             of_records = images, (), decoder.max_pixels, self.stats, alone, checks
             return UnequalAssembler(self.options.augment, size, self.fields.boxes, finish, *of_records)
@@ -157,7 +157,7 @@ class Pipeline:
         if not operations and not self.programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
         if finish is None:
-            finish = Finish(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
+            finish = RowFormat(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
         height, width = image.shape[1:] if floats else image.shape[:2]
         return Kernel((height, width), operations, finish, self.programs)
 
@@ -167,7 +167,7 @@ class Pipeline:
         operations: tuple[GeometricOperation, ...],
         alone: bool,
         checks: Checks | None = None,
-        finish: Finish | None = None,
+        finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
         """Makes the assembler of a column of images whose rows have one shape."""
@@ -190,7 +190,7 @@ class Pipeline:
         reader = self.dataset.reader
         if column.layout is None:
             return FileImages(reader, column, decoder, self.dataset.exif_transpose)
-        array = image_array(reader.unchecked) if mapped else None
+        array = image_array(reader.unchecked_reader) if mapped else None
         return ArrayImages(reader, column) if array is None else MappedImages(reader, column, array)
 
     def _further_assembler(self, column: Column) -> Assembler:
@@ -228,9 +228,9 @@ class Pipeline:
         if drawn.tiles is not None:
             options = self.options
             given = {name: self.dataset.manifest.column(name) for name in values if name != "image"}
-            values = drawn.tiles.columns(values, given, options.mask_fill, options.min_area, options.min_visible)
+            values = drawn.tiles.build_columns(values, given, options.mask_fill, options.min_area, options.min_visible)
         if "label" in values:
-            values["label"] = self.device_steps.labels(values["label"])
+            values["label"] = self.device_steps.transform_labels(values["label"])
         if drawn.masks is not None:
             values["masking"] = drawn.masks
         if self.dataset.output == "dict":

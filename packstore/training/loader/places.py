@@ -26,7 +26,7 @@ def operations_at_decoding(
     or on the CPU, where the engine does everything.
     """
     planned, _ = split_operations(operations, flip=True)
-    if image.kind == "fixed" and not all(op.samplings <= _known_samplings(image) for op in planned):
+    if image.kind == "fixed" and not all(op.samplings <= _engine_samplings(image) for op in planned):
         return ()  # the engine lacks this interpolation; torch resizes whole batches
     if dataset.device.type == "cpu" and engine_supports(image):
         padded, _ = split_operations(operations, flip=True, padded=True)
@@ -44,7 +44,7 @@ def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
         return True
     image = dataset.manifest.image
     planned = operations_at_decoding(dataset, options.augment, image)
-    return gives_sizes(options.augment, len(planned), _stored_size(image))
+    return gives_sizes(options.augment, len(planned), _size_of_column(image))
 
 
 def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None:
@@ -68,7 +68,7 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
             "images differ in size after augment=: end it with a crop or Resize((height, width)), or say "
             "collate={'image': 'list'} for a list of images, or 'padded' for a batch of the largest size"
         )
-    if mosaic:  # of images of any sizes it makes a batch
+    if mosaic:  # it makes a batch of images of any sizes
         return "list" if one_by_one and size_of_all(dataset, options) is None else None
     if form is not None:
         for name in ("views", "mix", "masking", "pre_transform"):
@@ -89,17 +89,17 @@ def size_of_all(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
     """Returns the final height and width of all images; None if they differ, or if the user wants a list or padding."""
     if options.form_of_images is not None:
         return None
-    return output_size(options.augment, _stored_size(dataset.manifest.image))
+    return output_size(options.augment, _size_of_column(dataset.manifest.image))
 
 
-def _stored_size(image: Column) -> Size | None:
+def _size_of_column(image: Column) -> Size | None:
     if image.kind != "fixed" or image.layout is None:
         return None
     height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
     return height, width
 
 
-def _known_samplings(image: Column) -> set[int]:
+def _engine_samplings(image: Column) -> set[int]:
     """Returns how the engine can resize images of an array: indices of :data:`SAMPLINGS`."""
     return {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}
 

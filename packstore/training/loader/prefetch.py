@@ -68,7 +68,7 @@ class prefetch:  # noqa: N801 - used like a function
         return f"prefetch of a {type(self.iterable).__name__} to {self.device}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process and its device."""
+        """Leaves out the transport and tensors, which belong to this process."""
         return self.__dict__ | {"_transport": None, "_factors": [], "_factors_of": None}
 
     def __len__(self) -> int:
@@ -84,14 +84,14 @@ class prefetch:  # noqa: N801 - used like a function
             rebuild = _flatten(batch, tensors)
             waiting.append((transport.send(tuple(tensors), self._on_device), rebuild))
             if len(waiting) > self._ahead:
-                yield _received(*waiting.popleft())
+                yield _receive(*waiting.popleft())
         while waiting:
-            yield _received(*waiting.popleft())
+            yield _receive(*waiting.popleft())
 
     def _on_device(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        return [self._image(t) if _is_image(t) else t for t in there]
+        return [self._normalize_images(t) if _is_image(t) else t for t in there]
 
-    def _image(self, images: torch.Tensor) -> torch.Tensor:
+    def _normalize_images(self, images: torch.Tensor) -> torch.Tensor:
         if images.dtype == torch.uint8:
             return images if self._normalizer is None else self._normalizer(images)
         if not images.is_floating_point():
@@ -112,11 +112,11 @@ def _is_image(tensor: torch.Tensor) -> bool:
     return tensor.ndim == 4 and tensor.shape[1] == 3
 
 
-def _received(shipment: Shipment, rebuild: Rebuild) -> Any:
+def _receive(shipment: Shipment, rebuild: Rebuild) -> Any:
     return rebuild(iter(shipment.receive()))
 
 
-def _updated(mapping: Any, values: dict[Any, Any]) -> Any:
+def _replace_values(mapping: Any, values: dict[Any, Any]) -> Any:
     mapping.update(values)
     return mapping
 
@@ -133,7 +133,7 @@ def _flatten(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
             return lambda there: {name: part(there) for name, part in parts.items()}
         like = copy.copy(batch)  # of its own kind, such as a defaultdict; with places instead of values
         like.update(dict.fromkeys(like))
-        return lambda there: _updated(copy.copy(like), {name: part(there) for name, part in parts.items()})
+        return lambda there: _replace_values(copy.copy(like), {name: part(there) for name, part in parts.items()})
     if isinstance(batch, (tuple, list)):
         items, kind = [_flatten(value, tensors) for value in batch], type(batch)
         if hasattr(batch, "_fields"):

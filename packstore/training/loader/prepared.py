@@ -16,9 +16,9 @@ from packstore.images.engine import Requests
 from packstore.images.programs import Program
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
-from packstore.training.augment.unequal import Course, Cut
+from packstore.training.augment.unequal import Cut, DrawnOperations
 from packstore.training.loader.checks import Suspects
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.rows import RowWriter, as_numpy
 
 Header = ImageInfo | None
@@ -65,13 +65,13 @@ class Prepared:
     headers: Sequence[Header] = ()
     first_crops: Crops | None = None
     crops: Crops | None = None
-    finish: Finish | None = None
+    finish: RowFormat | None = None
     turned: Mapping[int, int] = field(default_factory=dict)
     failed: list[int] = field(default_factory=list)
     requests: Requests | None = None
     program: Program | None = None
     views_planned: Sequence[Any] = ()
-    course: Course | None = None
+    operations: DrawnOperations | None = None
     first_cuts: Sequence[tuple[Cut, int]] = ()
     images: list[Any] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)

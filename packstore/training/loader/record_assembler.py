@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.images.decoders import Box
-from packstore.images.decoders.orientation import stored_box, upright
-from packstore.images.engine import Form, Requests, get_engine
+from packstore.images.decoders.orientation import map_to_stored_box, upright
+from packstore.images.engine import OutputFormat, Requests, get_engine
 from packstore.images.sniff import too_many_pixels
 from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Crops, GeometricOperation
@@ -21,7 +21,7 @@ from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.loader.assemble import Assembler, wrong_header_error
 from packstore.training.loader.checks import Checks
 from packstore.training.loader.fields import Failures
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.kernel import Kernel
 from packstore.training.loader.prepared import Header, Prepared
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
@@ -52,7 +52,7 @@ class RecordAssembler(Assembler):
         stats: Stats,
         alone: bool = True,
         checks: Checks | None = None,
-        finish: Finish | None = None,
+        finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> None:
         """
@@ -78,9 +78,9 @@ class RecordAssembler(Assembler):
         self._own_sizes = False
         self._is_remote = as_fetching(images.reader) is not None
         self._of_one_size = Kernel.for_column(images.column, operations, finish, programs)
-        self.shape = self._row()
+        self.shape = self._row_shape()
 
-    def _row(self) -> tuple[int, ...]:
+    def _row_shape(self) -> tuple[int, ...]:
         """Returns the shape of a row."""
         if self._of_one_size is not None:
             return self._of_one_size.shape
@@ -182,7 +182,7 @@ class RecordAssembler(Assembler):
         return True
 
     def _view_each(self, prepared: Prepared, errors: Failures, *, fetch: bool) -> None:
-        """Views the records one by one; notes those that fail. ``fetch`` may fetch shards."""
+        """Views the records one by one; notes those that fail. With ``fetch``, asks the system to read each ahead."""
         left_out, images = {*prepared.failed}, self._images
         for row, record in enumerate(prepared.numbers):
             if row in left_out:
@@ -194,7 +194,7 @@ class RecordAssembler(Assembler):
                     images.will_need(record, view)
                 prepared.views.append(view)
             except PackstoreError as error:
-                prepared.failed.append(self._note(errors, row, record, error))
+                prepared.failed.append(self._note_error(errors, row, record, error))
                 prepared.views.append(b"")
 
     def _replace_unread(self, prepared: Prepared) -> None:
@@ -218,18 +218,20 @@ class RecordAssembler(Assembler):
             requests = self._images.array_requests(prepared.views, sizes)
         if requests is None:
             return None
-        form = Form(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
-        requests.want(crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program, crops.sampling)
+        form = OutputFormat(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
+        requests.set_outputs(
+            crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program, crops.sampling
+        )
         return requests
 
     def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
         faults = _major_faults()
-        failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
+        failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         for row in self._run_engine(prepared, first, stop):
             if row in prepared.failed or row in failed or row in skip:
                 continue
             try:
-                self._write(prepared, row)
+                self._write_row(prepared, row)
                 if prepared.program is not None:
                     self._programs.run(prepared.rows.array[row : row + 1], prepared.program[row : row + 1])
                 if self._finish is not None:
@@ -237,7 +239,7 @@ class RecordAssembler(Assembler):
             except SizeError:
                 raise
             except PackstoreError as error:
-                failed.append(self._note(errors, row, prepared.numbers[row], error))
+                failed.append(self._note_error(errors, row, prepared.numbers[row], error))
         if self._images.are_files:
             left_out = {*failed, *prepared.failed, *skip}
             self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
@@ -255,14 +257,14 @@ class RecordAssembler(Assembler):
             self._stats.add_unindexed(engine.unindexed)
         return (first + np.flatnonzero(refused)).tolist()
 
-    def _write(self, prepared: Prepared, row: int) -> None:
+    def _write_row(self, prepared: Prepared, row: int) -> None:
         """Writes a row that the engine has refused."""
-        rows, view, header = prepared.rows, prepared.views[row], self._header(prepared, row)
+        rows, view, header = prepared.rows, prepared.views[row], self._row_header(prepared, row)
         if self._operations and self._images.decodes_part(header):
-            part = self._images.crop(view, _stored_crop_box(prepared, row), header)
+            part = self._images.crop(view, _box_in_stored_image(prepared, row), header)
             rows.write_box(row, upright(part, prepared.turned.get(row, 1)))
             return
-        pixels = self._pixels(prepared, row, header)
+        pixels = self._read_pixels(prepared, row, header)
         if self._of_one_size is not None and prepared.requests is not None:  # refused, but its shape is right
             raise MemoryError(f"the engine has no memory for an image of {pixels.shape}")
         if not self._operations:
@@ -279,12 +281,12 @@ class RecordAssembler(Assembler):
             alone = self._plan_crops(prepared, prepared.ids[row : row + 1], found)[-1]
             RowWriter(rows.pixels[row : row + 1], alone).write_image(0, pixels)
 
-    def _header(self, prepared: Prepared, row: int) -> Header:
+    def _row_header(self, prepared: Prepared, row: int) -> Header:
         """Returns the header of a row's image file; parses it unless that was done."""
         header = prepared.headers[row]
         return self._images.header(prepared.views[row]) if header is None else header
 
-    def _pixels(self, prepared: Prepared, row: int, header: Header) -> NDArray[Any]:
+    def _read_pixels(self, prepared: Prepared, row: int, header: Header) -> NDArray[Any]:
         """Returns the pixels of a row's whole image, turned upright."""
         pixels = self._images.pixels(prepared.numbers[row], prepared.views[row], header)
         return upright(pixels, prepared.turned.get(row, 1))
@@ -294,10 +296,10 @@ class RecordAssembler(Assembler):
         return plan_each(self._operations, sizes, Draws(prepared.seed, prepared.epoch, ids))
 
 
-def _stored_crop_box(prepared: Prepared, row: int) -> Box:
+def _box_in_stored_image(prepared: Prepared, row: int) -> Box:
     """Returns the crop box of a row in its image as stored, before EXIF orientation."""
     box, orientation = prepared.rows.boxes[row], prepared.turned.get(row, 1)
-    return box if orientation == 1 else stored_box(box, orientation, *prepared.sizes[row].tolist())
+    return box if orientation == 1 else map_to_stored_box(box, orientation, *prepared.sizes[row].tolist())
 
 
 def _major_faults() -> int:

@@ -28,8 +28,8 @@ _log = logging.getLogger("packstore")
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
 
 # Pixels of the images that are augmented at once (2,048 of CIFAR): more than a batch, since a call costs as much as
-# many images. On a GPU, where it is 150 kernel launches of some 5 µs, more still: the indices by which pixels are
-# gathered, 8 bytes each, then take 256 MB.
+# many images. On a GPU even more, since a call is 150 kernel launches of some 5 µs; the indices that gather pixels,
+# 8 bytes each, then take 256 MB.
 _PIXELS_AT_ONCE = {"cpu": 1 << 21, "cuda": 1 << 25}
 _GATHERED_AT_ONCE = 65536  # images that are not augmented, on the CPU
 
@@ -60,12 +60,12 @@ class Resident:
         begin_in_fork()
         images, pipeline = self._load(), self._pipeline
         if pipeline.kernel is None:
-            yield from self._batches(epoch, first, images, None)
+            yield from self._iterate_batches(epoch, first, images, None)
             return
         with closing(EngineGatherer(pipeline, pipeline.kernel, images)) as by_engine:
-            yield from self._batches(epoch, first, images, by_engine)
+            yield from self._iterate_batches(epoch, first, images, by_engine)
 
-    def _batches(
+    def _iterate_batches(
         self, epoch: int, first: int, images: torch.Tensor, by_engine: EngineGatherer | None
     ) -> Generator[Batch, None, None]:
         pipeline, first_record = self._pipeline, self._epochs.first_record
@@ -75,11 +75,13 @@ class Resident:
         # caches from step to step, and without operations each is gathered by itself.
         together = device.type != "cpu"
         views = pipeline.views
-        gathers = not together and not steps.batched and by_engine is None
+        gathers = not together and not steps.works_on_batches and by_engine is None
         whole = gathers or views is not None
         pixels = _PIXELS_AT_ONCE.get(device.type, _PIXELS_AT_ONCE["cpu"])
         at_once = (
-            _GATHERED_AT_ONCE if whole else pixels // (steps.largest(images) if by_engine is None else by_engine.pixels)
+            _GATHERED_AT_ONCE
+            if whole
+            else pixels // (steps.largest_pixels(images) if by_engine is None else by_engine.pixels)
         )
         gathered: torch.Tensor | None = None
         producer = ProducerStream(device)
@@ -109,7 +111,7 @@ class Resident:
                 if is_within(chunk, gathered):
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
             offset = 0
-            # The user's tensors are no views that split makes: autograd would take all of them for one.
+            # Do not give the user views made by split: autograd would treat all of them as one.
             for own, skip in zip(torch.split(places, sizes), skipped, strict=True):
                 rows = slice(offset, offset + len(own))
                 offset += len(own)
@@ -125,13 +127,13 @@ class Resident:
                 pipeline.stats.add("augment", perf_counter() - start - pipeline.stats.take_timed())
                 # No variable here: it would hold the batch while the next is made.
                 if views is None:
-                    yield Batch(self._item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
+                    yield Batch(self._make_item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
                 else:
                     made = views.from_images(batch, ids[rows] + first_record, epoch)
                     yield Batch(pipeline.make_batch(steps.transform(made), columns), len(own), skip)
                 start = perf_counter()
 
-    def _item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
+    def _make_item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
         """Builds the user's batch from the result of :meth:`DeviceSteps.mix`."""
         return self._pipeline.make_batch(made[0], columns, made[1])
 

@@ -19,7 +19,7 @@ from packstore.stores.remote.fetching import FetchingReader, as_fetching
 from packstore.training.lanes import Reads, cache_room, most_at_a_time
 
 _log = logging.getLogger("packstore")
-_THREADS = 4  # that fetch: each waits for the network most of the time
+_THREADS = 4  # fetching threads; each waits for the network most of the time
 
 
 class ShardsAhead:
@@ -67,7 +67,7 @@ class ShardsAhead:
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._threads = [
-            threading.Thread(target=self._fetch, name="packstore-shards", daemon=True)
+            threading.Thread(target=self._run_thread, name="packstore-shards", daemon=True)
             for _ in range(min(_THREADS, len(self._shards)))
         ]
         for thread in self._threads:
@@ -103,17 +103,17 @@ class ShardsAhead:
         after the shard that they are fetching."""
         if os.getpid() != self._process:
             return  # a forked child has no threads, and their lock may stay locked
-        self._end(kind is not None)
+        self._tell_threads_to_end(kind is not None)
 
     @contextmanager
-    def interrupted(self) -> Iterator[None]:
-        """Ends the threads, and refuses requests within the block: a request to a silent server takes most of a
-        minute."""
-        self._end(True)
+    def aborted_fetches(self) -> Iterator[None]:
+        """Ends the threads, and aborts and refuses requests within the block: a request to a silent server takes most
+        of a minute."""
+        self._tell_threads_to_end(True)
         with self._reader.refuse_requests():
             yield
 
-    def _end(self, closed: bool) -> None:
+    def _tell_threads_to_end(self, closed: bool) -> None:
         """Tells the threads to end: at once if ``closed``, else after the next epoch's first shards."""
         with self._changed:
             self._closed, self._ending = closed or self._closed, True
@@ -140,9 +140,9 @@ class ShardsAhead:
         if done:
             self._reader.release_shards([shard for shard in done if shard not in needed])
 
-    def _fetch(self) -> None:
+    def _run_thread(self) -> None:
         """Runs in each thread: fetches shards until there are none left."""
-        while (place := self._take()) is not None:
+        while (place := self._take_next()) is not None:
             try:
                 self._reader.prefetch(self._shards[place])
             except (CacheFullError, DiskFullError):
@@ -154,7 +154,7 @@ class ShardsAhead:
                 )
                 self._failed = True
 
-    def _take(self) -> int | None:
+    def _take_next(self) -> int | None:
         """Waits until there is room for the next shard, and returns its index in the list; None if there is none."""
         with self._changed:
             while not self._closed and self._taken < len(self._shards):

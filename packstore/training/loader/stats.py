@@ -45,7 +45,7 @@ class Stats:
             self._seconds[stage] += seconds
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def measure(self, stage: str) -> Iterator[None]:
         """Adds the seconds of the block to a stage, without those of nested stages."""
         before, start = self.take_timed(), perf_counter()
         try:
@@ -97,13 +97,13 @@ class Stats:
                 "seconds": elapsed,
                 "images_per_second": self._images / elapsed if elapsed else 0.0,
                 **{f"{stage}_seconds": value for stage, value in self._seconds.items()},
-                **self._fetched(fetches),
+                **self._fetch_sums(fetches),
             }
 
-    def _fetched(self, now: Sequence[FetchCounts]) -> dict[str, float]:
+    def _fetch_sums(self, now: Sequence[FetchCounts]) -> dict[str, float]:
         if not now:
             return {}
-        # Without those of readers that another process had.
+        # Leaves out counts of readers in another process.
         before = [old for counts, old in self._before if any(counts is each for each in now)]
         names = ("hits", "misses", "fetched_bytes", "waiting_seconds")
         shown = ("cache_hits", "cache_misses", "fetched_bytes", "fetch_wait_seconds")

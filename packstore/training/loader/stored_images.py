@@ -17,7 +17,7 @@ from packstore.core.manifest import Column
 from packstore.core.modes import Mode
 from packstore.images.decoders import Box, Decoder
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
-from packstore.images.engine import MODES, Places, Requests
+from packstore.images.engine import MODES, BufferAddresses, Requests
 from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.base import Reader, as_image_array
 from packstore.training.loader.finish import stored_format
@@ -56,7 +56,7 @@ class StoredImages(ABC):
         self.mode = mode
         self.stored = stored_format(column, mode)
         self.is_main = column.name == "image"
-        self._unchecked = reader.unchecked
+        self._unchecked = reader.unchecked_reader
         self.view = self._unchecked.view if self.is_main else partial(stored_bytes, reader, column)
         self.will_need = self._unchecked.will_need if self.is_main else _ignore
         self.cold = COLD_BATCHES
@@ -159,15 +159,15 @@ class FileImages(StoredImages):
         views, turned = prepared.views, prepared.turned
         if turned:
             views = [b"" if row in turned else view for row, view in enumerate(views)]
-        return Requests(views, indexes=self._indexes(records) if self._has_indexes else None)
+        return Requests(views, indexes=self._seek_indexes(records) if self._has_indexes else None)
 
-    def _indexes(self, records: NDArray[np.int64]) -> list[Any] | Places:
+    def _seek_indexes(self, records: NDArray[np.int64]) -> list[Any] | BufferAddresses:
         """Returns the seek index of each image. An unreadable index is replaced by an invalid one, which the engine
         counts."""
         try:
-            column = self._unchecked.mapped_ragged(SEEK_INDEX.name)
+            column = self._unchecked.mapped_ragged_column(SEEK_INDEX.name)
             if column is not None:
-                return Places(column.places(records), column)
+                return BufferAddresses(column.places(records), column)
             return [self._unchecked.value(SEEK_INDEX.name, record) for record in records.tolist()]
         except PackstoreError:
             return [_UNREADABLE] * len(records)

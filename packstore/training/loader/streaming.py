@@ -11,7 +11,7 @@ from typing import Any
 
 from packstore.core.parallel import default_workers
 from packstore.training.loader.epochs import Epochs
-from packstore.training.loader.job import Job
+from packstore.training.loader.job import BatchJob
 from packstore.training.loader.pipeline import Batch, Pipeline
 from packstore.training.loader.planning import group_batches
 from packstore.training.loader.shards_ahead import ShardsAhead
@@ -40,16 +40,18 @@ class Streaming:
         reads, following = self._epochs.reads(epoch), self._epochs.reads(epoch + 1)
         ahead = ShardsAhead.for_reader(self._pipeline.dataset.reader, reads, first, following)
         if ahead is None:
-            yield from self._batches(epoch, first)
+            yield from self._iterate_batches(epoch, first)
             return
-        with ahead, closing(self._batches(epoch, first, ahead)) as batches:
+        with ahead, closing(self._iterate_batches(epoch, first, ahead)) as batches:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 ahead.mark_done(first)
                 yield batch
                 del batch
 
-    def _batches(self, epoch: int, first: int, ahead: ShardsAhead | None = None) -> Generator[Batch, None, None]:
+    def _iterate_batches(
+        self, epoch: int, first: int, ahead: ShardsAhead | None = None
+    ) -> Generator[Batch, None, None]:
         pipeline, options = self._pipeline, self._pipeline.options
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)
@@ -57,7 +59,7 @@ class Streaming:
             transport.catch_up()
         threads = options.workers or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)
-        process, pending = os.getpid(), deque[Job]()
+        process, pending = os.getpid(), deque[BatchJob]()
         starting = True
 
         def end() -> None:
@@ -76,7 +78,7 @@ class Streaming:
                     if following is None or slot is None:
                         break
                     ids, share = following
-                    pending.append(Job(pipeline, slot, ids, epoch, share).start(ring, pool, threads))
+                    pending.append(BatchJob(pipeline, slot, ids, epoch, share).start(ring, pool, threads))
                     if starting:  # opening hundreds of shards for later batches would delay the first one
                         pending[0].wait_prepared()
                         starting = False
@@ -88,7 +90,7 @@ class Streaming:
                 yield batch
                 del batch  # the consumer's alone from here on, so that its memory is free before the next batch
         except KeyboardInterrupt:
-            with nullcontext() if ahead is None else ahead.interrupted():
+            with nullcontext() if ahead is None else ahead.aborted_fetches():
                 end()
             raise
         finally:

@@ -12,11 +12,11 @@ from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.manifest import Column
 from packstore.images.engine import Requests
 from packstore.training.augment.base import Size, Step
-from packstore.training.augment.detection import Boxes
-from packstore.training.augment.unequal import Course
+from packstore.training.augment.detection import BatchBoxes
+from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader.assemble import wrong_header_error
 from packstore.training.loader.fields import Failures, read_ragged
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import SizeError
@@ -41,7 +41,7 @@ class UnequalAssembler(RecordAssembler):
         list_of_operations: Sequence[Step],
         size: Size | None,
         box_columns: Sequence[Column],
-        finish: Finish | None,
+        finish: RowFormat | None,
         *arguments: Any,
         **named: Any,
     ) -> None:
@@ -58,11 +58,11 @@ class UnequalAssembler(RecordAssembler):
         self._list = tuple(list_of_operations)
         self._box_columns = box_columns
         self._finish = finish
-        self.made = finish or self._images.stored
-        self.planes, self.dtype, self.as_list = self.made.planes, self.made.dtype, size is None
-        self.shape = self.made.shape(size or (1, 1))  # unused for a list
+        self.row_format = finish or self._images.stored
+        self.planes, self.dtype, self.as_list = self.row_format.planes, self.row_format.dtype, size is None
+        self.shape = self.row_format.shape(size or (1, 1))  # unused for a list
 
-    def _row(self) -> tuple[int, ...]:
+    def _row_shape(self) -> tuple[int, ...]:
         return ()  # set later
 
     def bytes_made(self, prepared: Prepared) -> int:
@@ -70,13 +70,13 @@ class UnequalAssembler(RecordAssembler):
 
     def _request_rows(self, prepared: Prepared, requests: Requests | None) -> Requests | None:
         ids = prepared.ids
-        prepared.course = course = Course(
+        prepared.operations = operations = DrawnOperations(
             prepared.sizes,
             self._list,
             Draws(prepared.seed, prepared.epoch, ids),
-            self._boxes(prepared) if self._box_columns else None,
+            self._read_boxes(prepared) if self._box_columns else None,
         )
-        prepared.first_cuts = [course.first_cut(row) for row in range(len(ids))]
+        prepared.first_cuts = [operations.first_cut(row) for row in range(len(ids))]
         prepared.images = [None] * len(ids)
         if requests is None or not len(ids):
             return None
@@ -85,14 +85,14 @@ class UnequalAssembler(RecordAssembler):
         prepared.images = [torch.from_numpy(each).permute(2, 0, 1)[None] for each in pixels]
         names = ("box", "size", "window", "flip", "sampling")
         boxes, sizes, windows, flips, samplings = (np.array([getattr(cut, name) for cut in cuts]) for name in names)
-        requests.want_each(boxes, sizes, windows, flips, samplings, pixels)
+        requests.set_output_images(boxes, sizes, windows, flips, samplings, pixels)
         return requests
 
     def _replace_unread(self, prepared: Prepared) -> None:
         sizes = prepared.sizes
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
 
-    def _boxes(self, prepared: Prepared) -> Boxes:
+    def _read_boxes(self, prepared: Prepared) -> BatchBoxes:
         """Reads all boxes of a batch. Unreadable records have none; reading their column raises."""
         corners, rows = [], []
         for column in self._box_columns:
@@ -100,30 +100,30 @@ class UnequalAssembler(RecordAssembler):
             corners.append(np.asarray(flat, np.float32).reshape(-1, 4))
             rows.append(np.repeat(np.arange(len(counts)), counts))
         order = np.argsort(together := np.concatenate(rows), kind="stable")
-        return Boxes(np.concatenate(corners)[order], together[order])
+        return BatchBoxes(np.concatenate(corners)[order], together[order])
 
     def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
-        failed = self._damaged(prepared, first, prepared.views[first:stop], errors)
+        failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         refused = {*self._run_engine(prepared, first, stop)}
         left_out = {*failed, *prepared.failed, *skip}
         for row in range(first, stop):
             if row in left_out:
                 continue
             try:
-                self._put(
-                    prepared, row, self._refused_image(prepared, row) if row in refused else _run_rest(prepared, row)
+                self._put_image(
+                    prepared, row, self._decode_refused(prepared, row) if row in refused else _run_rest(prepared, row)
                 )
             except UsageError:
                 raise
             except PackstoreError as error:
-                failed.append(self._note(errors, row, prepared.numbers[row], error))
+                failed.append(self._note_error(errors, row, prepared.numbers[row], error))
         if self._images.are_files:
             self._stats.add_decoded(stop - first - len(left_out))
         return failed
 
-    def _refused_image(self, prepared: Prepared, row: int) -> torch.Tensor:
+    def _decode_refused(self, prepared: Prepared, row: int) -> torch.Tensor:
         """Decodes an image that the engine refuses, and runs all operations on it."""
-        pixels = self._pixels(prepared, row, self._header(prepared, row))
+        pixels = self._read_pixels(prepared, row, self._row_header(prepared, row))
         if self._images.column.layout != "CHW":
             pixels = pixels.transpose(2, 0, 1)
         image = torch.from_numpy(np.array(pixels))[None]
@@ -135,11 +135,11 @@ class UnequalAssembler(RecordAssembler):
             raise wrong_header_error(said, found)
         # The header has another size than the image: plan again, by the real size.
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids[row : row + 1])
-        return Course(np.array([found], np.int64), self._list, draws).run(0, image)
+        return DrawnOperations(np.array([found], np.int64), self._list, draws).run(0, image)
 
-    def _put(self, prepared: Prepared, row: int, image: torch.Tensor) -> None:
+    def _put_image(self, prepared: Prepared, row: int, image: torch.Tensor) -> None:
         """Writes an image ``(1, C, h, w)`` into its row, or into memory of its own."""
-        made, finish, size = self.made, self._finish, (image.shape[-2], image.shape[-1])
+        made, finish, size = self.row_format, self._finish, (image.shape[-2], image.shape[-1])
         expected = torch.uint8 if finish is not None and finish.normalizer is not None else self.dtype
         if image.dtype != expected:
             raise UsageError(
@@ -160,5 +160,5 @@ class UnequalAssembler(RecordAssembler):
 
 def _run_rest(prepared: Prepared, row: int) -> torch.Tensor:
     """Runs the remaining operations on the image of a row."""
-    assert prepared.course is not None
-    return prepared.course.run(row, prepared.images[row], prepared.first_cuts[row][1])
+    assert prepared.operations is not None
+    return prepared.operations.run(row, prepared.images[row], prepared.first_cuts[row][1])

@@ -19,7 +19,7 @@ from packstore.training.augment.operations import output_size, plan_operations
 from packstore.training.augment.views import View
 from packstore.training.loader.assemble import wrong_header_error
 from packstore.training.loader.fields import Failures
-from packstore.training.loader.finish import Finish
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.prepared import Prepared
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.record_assembler import RecordAssembler
@@ -42,7 +42,7 @@ class ViewPlan:
     view: View
     operations: tuple[GeometricOperation, ...]
     programs: Programs
-    finish: Finish | None
+    finish: RowFormat | None
     mode: Mode = RGB
 
     @property
@@ -53,9 +53,9 @@ class ViewPlan:
         return found
 
     @property
-    def made(self) -> Finish:
+    def row_format(self) -> RowFormat:
         """Format of the rows of a buffer."""
-        stored = Finish(TENSOR_DTYPES[self.mode.dtype], False, channels=self.mode.channels)
+        stored = RowFormat(TENSOR_DTYPES[self.mode.dtype], False, channels=self.mode.channels)
         return self.finish or stored
 
     @property
@@ -83,9 +83,9 @@ class ViewAssembler(RecordAssembler):
         """``plans`` are the views; the other arguments are those of a :class:`RecordAssembler` without operations."""
         self._plans = plans
         super().__init__(*arguments, **named)
-        self.dtype = plans[0].made.dtype
+        self.dtype = plans[0].row_format.dtype
 
-    def _row(self) -> tuple[int, ...]:
+    def _row_shape(self) -> tuple[int, ...]:
         return (sum(plan.elements for plan in self._plans),)
 
     def sections(self, buffer: torch.Tensor) -> list[torch.Tensor]:
@@ -93,11 +93,11 @@ class ViewAssembler(RecordAssembler):
         flat, sections, start = buffer.view(-1), [], 0
         for plan in self._plans:
             stop = start + len(buffer) * plan.elements
-            sections.append(flat[start:stop].view(len(buffer) * plan.view.count, *plan.made.shape(plan.size)))
+            sections.append(flat[start:stop].view(len(buffer) * plan.view.count, *plan.row_format.shape(plan.size)))
             start = stop
         return sections
 
-    def kept_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+    def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         """Returns :meth:`sections` of the rows ``kept``, or all."""
         found = self.sections(buffer)
         if kept is None:
@@ -120,7 +120,7 @@ class ViewAssembler(RecordAssembler):
         pixels: dict[int, NDArray[Any]] = {}
         for row, found in self._decode_rows(prepared, first, stop, errors, failed):
             if isinstance(found, PackstoreError):
-                failed.append(self._note(errors, row, prepared.numbers[row], found))
+                failed.append(self._note_error(errors, row, prepared.numbers[row], found))
             else:
                 pixels[row] = found
         for rows in _split_runs(sorted(pixels)):
@@ -137,7 +137,7 @@ class ViewAssembler(RecordAssembler):
     ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
         """Yields the pixels of each sound row, ``(H, W, C)``, or its error."""
         images, views = self._images, prepared.views[first:stop]
-        failed += self._damaged(prepared, first, views, errors)
+        failed += self._verify_images(prepared, first, views, errors)
         sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]
         numbers, files = [prepared.numbers[row] for row in sound], [views[row - first] for row in sound]
         decoded = 0
@@ -183,9 +183,9 @@ class ViewAssembler(RecordAssembler):
         program = None if planned.program is None else planned.program[part]
         left = np.arange(len(out))
         if sources is not None:
-            requests = sources.repeated(count)
-            array, form = as_numpy(out), plan.made.form(crops)
-            requests.want(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
+            requests = sources.repeat(count)
+            array, form = as_numpy(out), plan.row_format.form(crops)
+            requests.set_outputs(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
             left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._max_pixels))
         if not len(left):
             return

@@ -15,7 +15,13 @@ from packstore.training.augment.base import Step
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.columns import Columns, Fields, check_collate, refuse_hidden_boxes, refuse_lists
+from packstore.training.loader.columns import (
+    BatchColumns,
+    BatchFields,
+    check_collate,
+    refuse_hidden_boxes,
+    refuse_lists,
+)
 from packstore.training.loader.fields import Failures, NewBuffer, Padded
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import Prepared
@@ -29,7 +35,8 @@ class ViewFields:
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, new_assembler: Any, finish: Any) -> None:
-        """Takes the arguments of :class:`Fields`. Raises :class:`UsageError` as that does, and for further images."""
+        """Takes the arguments of :class:`BatchFields`; raises the same errors, and :class:`UsageError` for further
+        images."""
         assert options.views is not None
         columns = [dataset.manifest.column(name) for name in dataset.columns if name != "image"]
         images = [column.name for column in columns if column.type == "image"]
@@ -46,10 +53,10 @@ class ViewFields:
         self.carried = [column.name for column in columns if column.traits.moves or column.parallel is not None]
         self._as_list = options.views.as_list
 
-        def fields(names: Sequence[str], operations: Sequence[Step]) -> Fields:
+        def fields(names: Sequence[str], operations: Sequence[Step]) -> BatchFields:
             forms = {name: form for name, form in collate.items() if name in names}
             own = replace(options, views=None, augment=tuple(operations), collate=forms)
-            return Fields(dataset, own, new_assembler, finish, names)
+            return BatchFields(dataset, own, new_assembler, finish, names)
 
         self._plain = fields([column.name for column in columns if column.name not in self.carried], ())
         views = options.views.parts if self.carried else ()
@@ -58,7 +65,7 @@ class ViewFields:
     def gather(
         self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> ViewColumns:
-        """Gathers the columns for each view, see :meth:`Fields.gather`."""
+        """Gathers the columns for each view, see :meth:`BatchFields.gather`."""
         plain = self._plain.gather(prepared, assembler, new_buffer, errors)
         place, found = len(self._plain), []
         for view, fields in self._views:
@@ -70,19 +77,19 @@ class ViewFields:
                 failed=[*_crop_rows(prepared.failed, view.count)],
             )
             crops.sizes = np.repeat(prepared.sizes, view.count, 0)
-            found.append((view, fields.gather(crops, assembler, _numbered_from(new_buffer, place), errors)))
+            found.append((view, fields.gather(crops, assembler, _with_offset(new_buffer, place), errors)))
             place += len(fields)
         return ViewColumns(plain, found, self._as_list)
 
 
-def _numbered_from(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable[[int], NewBuffer]:
+def _with_offset(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable[[int], NewBuffer]:
     return lambda place: new_buffer(first + place)
 
 
 class ViewColumns:
-    """Columns of a batch with several views; has the interface of :class:`Columns`, with rows that are records."""
+    """Columns of a batch with several views; has the interface of :class:`BatchColumns`, with rows that are records."""
 
-    def __init__(self, plain: Columns, views: Sequence[tuple[View, Columns]], as_list: bool) -> None:
+    def __init__(self, plain: BatchColumns, views: Sequence[tuple[View, BatchColumns]], as_list: bool) -> None:
         self._plain = plain
         self._views = views
         self._as_list = as_list
@@ -102,7 +109,7 @@ class ViewColumns:
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         found = self._plain.tensors(kept)
         for view, own in self._views:
-            found += own.tensors(_kept_crops(kept, view.count))
+            found += own.tensors(_select_crops(kept, view.count))
         return found
 
     def values(
@@ -110,7 +117,7 @@ class ViewColumns:
     ) -> tuple[dict[str, Any], list[Any]]:
         values, shared = self._plain.values(there, kept, ids)
         for view, own in self._views:
-            found, in_ring = own.values(there, _kept_crops(kept, view.count), ids)
+            found, in_ring = own.values(there, _select_crops(kept, view.count), ids)
             shared += in_ring
             for name, value in found.items():
                 if self._as_list:
@@ -129,7 +136,7 @@ def _record_rows(crops: Set[int] | Sequence[int], count: int) -> set[int]:
     return {crop // count for crop in crops}
 
 
-def _kept_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int64] | None:
+def _select_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int64] | None:
     return None if kept is None else (kept[:, None] * count + np.arange(count)).reshape(-1)
 
 

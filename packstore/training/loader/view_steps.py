@@ -72,7 +72,7 @@ class ViewSteps:
     def image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
         """Yields the crops of each view, for decoding threads to call the user's functions with."""
         for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
-            yield ImageSet(steps, plan.made.as_images(section), view.ids(ids), view.count)
+            yield ImageSet(steps, plan.row_format.as_images(section), view.ids(ids), view.count)
 
     def from_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
         """Builds the views of records ``ids`` from crops on the same device.
@@ -84,23 +84,23 @@ class ViewSteps:
         """
         made = []
         for (view, steps), plan, images in zip(self._steps, self.plans, crops, strict=True):
-            images = images if steps.in_decoding else plan.made.as_images(images)
-            with self._stats.timed("augment"):
+            images = images if steps.in_decoding else plan.row_format.as_images(images)
+            with self._stats.measure("augment"):
                 made.append(steps.convert(steps.augment(images, view.ids(ids), epoch)))
-        return self._item(made, len(ids))
+        return self._make_item(made, len(ids))
 
     def from_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
         """Builds the views from whole images, ``(B, 3, H, W)``, of records ``ids`` on the same device."""
         made = []
         for view, steps in self._steps:
-            with self._stats.timed("augment"):
+            with self._stats.measure("augment"):
                 # Crop by crop: the images of a batch may be many times larger than their crops.
                 crops = [steps.augment(images, view.crop_ids(ids, number), epoch) for number in range(view.count)]
                 together = crops[0] if len(crops) == 1 else torch.stack(crops, 1).flatten(0, 1)
                 made.append(steps.convert(together))
-        return self._item(made, len(ids))
+        return self._make_item(made, len(ids))
 
-    def _item(self, made: Sequence[torch.Tensor], count: int) -> Any:
+    def _make_item(self, made: Sequence[torch.Tensor], count: int) -> Any:
         if self._as_list:
             return list(made)
         found = {}

@@ -17,12 +17,12 @@ _IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": 
 
 
 def mode_dtype(dtype: np.dtype[Any]) -> str | None:
-    """Returns the dtype of the mode that can represent values of a dtype, all or small ones; None if there is none."""
+    """Returns the dtype of a mode for values of a dtype, at least for small values; None if no mode has one."""
     name = dtype.newbyteorder("=").name
     return EXACT.get(name) or _IF_SMALL.get(name)
 
 
-def hold_values(array: NDArray[Any], what: str) -> NDArray[Any]:
+def to_mode_dtype(array: NDArray[Any], what: str) -> NDArray[Any]:
     """Converts an array to the dtype of a mode. Raises :class:`DecodeError` if a value would change, or no mode
     fits; ``what`` is the subject of that message."""
     name, target = array.dtype.newbyteorder("=").name, mode_dtype(array.dtype)

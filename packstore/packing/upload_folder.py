@@ -26,7 +26,7 @@ NOTE = "publishing.json"
 """Name of the file in a work folder that notes which version a run is about to publish."""
 
 
-def stand_in_folder(url: UrlPath, number: int = 0) -> Path:
+def upload_folder(url: UrlPath, number: int = 0) -> Path:
     """Creates and returns this user's work folder for a URL, in the system's temporary folder (TMPDIR).
 
     The path is the same for each run, so that a run finds what an interrupted one left. Simultaneous runs use different
@@ -45,7 +45,7 @@ def stand_in_folder(url: UrlPath, number: int = 0) -> Path:
 
 
 @contextmanager
-def stand_in(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
+def lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     """Locks a work folder for a URL; yields a local path for the store, and a work directory.
 
     Removes an unfinished store at that path before and after, and removes the work directory.
@@ -65,7 +65,7 @@ def _lock_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
     """Locks the first free work folder for a URL. Raises :class:`DestinationError` if other processes lock all of
     them."""
     for number in range(_AT_ONCE):
-        folder = stand_in_folder(url, number)
+        folder = upload_folder(url, number)
         with suppress(DestinationError):
             return folder, WorkDirectory(folder / "upload")
     raise DestinationError(f"{_AT_ONCE} processes of this machine write to {url} already; wait until one has finished")
