@@ -2,7 +2,8 @@
 
 Decides by all names of a tree, see :mod:`.contents`, and by content: files that name images or have as many rows as
 there are images (lists, CSV, JSON), files and folders with the stems of images (captions, boxes, masks), and usual
-file names of annotation tools."""
+file names of annotation tools.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,6 @@ from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import (
     Contents,
     FolderContents,
-    NameSet,
     list_contents,
     path_and_parents,
     stem_of,
@@ -36,6 +35,16 @@ from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.labels import LabelsFile
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
+from packstore.sources.mask_folders import (
+    DRAWN,
+    Finding,
+    find_image_pairs,
+    find_masks,
+    find_masks_by_ending,
+    folder_pattern,
+    list_ending_patterns,
+    printable_folder,
+)
 from packstore.sources.tree import Tree
 
 _NPY_ROWS = re.compile(rb"\x93NUMPY.{0,80}'shape': \((\d+)", re.S)
@@ -67,24 +76,6 @@ _WORK = re.compile(r"logs?|runs?|checkpoints?|ckpts?|weights|wandb|mlruns|tensor
 _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
 """Small numbers, which may count epochs or sizes as well as images."""
-_MASKS = re.compile(
-    r"(.*[_-])?(masks?|labels?|annot(ation)?s?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
-    r"trimaps?|depths?|panoptic|stuff|targets?|instances?|semantic(_rgb)?|1st_manual|2nd_manual|manual|nir|thermal|"
-    r"infrared|normals?|albedo|disparit(y|ies)|flow|edges?|mattes?|heatmaps?)([_-].*)?|(train|val|test)annot"
-)
-_IMAGES = re.compile(r"(images?(_\d)?|imgs?|jpegimages|leftimg8bit|inputs?|photos?|pictures?|rgb|colou?r|sat|frames?)")
-_BESIDE = re.compile(
-    r"(masks?|labels?|seg|segmentation|gt|truth|groundtruth|trimap|depth|matte|target|alpha|instance|semantic)\d*"
-)
-DRAWN = re.compile(r"(?i).*(visuali[sz]ations?|overlays?)")
-"""Names of folders with drawn annotations."""
-_PAIRS = (
-    ("left", "right"), ("input", "target"), ("inputs", "targets"), ("input", "output"), ("inputs", "outputs"),
-    ("source", "target"), ("before", "after"), ("low", "high"), ("lr", "hr"), ("lq", "gt"), ("blur", "sharp"),
-    ("noisy", "clean"), ("image_2", "image_3"), ("rgb", "thermal"), ("vis", "ir"), ("pre", "post"), ("t1", "t2"),
-    ("rgb", "nir"), ("vis", "nir"), ("visible", "infrared"), ("imgs_1", "imgs_2"),
-)  # fmt: skip
-"""Names of two folders whose images of equal name form one sample: stereo, restoration, change detection."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
 _NAMED = 4
 _BYTES, _WHOLE = 1 << 18, 64 << 20
@@ -96,20 +87,6 @@ _LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I 
 """A line that begins with an image."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
-
-
-class Finding(NamedTuple):
-    """Suspected annotation of images.
-
-    Attributes:
-        phrase: Description for people: ``"metadata.csv"``.
-        patterns: Patterns for ``--ignore``.
-        folder: Its folder; None for images.
-    """
-
-    phrase: str
-    patterns: tuple[str, ...]
-    folder: str | None = None
 
 
 def annotated_error(path: Path, kind: str) -> AmbiguousSourceError:
@@ -137,7 +114,7 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
     ``--ignore`` for the patterns of ``found``."""
     tree = open_tree(path)
     contents = Contents({}) if tree is None else list_contents(tree)
-    masks = _find_masks(contents)
+    masks = find_masks(contents)
     alone, answers = _advise_images_alone(path, kind, contents)
     labels = _propose_labels_files(path, contents) if path.is_dir() else []
     patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
@@ -147,7 +124,7 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
         ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
         if len(patterns) > 1 and {*patterns} <= {
             *(_mask_ignore_pattern(contents, masks, place) for place in masks),
-            *_list_tail_patterns(contents),
+            *list_ending_patterns(contents),
         }:
             answers += [Answer(_ignore_options([other for other in patterns if other != kept])) for kept in patterns]
             ignore += ", or all but one of them"
@@ -203,20 +180,20 @@ def describe_further_files(tree: Tree) -> list[str]:
 def find_all_annotations(tree: Tree) -> list[Finding]:
     """Finds all suspected annotations of the images of ``tree``: folders of masks, pairs of images, and other files."""
     contents = list_contents(tree)
-    places = _find_masks(contents)
+    places = find_masks(contents)
     masks = [Finding(phrase, (_mask_ignore_pattern(contents, places, place),)) for place, phrase in places.items()]
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }
     further = (_widen_pattern(each, holding) for each in _find_in_files(tree, contents, contents.folders.values()))
-    return _drop_repeated([*masks, *_find_pairs(contents, places), *_find_tails(contents), *further])
+    return _drop_repeated([*masks, *find_image_pairs(contents, places), *find_masks_by_ending(contents), *further])
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
     """Replaces a finding's pattern by one for its whole folder, if that contains no images: it would become an empty
     class."""
     above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
-    return finding._replace(patterns=(_ignore_pattern(above[-1]),)) if above else finding
+    return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding
 
 
 def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
@@ -234,8 +211,8 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     )
     counts = {folder: each.images.count for folder, each in left.folders.items()}
     masks = [
-        Finding(phrase, (_ignore_pattern(place),))
-        for place, phrase in _find_masks(whole).items()
+        Finding(phrase, (folder_pattern(place),))
+        for place, phrase in find_masks(whole).items()
         if counts.get(place) == whole.folders[place].images.count and not DRAWN.fullmatch(place)
     ]
     return _drop_repeated([*masks, *_find_in_files(tree, whole, left.folders.values())])
@@ -249,11 +226,11 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
     folders = Counter(folder for folder in left if folder in contents.folders)
     whole = {folder for folder, count in folders.items() if count == contents.folders[folder].images.count}
     others = (
-        Finding(f"{count} images in {printable(folder)}", (_ignore_pattern(folder),) if folder in whole else (), folder)
+        Finding(f"{count} images in {printable(folder)}", (folder_pattern(folder),) if folder in whole else (), folder)
         for folder, count in sorted(folders.items())
         if folder
     )
-    tails = [tail for tail in _find_tails(contents) if any(fnmatch(key, tail.patterns[0]) for key in keys())]
+    tails = [tail for tail in find_masks_by_ending(contents) if any(fnmatch(key, tail.patterns[0]) for key in keys())]
     return _drop_repeated([*others, *tails])
 
 
@@ -275,7 +252,7 @@ def _find_in_files(tree: Tree, images: Contents, others: Iterable[FolderContents
             few = names.count <= _ALIKE
             if suffix not in _NO_SIDECARS and names.count in counts and not _is_work_folder(folder.path):
                 yield Finding(
-                    f"as many {suffix} files as images in {_printable_folder(folder.path)}",
+                    f"as many {suffix} files as images in {printable_folder(folder.path)}",
                     _suffix_ignore_patterns(images, folder, suffix),
                     folder.path,
                 )
@@ -295,8 +272,8 @@ def _annotation_phrase(
     splits: Sequence[NDArray[np.int64]],
     counts: frozenset[int],
 ) -> str | None:
-    """Returns how a file annotates images, as the end of a phrase; ``""`` if only its name says so; None if it does
-    not."""
+    """Tests if a file annotates images: returns how, to complete a phrase; ``""`` if only its name says so; None if
+    it does not."""
     name = path.rpartition("/")[2].lower()
     if _NO_ANNOTATION.fullmatch(name):
         return None
@@ -357,13 +334,13 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
 def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]]:
     """Returns how to pack the images without annotations, in words and as answers: an option, or folders to give
     instead."""
-    masks = _find_masks(contents)
+    masks = find_masks(contents)
     holding = [
         folder.path
         for folder in contents.folders.values()
         if folder.images.count and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
     ]
-    if any(_find_tails(contents)):
+    if any(find_masks_by_ending(contents)):
         return f"once the masks lie elsewhere (--source {kind} packs both)", []
     if not holding:
         return "once they are there (masks and annotations seem to be all)", []
@@ -392,25 +369,12 @@ def _printable_path(path: Path, folder: str) -> str:
     return printable(str(path / folder) if path.is_dir() else f"{folder} (unpack the archive)")
 
 
-def _printable_folder(folder: str) -> str:
-    """Formats a folder for messages."""
-    return printable(folder) or "the folder itself"
-
-
-def _ignore_pattern(folder: str, suffix: str = "") -> str:
-    """Returns the ``--ignore`` pattern for a folder, or for the files of a suffix in it."""
-    path = escape_pattern(folder) if folder else ""
-    if not suffix:
-        return f"{path}/" if "/" not in path else path
-    return f"{path}/*{suffix}"
-
-
 def _mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
     """Returns the ``--ignore`` pattern for a folder of masks: its name, if several folders have this name and all
     contain masks; else its path."""
     name = place.rpartition("/")[2]
     alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
-    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else _ignore_pattern(place)
+    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else folder_pattern(place)
 
 
 def _find_sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
@@ -423,7 +387,7 @@ def _find_sidecars(images: Contents, folders: Iterable[FolderContents], known: N
             if _is_work_folder(folder.path):
                 continue
             if len(known) and suffix not in _NO_SIDECARS and names.count_shared(known) >= enough:
-                phrase = f"a {suffix} file for each image in {_printable_folder(folder.path)}"
+                phrase = f"a {suffix} file for each image in {printable_folder(folder.path)}"
                 yield Finding(phrase, _suffix_ignore_patterns(images, folder, suffix), folder.path)
 
 
@@ -431,124 +395,12 @@ def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) 
     """Returns the ``--ignore`` pattern for the left files of a suffix in a folder; none if the source reads other
     such files there."""
     there = whole.folders[left.path].others.get(suffix) if left.path in whole.folders else None
-    return (_ignore_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
+    return (folder_pattern(left.path, suffix),) if there is None or there.count == left.others[suffix].count else ()
 
 
 def _is_work_folder(folder: str) -> bool:
     """Tells if a folder has a name that programs use for their own files (``logs``), which are numbered like images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
-
-
-def _find_masks(contents: Contents) -> dict[str, str]:
-    """Finds folders of masks, each with a phrase that describes it.
-
-    Such a folder has a usual name of masks and contains images with the stems of another folder's images, or is
-    beside a folder of images. Equal stems alone prove nothing: in many datasets each class counts from 1."""
-    found: dict[str, str] = {}
-    holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
-    pair = len(holding) == 2
-    masks = [(each, name) for each, name in holding if _MASKS.fullmatch(name) or (pair and not _IMAGES.fullmatch(name))]
-    for mask, name in masks:
-        above = mask.path.rpartition("/")[0]
-        beside = [each for each in holding if each[0].path.rpartition("/")[0] == above]
-        for image, other in (*beside, *holding):
-            if mask is image or not (_MASKS.fullmatch(name) or _IMAGES.fullmatch(other)):
-                continue
-            if _MASKS.fullmatch(other) or _are_numbered_alike(contents, mask, image):
-                continue
-            if 2 * mask.images.count_shared(image.images) >= len(image.images.stems):
-                found[mask.path] = (
-                    f"{printable(mask.path)} has files of the same names as {_printable_folder(image.path)}"
-                )
-                break
-    by_path = {folder.path: folder for folder, _ in holding}
-    for mask, _ in holding:
-        parts = mask.path.split("/")
-        for n, part in enumerate(parts[:-1]):  # masks/cat beside cat
-            own = by_path.get("/".join((*parts[:n], *parts[n + 1 :]))) if _MASKS.fullmatch(part.lower()) else None
-            if own is not None and 2 * mask.images.count_shared(own.images) >= len(own.images.stems):
-                place = "/".join(parts[: n + 1])
-                found[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
-    with_images = {place for folder, _ in holding for place in path_and_parents(folder.path)}
-    for folder in contents.folders.values():
-        below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
-        below = [path for path in below if path in with_images]
-        images = [path for path in below if _IMAGES.fullmatch(path.rpartition("/")[2].lower())]
-        for path in below:
-            known = any(f"{each}/".startswith(f"{path}/") for each in found)
-            if images and path not in images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
-                found[path] = f"{printable(path)} beside {printable(images[0])}"
-    return found
-
-
-def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
-    """Tells if a third folder beside these two has the same names, too: then they are classes that count from 1."""
-    above = mask.path.rpartition("/")[0]
-    if image.path.rpartition("/")[0] != above or not mask.path:
-        return False
-    for name in contents.folders[above].folders:
-        other = contents.folders.get(f"{above}/{name}" if above else name)
-        if other is None or other is mask or other is image or not other.images.count:
-            continue
-        named = any(pattern.fullmatch(other.name) for pattern in (_MASKS, _IMAGES))
-        named = named or {other.path[-2:], image.path[-2:]} == {"/A", "/B"}  # two times, with a mask of changes
-        if not named and 2 * other.images.count_shared(image.images) >= len(image.images.stems):
-            return True
-    return False
-
-
-def _find_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
-    """Yields two folders side by side that contain two images of each sample, by the folders' names and equal file
-    names; skips pairs with a folder in ``known``, which is described already."""
-    holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
-    for path, one in holding.items():
-        above, slash, name = path.rpartition("/")
-        for first, second in _PAIRS:
-            other = holding.get(f"{above}{slash}{second}") if name == first else None
-            if other is None or one.path in known or other.path in known:
-                continue
-            if 2 * one.images.count_shared(other.images) >= len(one.images.stems):
-                phrase = f"{printable(one.path)} and {printable(other.path)} have files of the same names"
-                yield Finding(phrase, (_ignore_pattern(other.path),))
-
-
-def _find_tails(contents: Contents) -> Iterator[Finding]:
-    """Yields groups of images in one folder that differ by the last word of their names: ``a_mask.png`` beside
-    ``a.jpg``, or ``a_sat.jpg`` beside ``a_mask.png``, for nine in ten of them."""
-    for folder in contents.folders.values():
-        if not folder.tails:
-            continue
-        stems, where = folder.images.stems, printable(folder.path) or "the folder itself"
-        tails = {tail: NameSet(len(bases), bases, ()) for tail, bases in folder.tails.items()}
-        paired = {tail: bases.count_shared(stems) for tail, bases in tails.items()}
-        single = len(stems) - sum(paired.values())
-        for tail, count in paired.items():
-            enough = (
-                min(_MENTIONS, len(stems) // 2) if _BESIDE.fullmatch(tail) else max(_MENTIONS, -(-9 * single // 10))
-            )
-            if count and count >= enough:
-                mask = next((name for name in folder.images.first if _stem_ends_with(name, tail)), f"…_{tail}")
-                image = stem_of(mask)[: -len(tail)].rstrip(" _.-")
-                phrase = f"masks beside their images in {where} ({printable(stem_of(mask))}, {printable(image)})"
-                yield Finding(phrase, (f"*{stem_of(mask)[len(image) :]}.*",))
-        large = [tail for tail, bases in tails.items() if bases.count >= _MENTIONS and not paired[tail]]
-        for n, one in enumerate(large):
-            for other in large[n + 1 :]:
-                both = tails[one].count_shared(tails[other])
-                most = max(tails[one].count, tails[other].count)
-                if 10 * both >= 9 * most and 20 * both >= 9 * len(stems):
-                    image, mask = sorted((one, other), key=lambda tail: (_BESIDE.fullmatch(tail) is not None, tail))
-                    phrase = f"images that differ by the end of their names in {where} (…_{image}, …_{mask})"
-                    yield Finding(phrase, (f"*{mask}.*",))
-
-
-def _list_tail_patterns(contents: Contents) -> set[str]:
-    """Returns the ``--ignore`` patterns of images that :func:`_find_tails` finds."""
-    return {pattern for finding in _find_tails(contents) for pattern in finding.patterns}
-
-
-def _stem_ends_with(name: str, tail: str) -> bool:
-    return stem_of(name).lower().endswith(tail)
 
 
 def _names_images(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:

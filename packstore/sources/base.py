@@ -373,7 +373,7 @@ class Source(ABC):
             self.list_all_files(),
             claims,
             lambda folder, name: (
-                rules.reason(folder, name)
+                rules.ignore_reason(folder, name)
                 or (others if name.lower().endswith(IMAGE_SUFFIXES) else None)
                 or self.left_reason(folder, name)
             ),

@@ -1,7 +1,8 @@
 """Recognises the convention of boxes from other formats, and converts them to corners in pixels.
 
 Conventions have torchvision's names (``torchvision.tv_tensors.BoundingBoxFormat``), with an ``n`` at the end if
-numbers are fractions of the image's sides."""
+numbers are fractions of the image's sides.
+"""
 
 from __future__ import annotations
 

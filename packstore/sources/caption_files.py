@@ -1,7 +1,8 @@
 """Reads images with a text file each, ``a.jpg`` and ``a.txt`` or ``a.caption``: the layout of diffusers, kohya and
 others.
 
-Recognised after reading all texts: lines of numbers, JSON and XML are other annotations."""
+Recognised after reading all texts: lines of numbers, JSON and XML are other annotations.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Reads images with a file of captions: ``captions.csv``, ``.tsv``, ``.jsonl``, and the files of Flickr8k and
-Flickr30k."""
+Flickr30k.
+"""
 
 from __future__ import annotations
 

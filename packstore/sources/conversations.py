@@ -4,7 +4,8 @@ A JSON list, or JSON Lines, of objects with ``conversations`` (``from``, ``value
 ``content``). Images are named in ``image`` or ``images``, one or a list, or in the parts of the messages.
 
 - LLaVA: https://github.com/haotian-liu/LLaVA/blob/main/docs/Finetune_Custom_Data.md
-- Messages: https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md"""
+- Messages: https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md
+"""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ Objects = tuple[ObjectInfo, ...]
 class CopiedSource(Source):
     """Wraps a source that was opened from copies of the objects at a URL.
 
-    Its entries have no times of change, since copies have others than the objects; :meth:`stamp` is that of the
-    objects."""
+    Its entries have no times of change, since those of copies differ from those of the objects. :meth:`stamp` covers
+    the objects instead."""
 
     def __init__(
         self, path: RemotePath, opener: Callable[[Path], Source], progress: ProgressCallback = no_progress

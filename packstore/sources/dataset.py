@@ -21,7 +21,8 @@ from packstore.core.fields import Field
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, SourceOptions, Survey, round_up_size
-from packstore.sources.schema import NamedSample, Schema, make_schema
+from packstore.sources.schema import NamedSample, Schema
+from packstore.sources.schema_inference import make_schema
 from packstore.sources.torchvision_files import SplitImageFiles, find_image_files
 from packstore.sources.values import is_path, nbytes_of
 from packstore.sources.workers import DatasetReader, FailedSample, Ref, read_by_workers
@@ -37,10 +38,10 @@ KEY_DIGITS = 10
 
 @dataclass
 class _SplitData:
-    """Dataset of one split, and what is known of it.
+    """Dataset of one split, and facts about it.
 
     Attributes:
-        split: Its name.
+        split: Name of the split.
         data: The dataset.
         length: Number of samples; None for an iterable.
         in_memory: The data is a list, which needs no worker processes.

@@ -1,7 +1,8 @@
 """Converts texts to UTF-8 from UTF-16 with its mark, or from the encoding that ``--column encoding=NAME`` names.
 
 All bytes of a text decide. A text in another encoding raises a question, since a byte is a different letter in each
-encoding: the message shows a word of the text in the possible ones."""
+encoding: the message shows a word of the text in the possible ones.
+"""
 
 from __future__ import annotations
 

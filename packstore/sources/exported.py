@@ -1,7 +1,8 @@
 """Reads exports of packstore, by the ``packstore.json`` beside the data; see :mod:`packstore.core.export_manifest`.
 
 If a kind of source reads the format (``webdataset``), that kind opens the export. Exports whose records are files of
-a folder, a tar or a zip are read here."""
+a folder, a tar or a zip are read here.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads an export of packstore as the records that it was made of, see :mod:`packstore.core.export_manifest`.
 
 A kind of source that also reads exports has a class for them, which inherits :class:`ExportedRows` and the kind's
-own class, and reads the values of a store from its format."""
+own class, and reads the values of a store from its format.
+"""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ class IgnoreRules:
             [name for name in names.folders if not self.hides(prefix + name, True)],
         )
 
-    def reason(self, directory: str, name: str) -> str | None:
-        """Returns the reason for a file that a pattern matches, else None."""
+    def ignore_reason(self, directory: str, name: str) -> str | None:
+        """Returns the reason to leave out a file that a pattern matches; None for other files."""
         return IGNORED if self.hides(f"{directory}/{name}" if directory else name) else None
 
 

@@ -2,7 +2,8 @@
 
 Classes, labels and the order of files are those of torchvision's ``ImageFolder``. Top folders with names of splits
 (``train``, ``val`` …) are splits, which share one list of classes; see :data:`packstore.sources.base.SPLIT_ORDER`,
-and :mod:`.splits` for other folders beside them."""
+and :mod:`.splits` for other folders beside them.
+"""
 
 from __future__ import annotations
 

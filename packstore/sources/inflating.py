@@ -1,7 +1,8 @@
 """Reads a gzip file, or a compressed file in a zip, at any position without unpacking it to disk.
 
 Python's ``gzip`` starts again for each step back. These readers keep the decompressor's state every 16 MiB, and
-resume from there."""
+resume from there.
+"""
 
 from __future__ import annotations
 

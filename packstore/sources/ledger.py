@@ -1,7 +1,8 @@
 """Assigns every file of a source its role, from a listing that is independent of what the source has read.
 
 A source claims the files that it uses while it is surveyed; files without a claim are left out, with a reason. So no
-file has two roles, none is missing, and the counts add up to all files."""
+file has two roles, none is missing, and the counts add up to all files.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 The order is that of torchvision's ``ImageFolder`` (``torchvision/datasets/folder.py``, ``make_dataset``):
 directories sorted by their whole path as ``sorted(os.walk(directory, followlinks=True))`` does, then files sorted by
-name."""
+name.
+"""
 
 from __future__ import annotations
 

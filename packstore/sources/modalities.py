@@ -2,7 +2,8 @@
 
 Folders of classes that count from 1 look alike, so this raises a question unless the user names the kind; and only
 if all folders have names of modalities, or one is called ``images``, which is not a class. If the user names the
-kind, the folders may have any names."""
+kind, the folders may have any names.
+"""
 
 from __future__ import annotations
 

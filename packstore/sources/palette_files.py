@@ -4,7 +4,8 @@
 - Kaggle's ``class_dict.csv``: ``name,r,g,b``;
 - CVAT's ``labelmap.txt``: ``road:128,64,128::``;
 - Roboflow's ``_classes.csv``: ``Pixel Value, Class``;
-- JSON: ``{"classes": [{"title": "Water", "color": "#E2A929"}]}``, or a list of such objects."""
+- JSON: ``{"classes": [{"title": "Water", "color": "#E2A929"}]}``, or a list of such objects.
+"""
 
 from __future__ import annotations
 

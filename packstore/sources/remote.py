@@ -1,7 +1,8 @@
 """Reads folders in object stores as sources: the slashes in the names of objects divide directories.
 
 Listing a directory takes one request for each 1,000 names, and then everything in it is known. That takes about 1 KB
-of memory a name: 93 MB for a directory of 100,000 files."""
+of memory a name: 93 MB for a directory of 100,000 files.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ class Bucket:
         self._known: OrderedDict[str, Children] = OrderedDict()
         self._lock = threading.Lock()
 
-    def directory(self, name: str) -> Children:
+    def list_directory(self, name: str) -> Children:
         """Returns the content of a directory; empty if there is none. Raises :class:`RemoteError`."""
         with self._lock:
             if name in self._known:
@@ -91,12 +92,12 @@ class Bucket:
         if known is not None and last in known:
             return known[last]
         if known is None and not self._is_known_absent(parent):
-            if self.objects.can_list and (not name or self.directory(name)):
+            if self.objects.can_list and (not name or self.list_directory(name)):
                 return None
             with suppress(MissingObjectError):
                 return self.objects.head(name)
             if not self.objects.can_list:
-                self.directory(name)
+                self.list_directory(name)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
     def _is_known_absent(self, directory: str) -> bool:
@@ -165,7 +166,7 @@ class RemotePath(UrlPath):
     def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
         bucket, name = self.bucket_and_name()
         with _as_source_errors():
-            names = bucket.directory(name)
+            names = bucket.list_directory(name)
         return (self / each for each in names)
 
     def open(self, mode: str = "r", *_: Any, **__: Any) -> IO[Any]:  # type: ignore[override]
@@ -326,7 +327,7 @@ class ObjectTree(Tree):
     def _list_children(self, directory: str) -> Children:
         """Lists a directory of the tree."""
         with _as_source_errors():
-            return self._bucket.directory(self._object_name(directory))
+            return self._bucket.list_directory(self._object_name(directory))
 
     def _object_name(self, path: str) -> str:
         """Returns the name in the bucket of a path in the tree."""
@@ -352,6 +353,6 @@ def _modified_ns(info: ObjectInfo) -> int:
 
 
 def _hash_etag(info: ObjectInfo) -> int:
-    """Hashes the ETag to a number that differs for other contents, even of equal size and time; 0 without one."""
+    """Hashes the ETag, so that changed content has another number whatever its size and time; 0 without an ETag."""
     digest = hashlib.sha256((info.etag or "").encode()).digest()
     return int.from_bytes(digest[:7], "big") if info.etag else 0

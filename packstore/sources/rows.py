@@ -2,7 +2,8 @@
 
 Most foreign formats are such sources: a kind yields the rows of each split and reads the values of one; this module
 counts rows, declares columns and checks values. :class:`FileRowSource` is for rows whose images are files of a
-folder or an archive."""
+folder or an archive.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOpt
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
-from packstore.sources.schema import FieldError, Schema, make_schema
+from packstore.sources.schema import FieldError, Schema
+from packstore.sources.schema_inference import make_schema
 from packstore.sources.tree import FileStat
 from packstore.stores.link_files import Location
 
@@ -254,7 +256,8 @@ class TreeRowSource(RowSource):
     """Source whose rows are in files of a folder or an archive.
 
     Attributes:
-        tree: The folder or archive."""
+        tree: The folder or archive.
+    """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)

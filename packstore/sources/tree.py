@@ -49,7 +49,8 @@ class FileStat(NamedTuple):
         size: Bytes; :data:`packstore.sources.listing.NO_FILE` if it is not a file.
         modified_ns: Time of modification; 0 if it is not a file.
         changed_ns: Time of change; 0 if it is not a file.
-        is_directory: It is a directory."""
+        is_directory: It is a directory.
+    """
 
     size: int
     modified_ns: int = 0
@@ -67,7 +68,8 @@ class Tree(ABC):
         above: Identities of the directories above the root: a link to one of them leads back to the root.
         rules: Rules of ``--ignore``: all methods but :meth:`all_folders` treat matching entries as absent.
         has_arrays: ``.npy`` files are images; see :func:`packstore.sources.npy_files.accept_arrays`.
-        encoding: Encoding of texts that are not UTF-8; None if the user has named none."""
+        encoding: Encoding of texts that are not UTF-8; None if the user has named none.
+    """
 
     root: str
     replaced: int = 0

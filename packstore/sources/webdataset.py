@@ -1,29 +1,22 @@
 """Reads WebDataset: tar shards in which files of equal names are a sample (https://github.com/webdataset/webdataset).
 
 A sample's key is the path of its files up to the first dot of the file name; the rest names the value. Its files
-follow each other. Values are decoded like by the library's ``basichandlers``, except that pickles are refused."""
+follow each other. Values are decoded like by the library's ``basichandlers``, except that pickles are refused.
+"""
 
 from __future__ import annotations
 
-import io
-import json
 import logging
 import os
 import re
-import tarfile
-import tokenize
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
-from itertools import chain, groupby, islice, takewhile
-from operator import itemgetter
+from dataclasses import replace
+from functools import cached_property, lru_cache
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
@@ -34,11 +27,23 @@ from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.names import make_column_name
 from packstore.sources.records.shards import ShardSource, find_shards
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
 from packstore.sources.values import infer_field
+from packstore.sources.webdataset_files import (
+    LABELS,
+    ShardIndex,
+    content_kind,
+    decode_file,
+    has_image,
+    has_pair,
+    is_hidden,
+    own_column,
+    read_shard_index,
+    split_key,
+    usual_column,
+)
 from packstore.stores.link_files import Location
 
 _log = logging.getLogger(__name__)
@@ -50,37 +55,9 @@ _EXPORTED = {"cls": "label", "txt": "text", "json": "json"}
 """Columns in exports of packstore by extension. All other columns are named before a dot, except the image."""
 _PROBED = 16
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
-_IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
-_LABELS, _TEXTS, _JSON = (
-    frozenset({"cls", "class"}),
-    frozenset({"txt", "text", "transcript"}),
-    frozenset({"json", "jsn"}),
-)
-_NUMBERS = frozenset({"count", "index", "inx", "id"})
-_PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
-_KNOWN = _LABELS | _TEXTS | _JSON | _NUMBERS | _PICKLES | {"npy", "npz"}
 _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
 _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
-
-
-@dataclass(slots=True)
-class _ShardIndex:
-    """Samples of a shard, some 50 bytes each.
-
-    Attributes:
-        keys: Keys of the samples.
-        counts: Number of files of each sample.
-        files: Four numbers for each file: its extension, offset, size and time of modification.
-        left: Number of members that are not part of a sample, by reason.
-        alike: Number of samples with the same extensions, by the numbers of the extensions, so that questions about all
-            samples take little time."""
-
-    keys: list[str] = field(default_factory=list)
-    counts: array[int] = field(default_factory=lambda: array("q"))
-    files: array[int] = field(default_factory=lambda: array("q"))
-    left: Counter[str] = field(default_factory=Counter)
-    alike: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
 
 class WebDatasetSource(ShardSource):
@@ -120,7 +97,7 @@ class WebDatasetSource(ShardSource):
         shard, files = ref
         raw: dict[str, Any] = {}
         for extension, place, size, _ in files:
-            limit = max_file_bytes(self.options.max_pixels) if _content_kind(extension) == "image" else _MAX_VALUE
+            limit = max_file_bytes(self.options.max_pixels) if content_kind(extension) == "image" else _MAX_VALUE
             if size > limit:
                 raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
             name = self._column(extension)
@@ -143,7 +120,7 @@ class WebDatasetSource(ShardSource):
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
         """Decodes the content of a file for its column. Raises :class:`ValueError`."""
-        return _decode_value(extension, data)
+        return decode_file(extension, data)
 
     def count_left_members(self) -> Mapping[str, int]:
         return sum((members.left for members in self._shard_indexes), Counter[str]())
@@ -170,12 +147,12 @@ class WebDatasetSource(ShardSource):
         return found
 
     @cached_property
-    def _shard_indexes(self) -> list[_ShardIndex]:
+    def _shard_indexes(self) -> list[ShardIndex]:
         """Samples of all shards, read from the headers of their members. Raises :class:`SourceError` for pickles."""
         numbers: dict[str, int] = {}
-        found = [_read_members(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
+        found = [read_shard_index(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
         self._extensions = list(numbers)
-        pickles = next((name for name in self._extensions if _content_kind(name) == "pickle"), None)
+        pickles = next((name for name in self._extensions if content_kind(name) == "pickle"), None)
         if pickles is not None:
             raise SourceError(
                 f"{printable(str(self.path))} holds pickles (.{printable(pickles)}), which packstore does not run: "
@@ -189,12 +166,12 @@ class WebDatasetSource(ShardSource):
     def _columns(self) -> dict[str, str]:
         """Column of each extension."""
         assert self._shard_indexes
-        found = {extension: _usual_column(extension) for extension in self._extensions}
+        found = {extension: usual_column(extension) for extension in self._extensions}
         kinds: dict[str, set[str]] = {}
         for extension, name in found.items():
-            kinds.setdefault(name, set()).add(_content_kind(extension))
+            kinds.setdefault(name, set()).add(content_kind(extension))
         shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(found)
-        return {ext: _own_column(ext) if name in shared else name for ext, name in found.items()}
+        return {ext: own_column(ext) if name in shared else name for ext, name in found.items()}
 
     def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
         """Finds columns of which some sample has two files of different extensions, such as a JPEG and a PNG."""
@@ -231,7 +208,7 @@ class WebDatasetSource(ShardSource):
     @cached_property
     def _main(self) -> str:
         """Column of the main image. Raises :class:`SourceError` if there is none."""
-        images = [name for extension, name in self._columns.items() if _content_kind(extension) == "image"]
+        images = [name for extension, name in self._columns.items() if content_kind(extension) == "image"]
         if not images:
             raise SourceError(
                 f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._extensions)[:8])}"
@@ -244,14 +221,14 @@ class WebDatasetSource(ShardSource):
             raw: dict[str, Any] = {}
             for extension, place, size, _ in files:
                 with suppress(OSError, ValueError):
-                    raw[self._columns[extension]] = _decode_value(
+                    raw[self._columns[extension]] = decode_file(
                         extension, self._open(number).read(place, min(size, _MAX_VALUE))
                     )
             yield raw
 
     def _declare(self, extension: str, name: str, given: Sequence[Any]) -> Field:
         """Declares a column by the kind of its files, or by the values of some."""
-        kind = _content_kind(extension)
+        kind = content_kind(extension)
         if kind == "image":
             return Image()
         if kind == "label":
@@ -266,119 +243,6 @@ class WebDatasetSource(ShardSource):
             return infer_field(name, given)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
-
-
-def _read_members(tar: OpenTar, path: Path, numbers: dict[str, int]) -> _ShardIndex:
-    """Reads the index of a shard from the headers of its members; adds new extensions to ``numbers``."""
-    found = _ShardIndex()
-    try:
-        named = ((*_split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, found.left))
-        for key, group in groupby(named, key=itemgetter(0)):
-            files = [(extension, member) for _, extension, member in group]
-            found.keys.append(key)
-            found.counts.append(len(files))
-            for extension, member in files:
-                number = numbers.setdefault(extension, len(numbers))
-                modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
-                found.files.extend((number, member.offset_data, member.size, modified))
-            found.alike[tuple(numbers[extension] for extension, _ in files)] += 1
-    except TAR_FAULTS as error:
-        raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None
-    return found
-
-
-def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
-    """Yields all members; a hard link gets the content of the earlier file that it names."""
-    known: dict[str, tarfile.TarInfo] | None = None
-    for member in tar.members():
-        if member.islnk():
-            if known is None:  # links are rare
-                before = takewhile(partial(_lies_before, member), tar.members())
-                known = {each.name.removeprefix("./"): each for each in before if each.isreg()}
-            target = known.get(member.linkname.removeprefix("./"))
-            if target is not None:
-                member.type, member.size, member.offset_data = tarfile.REGTYPE, target.size, target.offset_data
-        if known is not None and member.isreg():
-            known[member.name.removeprefix("./")] = member
-        yield member
-
-
-def _lies_before(member: tarfile.TarInfo, other: tarfile.TarInfo) -> bool:
-    return other.offset < member.offset
-
-
-def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
-    """Tells if a member of a shard is a file of a sample. Counts other members, except folders, in ``left``."""
-    if member.isreg() and not _is_hidden(member.name):
-        return True
-    if not member.isdir():
-        left["hidden members" if member.isreg() else "members that are links or devices"] += 1
-    return False
-
-
-def _split_key(name: str) -> tuple[str, str]:
-    """Splits the name of a file into key and extension, at the first dot of its own name."""
-    folder, slash, base = name.removeprefix("./").rpartition("/")
-    stem, _, extension = base.partition(".")
-    return f"{folder}{slash}{stem}", extension.lower()
-
-
-def _is_hidden(name: str) -> bool:
-    """Tells if a member is hidden: its name begins with a dot or two underscores."""
-    return name.rpartition("/")[2].startswith((".", "__"))
-
-
-def _content_kind(extension: str) -> str:
-    """Returns the kind of content of a file, by the last part of its extension: ``image``, ``label``, ``json`` …"""
-    last = extension.rpartition(".")[2]
-    if last in _IMAGES:
-        return "image"
-    if last in _LABELS or re.fullmatch(r"cls\d", last):
-        return "label"
-    kinds = {"text": _TEXTS, "json": _JSON, "number": _NUMBERS, "pickle": _PICKLES, "array": {"npy"}}
-    return next((kind for kind, names in kinds.items() if last in names), "bytes")
-
-
-def _usual_column(extension: str) -> str:
-    """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label`` for ``cls``, ``left``
-    for ``left.jpg`` …"""
-    first, _, last = extension.rpartition(".")
-    usual = {"image": "image", "label": "label", "text": "text", "json": "json"}
-    name = first or usual.get(_content_kind(extension), last)
-    if re.fullmatch(r"cls\d", last) and not first:
-        name = f"label{last[-1]}"
-    return "image_" if name == "image" != _content_kind(extension) else make_column_name(name)
-
-
-def _own_column(extension: str) -> str:
-    """Returns the column of files whose usual column others have: ``png`` for the masks beside ``jpg``."""
-    name = make_column_name(extension)
-    return f"{name}_" if name == "image" else name
-
-
-def _decode_value(extension: str, data: bytes) -> Any:
-    """Decodes the content of a file by its extension. Raises :class:`ValueError`."""
-    kind = _content_kind(extension)
-    if kind in ("label", "number"):
-        text = data.decode("utf-8").strip()
-        if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
-            raise ValueError(f".{extension} holds {text[:40]!r}; expected a number")
-        return int(text)
-    if kind == "text":
-        return data.decode("utf-8")
-    if kind == "json":
-        try:
-            return json.loads(data)
-        except RecursionError:
-            raise ValueError(f".{extension} is nested too deeply") from None
-    if kind == "array":
-        try:
-            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-        except MemoryError as error:
-            raise ValueError(f".{extension} claims to be larger than the memory: {error}") from None
-        except (TypeError, SyntaxError, OverflowError, RecursionError, EOFError, tokenize.TokenError) as error:
-            raise ValueError(f".{extension} is no array of numpy: {error}") from None
-    return data
 
 
 def _read_class_names(path: Path) -> tuple[str, ...] | None:
@@ -417,29 +281,19 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     samples: dict[str, set[str]] = {}
     last = None
     for name in names:
-        if not _is_hidden(name):
-            key, extension = _split_key(name)
+        if not is_hidden(name):
+            key, extension = split_key(name)
             if key != last and key in samples:
                 return Certainty.NO  # the files of a sample follow each other
             samples.setdefault(key, set()).add(extension)
             last = key
-    pairs = sum(1 for found in samples.values() if _has_pair(found))
+    pairs = sum(1 for found in samples.values() if has_pair(found))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
     if numbered and samples and len(folders) == 1 and not pairs:
-        return Certainty.PARTIAL if all(map(_has_image, samples.values())) else Certainty.NO
-    sure = len(folders) == 1 or all(extensions & _LABELS for extensions in samples.values())
+        return Certainty.PARTIAL if all(map(has_image, samples.values())) else Certainty.NO
+    sure = len(folders) == 1 or all(extensions & LABELS for extensions in samples.values())
     return Certainty.CERTAIN if sure and 2 * pairs >= len(samples) > 0 else Certainty.NO
-
-
-def _has_image(extensions: set[str]) -> bool:
-    return any(_content_kind(name) == "image" for name in extensions)
-
-
-def _has_pair(extensions: set[str]) -> bool:
-    """Tells if the files of a sample are an image and another known file, or two images."""
-    images = {name for name in extensions if _content_kind(name) == "image"}
-    return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))
 
 
 class ExportedWebDataset(ExportedRows, WebDatasetSource):
@@ -473,11 +327,11 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         if name.partition(".")[0] in self._list_columns:
             return data
         if extension.rpartition(".")[2] == "npy":
-            return _decode_value("npy", data)
+            return decode_file("npy", data)
         if name == "image":
             return data
         return (
-            _decode_value("cls", data)
+            decode_file("cls", data)
             if self.export_manifest.manifest.column(name).type == "label"
             else StoredBytes(data)
         )

@@ -3,7 +3,8 @@
 Processes instead of threads: a dataset is written for torch's ``DataLoader``, which gives each worker a copy. Many
 datasets share a file handle or a random generator, and threads would mix up their samples without an error. So
 ``DataLoader`` reads here, too: its workers keep the order, hold a bounded number of samples, and end with this
-process."""
+process.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class FailedSample(NamedTuple):
     Attributes:
         reason: The error.
         trace: Traceback of the dataset, or ``""``.
-        nbytes: 0, since it takes no memory."""
+        nbytes: 0, since it takes no memory.
+    """
 
     reason: str
     trace: str = ""

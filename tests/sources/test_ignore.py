@@ -47,8 +47,8 @@ def test_patterns_are_those_of_gitignore(pattern: str, hidden: Sequence[str], se
     rules = compile_ignore_rules((pattern,))
     assert [path for path in hidden if not rules.hides(path)] == []
     assert [path for path in seen if rules.hides(path)] == []
-    assert rules.reason("", hidden[0]) == IGNORED
-    assert rules.reason("", seen[0]) is None
+    assert rules.ignore_reason("", hidden[0]) == IGNORED
+    assert rules.ignore_reason("", seen[0]) is None
 
 
 @pytest.mark.parametrize(

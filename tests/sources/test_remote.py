@@ -292,9 +292,9 @@ def test_few_directories_are_known_at_a_time(s3_double: Double, monkeypatch: pyt
     most = 0
 
     class Watched(remote.Bucket):
-        def directory(self, name: str) -> remote.Names:
+        def list_directory(self, name: str) -> remote.Names:
             nonlocal most
-            found = super().directory(name)
+            found = super().list_directory(name)
             most = max(most, sum(map(len, self._known.values())))
             return found
 

@@ -1,7 +1,8 @@
 """Bridges: sources that another library reads, such as ``torchvision:OxfordIIITPet:ROOT``. One file for each library.
 
 A library reads data on this machine: bridges never download. Nothing is unpickled, unless the library has verified
-the file by a checksum of its own before, as torchvision does for CIFAR. See :mod:`.guard`."""
+the file by a checksum of its own before, as torchvision does for CIFAR. See :mod:`.guard`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class BridgedData(NamedTuple):
     Attributes:
         splits: Map-style datasets by split, as :func:`packstore.convert` takes them; ``""`` for no splits.
         fields: Declarations by name; None infers them.
-        left: Number of things that are left out, by reason."""
+        left: Number of things that are left out, by reason.
+    """
 
     splits: Mapping[str, Any]
     fields: Mapping[str, Field] | None = None

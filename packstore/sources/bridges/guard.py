@@ -2,7 +2,8 @@
 opens.
 
 An audit hook (PEP 578) sees them in the calling thread, and in calls that asyncio makes for it; other threads of a
-library may still look up the name of a host. The hook cannot be removed, so it is added with the first bridge."""
+library may still look up the name of a host. The hook cannot be removed, so it is added with the first bridge.
+"""
 
 from __future__ import annotations
 

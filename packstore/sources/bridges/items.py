@@ -45,8 +45,8 @@ class AnnotatedItems(AnnotationColumns):
 
 
 class Objects(AnnotatedItems):
-    """Images with objects. The annotations of an image are: a list with name, box, segmentation and values of each
-    object; all content of the annotation; and, if the format lists them, all classes."""
+    """Images with objects. The annotations of an image are a list (name, box, segmentation and other values of each
+    object), the annotation as it was read, and, if the format lists them, all classes."""
 
     title = "objects"
     further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}

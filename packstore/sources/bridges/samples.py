@@ -1,5 +1,6 @@
 """Converts samples that a library returns as an image and other values without names to map-style datasets with
-columns."""
+columns.
+"""
 
 from __future__ import annotations
 

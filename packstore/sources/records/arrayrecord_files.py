@@ -4,7 +4,8 @@
 A file consists of blocks of 64 KiB, each with a header of 24 bytes that may interrupt anything. A chunk is a header
 and data: sizes of records, and the records, each compressed as a whole. The last block has a chunk with the place of
 another chunk, which lists all others. The hash of each chunk that is read, and that of its header, are verified;
-headers of blocks are not used."""
+headers of blocks are not used.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class _ChunkHeader(NamedTuple):
         place: Offset of the data in the file.
         size: Bytes of the data, without headers of blocks.
         records: Number of records.
-        decoded: Bytes of the decompressed records."""
+        decoded: Bytes of the decompressed records.
+    """
 
     kind: int
     hash: int
@@ -68,7 +70,8 @@ class _ChunkIndex:
 
     Attributes:
         places: Offset of each chunk.
-        firsts: Number of the first record of each chunk, and the number of all records."""
+        firsts: Number of the first record of each chunk, and the number of all records.
+    """
 
     places: NDArray[np.int64]
     firsts: NDArray[np.int64]

@@ -1,7 +1,8 @@
 """Reads FFCV's ``.beton`` files, version 2 (``ffcv/types.py``, ``ffcv/fields/``, ``ffcv/memory_allocator.py``).
 
 A file is a header, a description of each field, a row for each sample (numbers, and offsets of other values), pages
-of data, and a table of the allocated pieces of pages, which alone has the sizes of JPEG files."""
+of data, and a table of the allocated pieces of pages, which alone has the sizes of JPEG files.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class _BetonHeader:
         rows_at: Offset of the rows.
         samples: Number of samples.
         table_at: Offset of the table, and end of the pages.
-        nbytes: Size of the file."""
+        nbytes: Size of the file.
+    """
 
     names: tuple[str, ...]
     types: tuple[int, ...]

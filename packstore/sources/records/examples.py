@@ -1,5 +1,6 @@
 """Reads shards of TFRecord whose records are ``tf.train.Example``: an index of records, and facts about their
-features."""
+features.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class _ShardIndex:
         lengths: Bytes of the data.
         sizes: Bytes of the main image.
         keys: Keys of the records; None for those that cannot be read.
-        damaged: Offset and reason if the rest of the file cannot be read."""
+        damaged: Offset and reason if the rest of the file cannot be read.
+    """
 
     places: array[int] = field(default_factory=lambda: array("q"))
     lengths: array[int] = field(default_factory=lambda: array("q"))
@@ -86,7 +88,8 @@ class RecordFiles(Protocol):
     """Files of records.
 
     Attributes:
-        fault: Message for a record that :meth:`read_checked` does not return, with places for file name and offset."""
+        fault: Message for a record that :meth:`read_checked` does not return, with places for file name and offset.
+    """
 
     fault: str
 
@@ -108,7 +111,8 @@ class DamageError(ValueError):
     """Damage after which the rest of a file of records cannot be read.
 
     Attributes:
-        at: Offset of the damage in bytes."""
+        at: Offset of the damage in bytes.
+    """
 
     def __init__(self, at: int, reason: str) -> None:
         super().__init__(reason)

@@ -1,5 +1,6 @@
 """Collects facts about the features of all examples of a source, since the column of a feature depends on all of its
-values."""
+values.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class FeatureFacts:
         low: Smallest number of values.
         high: Largest number of values.
         missing: Some examples lack the feature.
-        largest: Largest absolute value of floats that are edges of boxes."""
+        largest: Largest absolute value of floats that are edges of boxes.
+    """
 
     kinds: set[str] = field(default_factory=set)
     looks: set[str] = field(default_factory=set)
@@ -45,7 +47,8 @@ class LabelFacts:
 
     Attributes:
         names: Values of each feature that names the class, by number; None if they differ.
-        missing: Some examples have -1, which means no label."""
+        missing: Some examples have -1, which means no label.
+    """
 
     names: dict[int, dict[str, bytes | None]] = field(default_factory=dict)
     missing: bool = False
@@ -81,7 +84,8 @@ class ExampleFacts:
     Attributes:
         features: Facts about each feature.
         labels: Facts about each feature of labels.
-        parsed: Number of examples."""
+        parsed: Number of examples.
+    """
 
     def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
         """``label_names``: features that name the class of a label, by the feature of the label."""

@@ -1,7 +1,8 @@
 """Finds numbers and names of classes in record files: the first number, and the name of each.
 
 Nothing is guessed: a file beside the data or the data themselves decide, or it is a question. Features that begin
-with ``image/`` are TF-slim's and the Object Detection API's, whose writers reserve 0 for the background."""
+with ``image/`` are TF-slim's and the Object Detection API's, whose writers reserve 0 for the background.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class ClassNames:
     Attributes:
         file: Name of the file.
         names: Names of the classes, in order.
-        numbers: Number of each class; None if the file only lists names."""
+        numbers: Number of each class; None if the file only lists names.
+    """
 
     file: str
     names: tuple[str, ...]
@@ -44,7 +46,8 @@ class Numbering:
         numbers: Numbers of all classes by those in the data, if they are not consecutive.
         classes: Names of the classes; None if unknown.
         by: Feature whose values are the names.
-        why: Reason for this numbering, for people."""
+        why: Reason for this numbering, for people.
+    """
 
     first: int = 0
     numbers: Mapping[int, int] | None = None

@@ -1,7 +1,8 @@
 """Reads chunks of LitData: ``index.json`` and ``chunk-0-0.bin`` (``litdata/streaming/writer.py``, ``serializers.py``).
 
 A chunk is the number of its items, the offset of each and of the end (32 bits each), and the items: sizes of all
-values, then the values. This is the layout of MDS without its description."""
+values, then the values. This is the layout of MDS without its description.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Reads chunks of LitData that are compressed by Zstandard: as a whole, by batches of items, or item by item
-(``litdata/streaming/framed_zstd.py``). Writes them to temporary files in the layout of uncompressed ones."""
+(``litdata/streaming/framed_zstd.py``). Writes them to temporary files in the layout of uncompressed ones.
+"""
 
 from __future__ import annotations
 

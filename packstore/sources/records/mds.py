@@ -2,7 +2,8 @@
 (``streaming/base/format/mds/``, version 2 of the format).
 
 A shard is the number of its samples, the offset of each and of the end (32 bits each), a description, and the
-samples: sizes of the values without a fixed size, then the values."""
+samples: sizes of the values without a fixed size, then the values.
+"""
 
 from __future__ import annotations
 

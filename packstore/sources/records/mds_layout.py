@@ -1,5 +1,6 @@
 """Layout of MDS shards: the content of ``index.json``, and the encodings of values (``streaming/base/format/mds/``,
-version 2 of the format)."""
+version 2 of the format).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class Shard:
         names: Names of the values of a sample.
         encodings: Encodings of the values, in the same order.
         sizes: Sizes of the values; None for values with their own size.
-        nbytes: Bytes of the uncompressed shard; None if unknown."""
+        nbytes: Bytes of the uncompressed shard; None if unknown.
+    """
 
     split: str
     file: Path

@@ -2,7 +2,8 @@
 (:mod:`packstore.core.recordio`).
 
 InsightFace's datasets begin with a record without an image, and end with one for each identity: none of these is a
-sample (``insightface/recognition/arcface_torch/dataset.py``)."""
+sample (``insightface/recognition/arcface_torch/dataset.py``).
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class _RecordIndex:
         flags: Number of labels after the header of each record.
         listed: Paths by number in the list beside the file; None without a list.
         ids: Number of each record, for the list.
-        damaged: Offset and reason if the rest of the file cannot be read."""
+        damaged: Offset and reason if the rest of the file cannot be read.
+    """
 
     places: array[int] = field(default_factory=lambda: array("q"))
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -71,7 +73,8 @@ class _RecordFacts:
         counts: Numbers of labels that records have.
         ids: Some record has another number than its position.
         further: Some record has a second number.
-        without: Number of InsightFace's records of identities, which have no image."""
+        without: Number of InsightFace's records of identities, which have no image.
+    """
 
     counts: set[int] = field(default_factory=set)
     ids: bool = False

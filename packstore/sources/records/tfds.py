@@ -1,7 +1,8 @@
 """Reads TensorFlow Datasets: folders of TFRecord with ``dataset_info.json`` and ``features.json``
 (https://www.tensorflow.org/datasets/external_tfrecord).
 
-Features become examples as in ``tensorflow_datasets/core/example_serializer.py``, version 4.9."""
+Features become examples as in ``tensorflow_datasets/core/example_serializer.py``, version 4.9.
+"""
 
 from __future__ import annotations
 

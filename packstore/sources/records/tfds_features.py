@@ -1,7 +1,8 @@
 """Converts ``features.json`` of TensorFlow Datasets to columns.
 
 It has the messages of ``tensorflow_datasets/core/proto/feature.proto``, version 4.9, as JSON. The Python classes
-that it names are neither imported nor needed."""
+that it names are neither imported nor needed.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Leaf:
         what: Type in ``features.json``: ``image``, ``tensor``, ``classLabel`` …
         said: Description in ``features.json``.
         lengths: Lengths of the sequences that contain it, from outside; -1 for any length.
-        classes: Names of its classes."""
+        classes: Names of its classes.
+    """
 
     feature: str
     what: str
@@ -67,7 +69,8 @@ class FeatureColumns:
     Attributes:
         leaves: Feature of each column.
         ignored: Number of features that no column can hold, by reason.
-        parallel: Column of boxes for each column of labels that belongs to one."""
+        parallel: Column of boxes for each column of labels that belongs to one.
+    """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     ignored: Counter[str] = field(default_factory=Counter)

@@ -3,7 +3,8 @@
 Layouts of TF-slim (``research/inception/inception/data/build_imagenet_data.py``,
 ``research/slim/datasets/dataset_utils.py``), of the TF Object Detection API (``using_your_own_dataset.md``), and any
 other with an image file in a feature. Names of classes come from ``labels.txt`` or a label map beside the files, or
-from features that name the class of each example."""
+from features that name the class of each example.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class TfrecordSource(ExampleSource):
     Attributes:
         format_name: Name of the format, for people.
         suffixes: Suffixes of its files.
-        is_shard: Tells if a file without a known suffix is a shard."""
+        is_shard: Tells if a file without a known suffix is a shard.
+    """
 
     kind = "tfrecord"
     format_name = "TFRecord"

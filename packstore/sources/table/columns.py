@@ -45,7 +45,8 @@ class ColumnFacts:
         lists: All values are lists of texts.
         runs: All values are run lengths, ``start length start length …``.
         empty: Some value is an empty text.
-        numbers: Number of values that are numbers."""
+        numbers: Number of values that are numbers.
+    """
 
     values: ColumnValues = field(default_factory=ColumnValues)
     texts: set[str] | None = field(default_factory=set)
@@ -127,7 +128,8 @@ class Roles:
         separator: Separator of classes in its cells.
         flags: Columns for a class each.
         points: Name, and columns of x and y, of each point.
-        rest: All other columns."""
+        rest: All other columns.
+    """
 
     split: str = ""
     boxes: tuple[str, ...] = ()

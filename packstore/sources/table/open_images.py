@@ -1,6 +1,7 @@
 """Reads tables of Open Images, whose classes are identifiers with names in other files.
 
-Source: https://storage.googleapis.com/openimages/web/download_v7.html"""
+Source: https://storage.googleapis.com/openimages/web/download_v7.html
+"""
 
 from __future__ import annotations
 

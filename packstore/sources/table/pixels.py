@@ -3,7 +3,8 @@
 
 A row is an image: a column ``pixels`` of numbers separated by blanks; columns ``pixel0`` …, ``1x1`` …; or, without a
 header, a label and the numbers. Numbers are 0 to 255, row by row. A square number of them is a gray image; three
-times as many are red, green and blue of each pixel."""
+times as many are red, green and blue of each pixel.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,178 @@
+"""Finds images that belong to other images: folders of masks, pairs of folders, and masks beside their images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from packstore.core.errors import printable
+from packstore.sources.contents import (
+    Contents,
+    FolderContents,
+    NameSet,
+    path_and_parents,
+    stem_of,
+)
+from packstore.sources.ignoring import escape_pattern
+
+_MASKS = re.compile(
+    r"(.*[_-])?(masks?|labels?|annot(ation)?s?|segmentations?(class|object)?|seg|gt(fine|coarse)?|ground_?truth|"
+    r"trimaps?|depths?|panoptic|stuff|targets?|instances?|semantic(_rgb)?|1st_manual|2nd_manual|manual|nir|thermal|"
+    r"infrared|normals?|albedo|disparit(y|ies)|flow|edges?|mattes?|heatmaps?)([_-].*)?|(train|val|test)annot"
+)
+_IMAGES = re.compile(r"(images?(_\d)?|imgs?|jpegimages|leftimg8bit|inputs?|photos?|pictures?|rgb|colou?r|sat|frames?)")
+_BESIDE = re.compile(
+    r"(masks?|labels?|seg|segmentation|gt|truth|groundtruth|trimap|depth|matte|target|alpha|instance|semantic)\d*"
+)
+DRAWN = re.compile(r"(?i).*(visuali[sz]ations?|overlays?)")
+"""Names of folders with drawn annotations."""
+_PAIRS = (
+    ("left", "right"), ("input", "target"), ("inputs", "targets"), ("input", "output"), ("inputs", "outputs"),
+    ("source", "target"), ("before", "after"), ("low", "high"), ("lr", "hr"), ("lq", "gt"), ("blur", "sharp"),
+    ("noisy", "clean"), ("image_2", "image_3"), ("rgb", "thermal"), ("vis", "ir"), ("pre", "post"), ("t1", "t2"),
+    ("rgb", "nir"), ("vis", "nir"), ("visible", "infrared"), ("imgs_1", "imgs_2"),
+)  # fmt: skip
+"""Names of two folders whose images of equal name form one sample: stereo, restoration, change detection."""
+_LEAST_NAMED = 3
+
+
+class Finding(NamedTuple):
+    """Suspected annotation of images.
+
+    Attributes:
+        phrase: Description for people: ``"metadata.csv"``.
+        patterns: Patterns for ``--ignore``.
+        folder: Its folder; None for images.
+    """
+
+    phrase: str
+    patterns: tuple[str, ...]
+    folder: str | None = None
+
+
+def printable_folder(folder: str) -> str:
+    """Formats a folder for messages."""
+    return printable(folder) or "the folder itself"
+
+
+def folder_pattern(folder: str, suffix: str = "") -> str:
+    """Returns the ``--ignore`` pattern for a folder, or for the files of a suffix in it."""
+    path = escape_pattern(folder) if folder else ""
+    if not suffix:
+        return f"{path}/" if "/" not in path else path
+    return f"{path}/*{suffix}"
+
+
+def find_masks(contents: Contents) -> dict[str, str]:
+    """Finds folders of masks, each with a phrase that describes it.
+
+    Such a folder has a usual name of masks and contains images with the stems of another folder's images, or is
+    beside a folder of images. Equal stems alone prove nothing: in many datasets each class counts from 1."""
+    found: dict[str, str] = {}
+    holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
+    pair = len(holding) == 2
+    masks = [(each, name) for each, name in holding if _MASKS.fullmatch(name) or (pair and not _IMAGES.fullmatch(name))]
+    for mask, name in masks:
+        above = mask.path.rpartition("/")[0]
+        beside = [each for each in holding if each[0].path.rpartition("/")[0] == above]
+        for image, other in (*beside, *holding):
+            if mask is image or not (_MASKS.fullmatch(name) or _IMAGES.fullmatch(other)):
+                continue
+            if _MASKS.fullmatch(other) or _are_numbered_alike(contents, mask, image):
+                continue
+            if 2 * mask.images.count_shared(image.images) >= len(image.images.stems):
+                found[mask.path] = (
+                    f"{printable(mask.path)} has files of the same names as {printable_folder(image.path)}"
+                )
+                break
+    by_path = {folder.path: folder for folder, _ in holding}
+    for mask, _ in holding:
+        parts = mask.path.split("/")
+        for n, part in enumerate(parts[:-1]):  # masks/cat beside cat
+            own = by_path.get("/".join((*parts[:n], *parts[n + 1 :]))) if _MASKS.fullmatch(part.lower()) else None
+            if own is not None and 2 * mask.images.count_shared(own.images) >= len(own.images.stems):
+                place = "/".join(parts[: n + 1])
+                found[place] = f"{printable(place)} has files of the same names as {printable(own.path)}"
+    with_images = {place for folder, _ in holding for place in path_and_parents(folder.path)}
+    for folder in contents.folders.values():
+        below = [f"{folder.path}/{name}" if folder.path else name for name in folder.folders]
+        below = [path for path in below if path in with_images]
+        images = [path for path in below if _IMAGES.fullmatch(path.rpartition("/")[2].lower())]
+        for path in below:
+            known = any(f"{each}/".startswith(f"{path}/") for each in found)
+            if images and path not in images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
+                found[path] = f"{printable(path)} beside {printable(images[0])}"
+    return found
+
+
+def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
+    """Tells if a third folder beside these two has the same names, too: then they are classes that count from 1."""
+    above = mask.path.rpartition("/")[0]
+    if image.path.rpartition("/")[0] != above or not mask.path:
+        return False
+    for name in contents.folders[above].folders:
+        other = contents.folders.get(f"{above}/{name}" if above else name)
+        if other is None or other is mask or other is image or not other.images.count:
+            continue
+        named = any(pattern.fullmatch(other.name) for pattern in (_MASKS, _IMAGES))
+        named = named or {other.path[-2:], image.path[-2:]} == {"/A", "/B"}  # two times, with a mask of changes
+        if not named and 2 * other.images.count_shared(image.images) >= len(image.images.stems):
+            return True
+    return False
+
+
+def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
+    """Yields two folders side by side that contain two images of each sample, by the folders' names and equal file
+    names; skips pairs with a folder in ``known``, which is described already."""
+    holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
+    for path, one in holding.items():
+        above, slash, name = path.rpartition("/")
+        for first, second in _PAIRS:
+            other = holding.get(f"{above}{slash}{second}") if name == first else None
+            if other is None or one.path in known or other.path in known:
+                continue
+            if 2 * one.images.count_shared(other.images) >= len(one.images.stems):
+                phrase = f"{printable(one.path)} and {printable(other.path)} have files of the same names"
+                yield Finding(phrase, (folder_pattern(other.path),))
+
+
+def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
+    """Yields groups of images in one folder that differ by the last word of their names: ``a_mask.png`` beside
+    ``a.jpg``, or ``a_sat.jpg`` beside ``a_mask.png``, for nine in ten of them."""
+    for folder in contents.folders.values():
+        if not folder.tails:
+            continue
+        stems, where = folder.images.stems, printable(folder.path) or "the folder itself"
+        tails = {tail: NameSet(len(bases), bases, ()) for tail, bases in folder.tails.items()}
+        paired = {tail: bases.count_shared(stems) for tail, bases in tails.items()}
+        single = len(stems) - sum(paired.values())
+        for tail, count in paired.items():
+            enough = (
+                min(_LEAST_NAMED, len(stems) // 2)
+                if _BESIDE.fullmatch(tail)
+                else max(_LEAST_NAMED, -(-9 * single // 10))
+            )
+            if count and count >= enough:
+                mask = next((name for name in folder.images.first if _stem_ends_with(name, tail)), f"…_{tail}")
+                image = stem_of(mask)[: -len(tail)].rstrip(" _.-")
+                phrase = f"masks beside their images in {where} ({printable(stem_of(mask))}, {printable(image)})"
+                yield Finding(phrase, (f"*{stem_of(mask)[len(image) :]}.*",))
+        large = [tail for tail, bases in tails.items() if bases.count >= _LEAST_NAMED and not paired[tail]]
+        for n, one in enumerate(large):
+            for other in large[n + 1 :]:
+                both = tails[one].count_shared(tails[other])
+                most = max(tails[one].count, tails[other].count)
+                if 10 * both >= 9 * most and 20 * both >= 9 * len(stems):
+                    image, mask = sorted((one, other), key=lambda tail: (_BESIDE.fullmatch(tail) is not None, tail))
+                    phrase = f"images that differ by the end of their names in {where} (…_{image}, …_{mask})"
+                    yield Finding(phrase, (f"*{mask}.*",))
+
+
+def list_ending_patterns(contents: Contents) -> set[str]:
+    """Returns the ``--ignore`` patterns of images that :func:`find_masks_by_ending` finds."""
+    return {pattern for finding in find_masks_by_ending(contents) for pattern in finding.patterns}
+
+
+def _stem_ends_with(name: str, tail: str) -> bool:
+    return stem_of(name).lower().endswith(tail)

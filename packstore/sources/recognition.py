@@ -1,0 +1,207 @@
+"""Recognises the kind of a source: asks all kinds, and the user if several match."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, printable
+from packstore.core.registry import SOURCES
+from packstore.sources.annotations import annotated_error, find_left_annotations, find_left_images
+from packstore.sources.archives import open_tree
+from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
+from packstore.sources.contents import list_contents
+from packstore.sources.ignoring import compile_ignore_rules
+from packstore.sources.ledger import Role
+from packstore.sources.mask_folders import Finding
+from packstore.sources.nested import find_nested, find_non_classes, find_only_folder, find_split_like_folders
+from packstore.sources.refusals import (
+    add_first_answer,
+    add_kinds,
+    archive_without_images_error,
+    incomplete_error,
+    nested_error,
+    no_classes_error,
+    several_kinds_error,
+    split_names_error,
+    unrecognised_error,
+)
+from packstore.sources.remote import NeedsCopyError, RemotePath
+from packstore.sources.tree import Tree
+from packstore.stores import is_store
+
+MODALITIES = "modalities"
+"""Kind that is never certain: a further answer when plain kinds match partially."""
+PLAIN_KINDS = ("imagefolder", "flat")
+"""Kinds that match partially if there are annotations beside the images, see :mod:`.annotations`."""
+
+
+def find_left_by_source(source: Source, survey: Survey) -> list[Finding]:
+    """Finds files that a source leaves out and that seem to annotate its images."""
+    tree = getattr(source, "tree", None)
+    if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
+        return []
+    left = survey.ledger.names(Role.LEFT)
+    rules = compile_ignore_rules(source.options.ignore)
+    return find_left_annotations(tree, (path for path in left if not (rules.hides(path) or source.expects_left(path))))
+
+
+def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:
+    """Opens a path as a kind that matches it partially, and finds the annotations or images that this kind would
+    leave out; empty if the path cannot be surveyed."""
+    try:
+        with closing(kind.open(path, replace(options, named=True))) as source:
+            survey = source.survey()
+            tree, left = getattr(source, "tree", None), find_left_by_source(source, survey)
+            if left or not isinstance(tree, Tree):
+                return left
+            rules = compile_ignore_rules(options.ignore)
+            others = (path for path in survey.ledger.names(Role.LEFT) if not rules.hides(path))
+            return find_left_images(tree, others, lambda: (entry.key for entry in source.entries()))
+    except PackstoreError:
+        return []
+
+
+def list_array_kinds() -> str:
+    """Joins the names of kinds that read named arrays, for messages."""
+    return ", ".join(kind.name for kind in SOURCES.values() if kind.takes_arrays)
+
+
+def find_kind(path: Path) -> Kind | None:
+    """Returns the kind, other than ``store``, that a path is certainly or partially of; None if there is none."""
+    kind: Kind
+    for kind in SOURCES.values():
+        try:
+            if kind.name != "store" and kind.recognise(path, SourceOptions()) >= Certainty.PARTIAL:
+                return kind
+        except SourceError:
+            return kind  # the path is certainly meant for it
+    return None
+
+
+def recognise(path: Path, options: SourceOptions) -> Kind:
+    """Returns the kind of ``path``: the first certain one (specific kinds come first), else the first possible
+    one.
+
+    Raises :class:`AmbiguousSourceError` if kinds match partially. Also raises the error of the first kind that the
+    path is certainly meant for, unless a plug-in is certain: a plug-in may read files that a built-in kind takes for
+    damaged or asks about."""
+    found: dict[Certainty, list[Kind]] = {}
+    refused: SourceError | None = None
+    kind: Kind
+    if isinstance(path, RemotePath) and path.is_file():
+        raise path.one_object_error()
+    for kind in SOURCES.values():  # plug-ins come last: they are not loaded if a built-in kind is certain
+        if not (kind.reads(path) and kind.takes(options)) or (refused is not None and kind.name in SOURCES.built_in):
+            continue
+        try:
+            certainty = kind.recognise(path, options)
+        except SourceError as error:
+            refused = refused or error
+            continue
+        except PermissionError as error:
+            raise SourceError(f"{printable(error.filename or str(path))} cannot be listed: {error.strerror}") from error
+        except OSError as error:
+            raise SourceError(unreachable_message(path, error)) from error
+        if certainty is Certainty.CERTAIN:
+            if kind.name == "imagefolder":
+                try:
+                    _ask_about_classes(path)
+                except AmbiguousSourceError as error:
+                    side_by_side = [each for each in found.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
+                    raise add_first_answer(error, side_by_side[0]) if side_by_side else error from None
+            return kind
+        found.setdefault(certainty, []).append(kind)
+    if refused is not None:
+        raise refused
+    if partial := found.get(Certainty.PARTIAL):
+        formats = [kind for kind in partial if kind.name not in (*PLAIN_KINDS, MODALITIES)]
+        if len(formats) == 1 and (left := _find_left_by_kind(path, formats[0], options)):
+            side_by_side = [kind for kind in partial if kind.name == MODALITIES]
+            raise add_kinds(incomplete_error(path, formats[0], [each[:2] for each in left]), side_by_side)
+        if formats:
+            raise several_kinds_error(path, formats)
+        plain = next((kind for kind in partial if kind.name in PLAIN_KINDS), None)
+        if partial[0].name == MODALITIES:
+            raise (
+                several_kinds_error(path, partial[:1])
+                if plain is None
+                else add_first_answer(annotated_error(path, plain.name), partial[0])
+            )
+        within = find_nested(path, _find_specific_kind)
+        several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
+        if within and not several_masks:
+            raise nested_error(path, within)
+        raise annotated_error(path, partial[0].name)
+    possible = found.get(Certainty.POSSIBLE, [])
+    if possible and possible[0].name not in PLAIN_KINDS:
+        return possible[0]
+    if options.labels is None and (within := find_nested(path, _find_certain_kind)):
+        raise nested_error(path, within)
+    if isinstance(path, RemotePath) and not (options.named or _holds_images(path)):
+        raise NeedsCopyError(f"{printable(str(path))} holds no images and no store")
+    if possible:
+        if path.is_file() and (tree := open_tree(path)) is not None:
+            raise archive_without_images_error(path, tree)
+        return possible[0]
+    if options.columns:
+        raise SourceError(f"{printable(str(path))} has no table that names its images: leave --column out")
+    if options.labels is None and any(options.array_names.values()):
+        raise SourceError(
+            f"{printable(str(path))} is of no kind that has arrays to choose from ({list_array_kinds()}); leave "
+            "image_key, label_key and layout out"
+        )
+    raise unrecognised_error(path)
+
+
+def _find_certain_kind(path: Path) -> Kind | None:
+    """Returns the first built-in kind that is certain of a path or asks about it; None if there is none."""
+    kind: Kind
+    for kind in map(SOURCES.__getitem__, SOURCES.built_in):
+        if not kind.reads(path):
+            continue
+        try:
+            certain = kind.recognise(path, SourceOptions()) is Certainty.CERTAIN
+            if certain and (kind.name != "store" or is_store(path)):  # PyTorch models have a suffix of stores, too: .pt
+                return kind
+        except AmbiguousSourceError:
+            return kind
+    return None
+
+
+def _find_specific_kind(path: Path) -> Kind | None:
+    """Returns the certain kind of a path, other than image folders and flat folders; else None."""
+    found = _find_certain_kind(path)
+    return None if found is None or found.name in PLAIN_KINDS else found
+
+
+def _ask_about_classes(path: Path) -> None:
+    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes: a single
+    folder that is a dataset itself, or splits, or folders with other names than classes have."""
+    inside = find_only_folder(path)
+    kind = None if inside is None else _find_certain_kind(inside)
+    if inside is not None and kind is not None:
+        raise nested_error(path, [(inside, kind)], "imagefolder")
+    if splits := find_split_like_folders(path):
+        raise split_names_error(path, splits, "imagefolder")
+    tree = open_tree(path)
+    found = None if tree is None else find_non_classes(list_contents(tree))
+    if found is not None:
+        raise no_classes_error(path, *found, "imagefolder")
+
+
+def _holds_images(path: RemotePath) -> bool:
+    """Tells if an image is anywhere below a URL."""
+    tree = path.tree()
+    return tree is not None and tree.holds_images("", ())
+
+
+def unreachable_message(path: Path, error: OSError | ValueError) -> str:
+    """Returns the message about a path that does not exist or cannot be read."""
+    name = printable(str(path))
+    if isinstance(error, FileNotFoundError) and isinstance(path, RemotePath):
+        return f"{name}: nothing is there: no store, no object of this name, and none below it"
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return f"{name} is a link to nowhere: {printable(str(path.readlink()))} does not exist"
+    return f"{name}: {printable(str(error)) if isinstance(error, ValueError) else error.strerror or error}"

@@ -1,0 +1,178 @@
+"""Files in shards of WebDataset: which of them are a sample, and their values by extension."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+import tokenize
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby, takewhile
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from packstore.core.errors import SourceError, printable
+from packstore.sources.archives.tar import TAR_FAULTS, OpenTar
+from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.names import make_column_name
+
+_IMAGES = frozenset(suffix[1:] for suffix in IMAGE_SUFFIXES)
+LABELS, _TEXTS, _JSON = (
+    frozenset({"cls", "class"}),
+    frozenset({"txt", "text", "transcript"}),
+    frozenset({"json", "jsn"}),
+)
+_NUMBERS = frozenset({"count", "index", "inx", "id"})
+_PICKLES = frozenset({"pyd", "pickle", "pkl", "pth", "pt"})
+_KNOWN = LABELS | _TEXTS | _JSON | _NUMBERS | _PICKLES | {"npy", "npz"}
+
+
+@dataclass(slots=True)
+class ShardIndex:
+    """Samples of a shard, some 50 bytes each.
+
+    Attributes:
+        keys: Keys of the samples.
+        counts: Number of files of each sample.
+        files: Four numbers for each file: its extension, offset, size and time of modification.
+        left: Number of members that are not part of a sample, by reason.
+        alike: Number of samples with the same extensions, by the numbers of the extensions, so that questions about all
+            samples take little time.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    counts: array[int] = field(default_factory=lambda: array("q"))
+    files: array[int] = field(default_factory=lambda: array("q"))
+    left: Counter[str] = field(default_factory=Counter)
+    alike: Counter[tuple[int, ...]] = field(default_factory=Counter)
+
+
+def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> ShardIndex:
+    """Reads the index of a shard from the headers of its members; adds new extensions to ``numbers``."""
+    found = ShardIndex()
+    try:
+        named = ((*split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, found.left))
+        for key, group in groupby(named, key=itemgetter(0)):
+            files = [(extension, member) for _, extension, member in group]
+            found.keys.append(key)
+            found.counts.append(len(files))
+            for extension, member in files:
+                number = numbers.setdefault(extension, len(numbers))
+                modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
+                found.files.extend((number, member.offset_data, member.size, modified))
+            found.alike[tuple(numbers[extension] for extension, _ in files)] += 1
+    except TAR_FAULTS as error:
+        raise SourceError(f"{printable(str(path))} is not a readable tar, or it is damaged: {error}") from None
+    return found
+
+
+def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
+    """Yields all members; a hard link gets the content of the earlier file that it names."""
+    known: dict[str, tarfile.TarInfo] | None = None
+    for member in tar.members():
+        if member.islnk():
+            if known is None:  # links are rare
+                before = takewhile(partial(_lies_before, member), tar.members())
+                known = {each.name.removeprefix("./"): each for each in before if each.isreg()}
+            target = known.get(member.linkname.removeprefix("./"))
+            if target is not None:
+                member.type, member.size, member.offset_data = tarfile.REGTYPE, target.size, target.offset_data
+        if known is not None and member.isreg():
+            known[member.name.removeprefix("./")] = member
+        yield member
+
+
+def _lies_before(member: tarfile.TarInfo, other: tarfile.TarInfo) -> bool:
+    return other.offset < member.offset
+
+
+def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
+    """Tells if a member of a shard is a file of a sample. Counts other members, except folders, in ``left``."""
+    if member.isreg() and not is_hidden(member.name):
+        return True
+    if not member.isdir():
+        left["hidden members" if member.isreg() else "members that are links or devices"] += 1
+    return False
+
+
+def split_key(name: str) -> tuple[str, str]:
+    """Splits the name of a file into key and extension, at the first dot of its own name."""
+    folder, slash, base = name.removeprefix("./").rpartition("/")
+    stem, _, extension = base.partition(".")
+    return f"{folder}{slash}{stem}", extension.lower()
+
+
+def is_hidden(name: str) -> bool:
+    """Tells if a member is hidden: its name begins with a dot or two underscores."""
+    return name.rpartition("/")[2].startswith((".", "__"))
+
+
+def content_kind(extension: str) -> str:
+    """Returns the kind of content of a file, by the last part of its extension: ``image``, ``label``, ``json`` …"""
+    last = extension.rpartition(".")[2]
+    if last in _IMAGES:
+        return "image"
+    if last in LABELS or re.fullmatch(r"cls\d", last):
+        return "label"
+    kinds = {"text": _TEXTS, "json": _JSON, "number": _NUMBERS, "pickle": _PICKLES, "array": {"npy"}}
+    return next((kind for kind, names in kinds.items() if last in names), "bytes")
+
+
+def usual_column(extension: str) -> str:
+    """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label`` for ``cls``, ``left``
+    for ``left.jpg`` …"""
+    first, _, last = extension.rpartition(".")
+    usual = {"image": "image", "label": "label", "text": "text", "json": "json"}
+    name = first or usual.get(content_kind(extension), last)
+    if re.fullmatch(r"cls\d", last) and not first:
+        name = f"label{last[-1]}"
+    return "image_" if name == "image" != content_kind(extension) else make_column_name(name)
+
+
+def own_column(extension: str) -> str:
+    """Returns the column of files whose usual column others have: ``png`` for the masks beside ``jpg``."""
+    name = make_column_name(extension)
+    return f"{name}_" if name == "image" else name
+
+
+def decode_file(extension: str, data: bytes) -> Any:
+    """Decodes the content of a file by its extension. Raises :class:`ValueError`."""
+    kind = content_kind(extension)
+    if kind in ("label", "number"):
+        text = data.decode("utf-8").strip()
+        if not re.fullmatch(r"[+-]?\d{1,19}", text) or not -(1 << 63) <= int(text) < 1 << 63:
+            raise ValueError(f".{extension} holds {text[:40]!r}; expected a number")
+        return int(text)
+    if kind == "text":
+        return data.decode("utf-8")
+    if kind == "json":
+        try:
+            return json.loads(data)
+        except RecursionError:
+            raise ValueError(f".{extension} is nested too deeply") from None
+    if kind == "array":
+        try:
+            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        except MemoryError as error:
+            raise ValueError(f".{extension} claims to be larger than the memory: {error}") from None
+        except (TypeError, SyntaxError, OverflowError, RecursionError, EOFError, tokenize.TokenError) as error:
+            raise ValueError(f".{extension} is no array of numpy: {error}") from None
+    return data
+
+
+def has_image(extensions: set[str]) -> bool:
+    return any(content_kind(name) == "image" for name in extensions)
+
+
+def has_pair(extensions: set[str]) -> bool:
+    """Tells if the files of a sample are an image and another known file, or two images."""
+    images = {name for name in extensions if content_kind(name) == "image"}
+    return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))
