@@ -341,7 +341,7 @@ def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str
         if folder.images.count and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
     ]
     if any(find_masks_by_ending(contents)):
-        return f"once the masks lie elsewhere (--source {kind} packs both)", []
+        return f"once the masks are elsewhere (--source {kind} packs both)", []
     if not holding:
         return "once they are there (masks and annotations seem to be all)", []
     shared = takewhile(lambda part: part.lower() not in SPLIT_ORDER, os.path.commonpath(holding or [""]).split("/"))

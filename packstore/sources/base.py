@@ -86,7 +86,7 @@ class SourceOptions:
         if self.layout is not None and not self.says_boxes and not is_layout(self.layout):
             raise UsageError(
                 f"layout should name the axes N (samples), H, W and C (channels) in their order, such as NHWC or NCHW; "
-                f"with sizes, NHW:28x28, of images that lie flat; or, of boxes in tables, be {', '.join(CONVENTIONS)} "
+                f"with sizes, NHW:28x28, of flattened images; or, of boxes in tables, be {', '.join(CONVENTIONS)} "
                 f"or {NOT_CONVERTED}; got {self.layout!r}"
             )
         if type(self.max_pixels) is not int or self.max_pixels < 1:

@@ -50,7 +50,7 @@ def clean_path(text: str) -> str:
     text.encode("utf-8", "surrogateescape")  # raises for a lone surrogate, which no file name has
     parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in text or text.startswith(("/", "\\")) or text[1:2] == ":":
-        raise ValueError(f"names {printable(text[:80])!r}, which is no path within the source")
+        raise ValueError(f"names {printable(text[:80])!r}, which is not a path within the source")
     return "/".join(parts)
 
 
@@ -59,9 +59,9 @@ def parse_finite(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        raise ValueError(f"found {printable(text[:40])!r}, which is no number") from None
+        raise ValueError(f"found {printable(text[:40])!r}, which is not a number") from None
     if not math.isfinite(number):
-        raise ValueError(f"found {printable(text[:40])!r}, which is no coordinate")
+        raise ValueError(f"found {printable(text[:40])!r}, which is not a coordinate")
     return number
 
 
@@ -103,7 +103,7 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise SourceError(f"{tree.name(file)} is no JSON: {printable(reason)}") from None
+        raise SourceError(f"{tree.name(file)} is not valid JSON: {printable(reason)}") from None
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:

@@ -30,7 +30,7 @@ _NO_TEXT = re.compile(r"\s*<.*>\s*\Z|.*\0", re.S)
 
 
 class CaptionFilesSource(FileRowSource):
-    """Images with the column ``caption``, and ``folder`` if they lie in several; an image without a text has none."""
+    """Images with the column ``caption``, None without a text; and ``folder`` if they are in several folders."""
 
     kind = "caption_files"
 
@@ -77,8 +77,8 @@ class CaptionFilesSource(FileRowSource):
 
 
 def find_suffix(tree: Tree) -> str | None:
-    """Returns the suffix of the text files, if half of the images or more have one and all of these are captions.
-    None if there are none, and if files of two suffixes have stems of images."""
+    """Returns the suffix of the text files, if at least half of the images have one and all texts are captions; else
+    None, also if files of two suffixes have stems of images."""
     counts = dict.fromkeys(_SUFFIXES, 0)
     images = 0
     for folder in list_contents(tree).folders.values():

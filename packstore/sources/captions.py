@@ -203,30 +203,38 @@ def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
     text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", errors="surrogateescape", newline="")
     pattern = _find_line_pattern(data[:_START])
     if pattern is None:
-        rows = csv.reader(text, delimiter="\t" if file.lower().endswith(".tsv") else ",", strict=True)
-        header = next(rows, [])
-        columns, width = _find_columns(header), len(header)
-        if columns is None:
-            raise ValueError("the header is neither file,caption nor file,caption,split")
-        at, caption, split = columns
-        for row in rows:
-            if row and len(row) <= max(at, caption, split):
-                raise ValueError(f"{len(row)} values, fewer than the header has")
-            if len(row) > width and caption == width - 1:  # commas of a caption that is not quoted
-                row[caption:] = [rows.dialect.delimiter.join(row[caption:])]
-            if len(row) > width:
-                raise ValueError(f"{len(row)} values, more than the header has: quote captions that have commas")
-            if row:
-                name = row[split].strip() if split >= 0 else ""
-                yield rows.line_num, _Line(row[at].strip(), row[caption].strip(), name)
-        return
+        yield from _parse_table(text, "\t" if file.lower().endswith(".tsv") else ",")
+    else:
+        yield from _parse_by_pattern(text, pattern)
+
+
+def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _Line]]:
+    """Yields line number and caption of each row of a table with a header. Raises :class:`ValueError`."""
+    rows = csv.reader(text, delimiter=delimiter, strict=True)
+    header = next(rows, [])
+    columns, width = _find_columns(header), len(header)
+    if columns is None:
+        raise ValueError("the header is neither file,caption nor file,caption,split")
+    at, caption, split = columns
+    for row in rows:
+        if row and len(row) <= max(at, caption, split):
+            raise ValueError(f"{len(row)} values, fewer than the header has")
+        if len(row) > width and caption == width - 1:  # commas of a caption that is not quoted
+            row[caption:] = [delimiter.join(row[caption:])]
+        if len(row) > width:
+            raise ValueError(f"{len(row)} values, more than the header has: quote captions that have commas")
+        if row:
+            name = row[split].strip() if split >= 0 else ""
+            yield rows.line_num, _Line(row[at].strip(), row[caption].strip(), name)
+
+
+def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator[tuple[int, _Line]]:
+    """Yields line number and caption of each line that matches. Raises :class:`ValueError` for other lines."""
     for number, each in enumerate(text, 1):
         match = pattern.fullmatch(each.strip())
         if match is not None and not (number == 1 and each.startswith("image_name|")):
-            yield (
-                number,
-                _Line(match[1].strip(), _strip_quotes(match[2].strip()) if pattern is _BARE else match[2].strip()),
-            )
+            caption = match[2].strip()
+            yield number, _Line(match[1].strip(), _strip_quotes(caption) if pattern is _BARE else caption)
         elif each.strip() and (number > 1 or pattern is _BARE):
             raise ValueError(f"{each.strip()[:60]!r} has no image and caption")
 

@@ -45,8 +45,8 @@ class ClipsSource(WrappedSource):
         survey = self._source.survey(split)
         if self.kind != "imagefolder" or survey.encoding != "original":
             raise UsageError(
-                f"{printable(str(self.path))} ({self.kind}) is no folder of folders of frames, which frames=clips is "
-                "for; leave it out"
+                f"{printable(str(self.path))} ({self.kind}) is not a folder of folders of frames: leave "
+                "frames=clips out"
             )
         mode, size, has_classes = self._find_clip_form(progress, survey.records)
         splits = dict.fromkeys(survey.splits, 0)
@@ -156,7 +156,7 @@ class ClipsSource(WrappedSource):
             if len(several) > 1:
                 one, other = list(several.values())[:2]
                 raise SourceError(
-                    f"{printable(str(self.path))}: clips have one size and lie in folders of classes or in none; "
+                    f"{printable(str(self.path))}: all clips need one size, and folders of classes, or none; "
                     f"{printable(one)} and {printable(other)} have different {what}"
                 )
         if not sizes:
@@ -179,5 +179,7 @@ def _frame_number(entry: Entry) -> int:
     """Returns the number in the name of a frame. Raises :class:`SourceError` without one."""
     match = _NUMBERED.fullmatch(entry.key.rpartition("/")[2])
     if match is None:
-        raise SourceError(f"{printable(entry.key)} is no numbered frame (frame_0001.jpg): leave it out with --ignore")
+        raise SourceError(
+            f"{printable(entry.key)} is not a numbered frame (frame_0001.jpg): leave it out with --ignore"
+        )
     return int(match[2])

@@ -343,7 +343,7 @@ def _wrap_dataset(split: str, data: Any) -> _SplitData:
     if isinstance(data, Iterable):
         return _SplitData(split, data, None, in_memory=False, rest=iter(data), probes={})
     raise UsageError(
-        f"{type(data).__name__} is no dataset; give a path, a Dataset, a list of samples, an iterable of them, or a "
+        f"{type(data).__name__} is not a dataset; give a path, a Dataset, a list of samples, an iterable of them, or a "
         "dict of these by split"
     )
 

@@ -74,7 +74,7 @@ class FlatSource(FolderSource):
         if not listing.images:
             above = (*self.tree.above, listing.identity)
             if any(self.tree.holds_images(name, above) for name in sorted(listing.directories)):
-                raise SourceError(f"{self.name()}: its images lie in subfolders: use --source imagefolder")
+                raise SourceError(f"{self.name()}: its images are in subfolders: use --source imagefolder")
             raise SourceError(no_images_message(self.name(), ignored, NO_SOURCE))
         sizes = readable_sizes(listing.sizes, self.max_bytes)
         progress(Progress("scan", len(listing.images), len(listing.images), sum(sizes)))

@@ -177,4 +177,4 @@ def _part_to_regex(pattern: str, part: str) -> str:
 
 def _bad_pattern_error(pattern: str, why: str) -> UsageError:
     """Returns the error for an unusable pattern."""
-    return UsageError(f"ignore: {printable(pattern)!r} is no pattern: {why}")
+    return UsageError(f"ignore: {printable(pattern)!r} is not a pattern: {why}")

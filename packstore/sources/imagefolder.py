@@ -264,9 +264,9 @@ class ImageFolderSource(FolderSource):
         labelled = [folder.split for folder in folders if folder.classes]
         if unlabelled and labelled:
             raise AmbiguousSourceError(
-                f"in {self.name()} the images of {' and '.join(unlabelled)} lie in no class folders, those of "
-                f"{' and '.join(labelled)} do: pack the splits one at a time with --split, or give labels for all with "
-                "--labels labels.csv (columns file,label,split)",
+                f"in {self.name()} the images of {' and '.join(unlabelled)} are not in class folders, those of "
+                f"{' and '.join(labelled)} are: pack the splits one at a time with --split, or give labels for all "
+                "with --labels labels.csv (columns file,label,split)",
                 [Answer(("--split", folder.split)) for folder in folders],
                 self.path,
             )

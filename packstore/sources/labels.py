@@ -113,7 +113,7 @@ class LabelsFile:
             number += 1
             if len(line) == _MAX_LINE:
                 raise SourceError(
-                    f"{self.name_line(number)}: longer than {_MAX_LINE:,} characters, so this is no CSV file"
+                    f"{self.name_line(number)}: longer than {_MAX_LINE:,} characters, so this is not a CSV file"
                 )
             yield line
 

@@ -250,7 +250,7 @@ def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:
     return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
 
 
-IS_CYCLE = "is a link to a folder that it lies in, a cycle"
+IS_CYCLE = "is a link to a folder that contains it, a cycle"
 
 
 def cycle_error(name: str) -> SourceError:

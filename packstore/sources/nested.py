@@ -31,8 +31,8 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds datasets in a folder: paths there, or in its only folder, or one of few folders in that, that are
-    certainly of a kind. Tests only the first files of each suffix. ``certain`` returns a path's kind, and may raise
+    """Finds datasets in a folder: each path in it that is certainly of a kind, or a single or unambiguous folder
+    below such a path. Tests only the first files of each suffix. ``certain`` returns a path's kind, and may raise
     :class:`PackstoreError` for damaged files."""
     found = []
     tried: Counter[str] = Counter()

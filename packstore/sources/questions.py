@@ -81,7 +81,7 @@ def ask_about_clips(source: Source, survey: Survey) -> None:
     if len(classes) > 1 and all(_CLIP.fullmatch(name) for name in classes):
         raise AmbiguousSourceError(
             f"{printable(str(source.path))}: its folders ({printable(classes[0])} …) seem to be clips, whose frames "
-            "are no classes: --frames clips makes each a record, --source imagefolder a class",
+            "are not classes: --frames clips makes each a record, --source imagefolder a class",
             [Answer(("--frames", CLIPS)), Answer(("--source", source.kind))],
             source.path,
         )

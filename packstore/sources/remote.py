@@ -225,7 +225,7 @@ class ObjectTree(Tree):
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
         found = self._list_children(directory)
         if not found:
-            raise SourceError(f"{self.name(directory)} cannot be listed: nothing lies there")
+            raise SourceError(f"{self.name(directory)} cannot be listed: nothing is there")
         passed: builtins.list[str] = []
         directories: builtins.list[str] = []
         images: builtins.list[ObjectInfo] = []

@@ -211,7 +211,7 @@ class RowSource(Source):
         return self.rows(split)
 
     def read_sample(self, entry: Entry) -> Sample:
-        """Reads a sample. Raises what :meth:`values` raises."""
+        """Reads a sample. Raises the errors of :meth:`values`."""
         values = self.values(entry.ref)
         if values.get(self.schema.main) is None:
             raise SampleError(entry.key, "has no image")
@@ -279,7 +279,7 @@ class TreeRowSource(RowSource):
         """Returns size and times of a file that a list names. Raises :class:`OSError`, also for a path outside the
         source."""
         if "\0" in file or (".." in file and ".." in file.split("/")):
-            raise OSError(errno.EINVAL, "is no path within the source")
+            raise OSError(errno.EINVAL, "is not a path within the source")
         return self.tree.stat(file)
 
     def _stat_or_missing(self, file: str) -> FileStat:

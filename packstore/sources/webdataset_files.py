@@ -164,7 +164,7 @@ def decode_file(extension: str, data: bytes) -> Any:
         except MemoryError as error:
             raise ValueError(f".{extension} claims to be larger than the memory: {error}") from None
         except (TypeError, SyntaxError, OverflowError, RecursionError, EOFError, tokenize.TokenError) as error:
-            raise ValueError(f".{extension} is no array of numpy: {error}") from None
+            raise ValueError(f".{extension} is not a numpy array: {error}") from None
     return data
 
 

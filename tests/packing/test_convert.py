@@ -429,7 +429,7 @@ def test_skipping_passes_a_cycle_of_links(tmp_path: Path, target: str) -> None:
         packstore.convert(root, tmp_path / "a.lmdb")
     report = packstore.convert(root, tmp_path / "a.lmdb", on_error="skip")
     (skipped,) = report.skipped
-    assert (skipped.key, skipped.reason) == ("bee/again/loop", "is a link to a folder that it lies in, a cycle")
+    assert (skipped.key, skipped.reason) == ("bee/again/loop", "is a link to a folder that contains it, a cycle")
     assert report.manifest.records == 13
     assert report.manifest.skipped == report.skipped
     assert packstore.verify(tmp_path / "a.lmdb", against=root).ok
@@ -451,7 +451,7 @@ def test_a_split_that_is_a_cycle_of_links(tmp_path: Path, labelled: bool) -> Non
         packstore.convert(root, tmp_path / "a.h5")
     report = packstore.convert(root, tmp_path / "a.h5", on_error="skip")
     (skipped,) = report.skipped
-    assert (skipped.key, skipped.reason) == ("test", "is a link to a folder that it lies in, a cycle")
+    assert (skipped.key, skipped.reason) == ("test", "is a link to a folder that contains it, a cycle")
     assert [split.name for split in report.manifest.splits] == ["train", "val"]
     assert report.manifest.records == (24 if labelled else 2)
     assert packstore.verify(tmp_path / "a.h5", against=root).ok

@@ -273,7 +273,7 @@ def test_a_later_sample_that_does_not_fit_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        (3, {}, "int is no dataset; give a path, a Dataset, a list"),
+        (3, {}, "int is not a dataset; give a path, a Dataset, a list"),
         (torch.utils.data.DataLoader([1]), {}, "a DataLoader gives batches; give its dataset"),  # type: ignore[arg-type]
         ([], {}, "list has no samples, so there is nothing to pack"),
         (iter([]), {}, "has no samples"),

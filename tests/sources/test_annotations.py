@@ -225,7 +225,7 @@ def test_a_folder_with_annotations_is_a_question(name: str, tmp_path: Path) -> N
     message = str(caught.value)
     assert expected.removesuffix(" (it names the images)") in message or "more" in message
     if name == "masks in the same folder":
-        assert "Pack the images alone once the masks lie elsewhere (--source flat packs both)" in message
+        assert "Pack the images alone once the masks are elsewhere (--source flat packs both)" in message
         return
     advice = re.search(
         r"Pack the images alone (?:with --source (\w+)|from their folders?[,:] (.*)); give labels", message

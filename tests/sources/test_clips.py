@@ -120,7 +120,7 @@ def test_folders_like_clips_are_a_question(tmp_path: Path) -> None:
 
 
 REFUSED: Mapping[str, tuple[Any, str]] = {
-    "no number": (lambda path: save(path / "a", frames_of(1, 1), "cover.png"), "is no numbered frame"),
+    "no number": (lambda path: save(path / "a", frames_of(1, 1), "cover.png"), "is not a numbered frame"),
     "sizes": (lambda path: save(path / "a", frames_of(1, 2)[:, :4]), "different sizes"),
     "depths": (lambda path: save(path / "b" / "a", frames_of(1, 2)), "different depths of folders"),
 }
@@ -137,7 +137,7 @@ def test_what_is_no_clip_is_said(name: str, tmp_path: Path) -> None:
 
 def test_other_sources_and_damaged_frames(tmp_path: Path) -> None:
     save(tmp_path / "flat", frames_of(1, 3))
-    with pytest.raises(UsageError, match="frames=clips is for"):
+    with pytest.raises(UsageError, match="leave frames=clips out"):
         convert(tmp_path / "flat", tmp_path / "x.lmdb", frames="clips")
     save(tmp_path / "video" / "v1", frames_of(1, 3))
     save(tmp_path / "video" / "v2", frames_of(2, 3))

@@ -451,7 +451,7 @@ def test_names_that_lead_out_of_the_source_are_refused(archive: bool, name: str,
     (tmp_path / "out.jpg").write_bytes(jpeg(9))
     if archive:
         path = Path(shutil.make_archive(str(tmp_path / "x"), "zip", path))
-    said = r"names .*, which is no path within the source|the images of annotations/instances_train"
+    said = r"names .*, which is not a path within the source|the images of annotations/instances_train"
     with pytest.raises(SourceError, match=said) as caught:
         open_source(path)
     assert str(caught.value).isprintable()

@@ -140,7 +140,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         open_source(tmp_path, kind="flat").survey()
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.jpg").write_bytes(b"image")
-    with pytest.raises(SourceError, match="its images lie in subfolders: use --source imagefolder"):
+    with pytest.raises(SourceError, match="its images are in subfolders: use --source imagefolder"):
         open_source(tmp_path, kind="flat").survey()
 
 
@@ -376,7 +376,7 @@ def test_a_labels_file_that_is_one_endless_line(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(tiny(1))
     (tmp_path / "labels.csv").touch()
     os.truncate(tmp_path / "labels.csv", 8 << 30)
-    with pytest.raises(SourceError, match=r"labels\.csv, line 1: longer than 1,048,576 characters, so this is no CSV"):
+    with pytest.raises(SourceError, match=r"line 1: longer than 1,048,576 characters, so this is not a CSV"):
         open_source(tmp_path, labels=tmp_path / "labels.csv").survey()
 
 

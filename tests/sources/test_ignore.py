@@ -55,7 +55,7 @@ def test_patterns_are_those_of_gitignore(pattern: str, hidden: Sequence[str], se
     "pattern", ["", "/", "*", "**", "**/*", "!a", "#a", "a/../b", "./a", "a//b", "[a", "[]", "[z-a]", "a\0"]
 )
 def test_what_is_no_pattern_is_refused(pattern: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is no pattern"):
+    with pytest.raises(UsageError, match="is not a pattern"):
         open_source(fill(tmp_path, FILES), ignore=[pattern])
 
 

@@ -221,11 +221,11 @@ def test_splits_of_bare_images_have_no_labels(tmp_path: Path) -> None:
 def test_a_split_without_class_folders_beside_others_needs_a_choice(tmp_path: Path) -> None:
     root = fill(tmp_path / "root", ["train/a/1.jpg", "test/1.jpg", "test/2.jpg"])
     text = failure(root)
-    assert "test lie in no class folders" in text
+    assert "test are not in class folders" in text
     assert "--split" in text
     assert "--labels" in text
     source = open_source(root)
-    with pytest.raises(SourceError, match="no class folders"):
+    with pytest.raises(SourceError, match="are not in class folders"):
         source.entries()
     assert source.survey("train").columns[0].classes == ("a",)
     assert source.survey("test").columns == ()

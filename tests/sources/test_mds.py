@@ -203,7 +203,7 @@ def test_offsets_that_lead_elsewhere(offset: int, tmp_path: Path) -> None:
     with (path / "shard.00000.mds").open("r+b") as file:
         file.seek(4 * 3)
         file.write(offset.to_bytes(4, "little"))
-    with pytest.raises(SampleError, match=r"a sample lies from .* where none can be"):
+    with pytest.raises(SampleError, match=r"a sample is from byte .* where none can be"):
         convert(path, tmp_path / "x.h5")
     assert convert(path, tmp_path / "x.h5", on_error="skip").manifest.records == 2
 

@@ -136,7 +136,7 @@ def test_beside_images_a_table_of_pixels_is_left(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("1," + ",".join(["256"] * 64), "line 5: the pixel '256' is no whole number from 0 to 255"),
+        ("1," + ",".join(["256"] * 64), "line 5: the pixel '256' is not a whole number from 0 to 255"),
         ("1," + ",".join(["-1"] * 64), "line 5: the pixel '-1' is no"),
         ("1," + ",".join(["0.5"] * 64), "line 5: the pixel '0.5' is no"),
         ("1," + ",".join(["1"] * 63), "line 5: 64 fields, the first line has 65"),

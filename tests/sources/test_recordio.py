@@ -159,7 +159,7 @@ def test_a_file_that_is_cut_off(left: int, tmp_path: Path) -> None:
 def test_a_list_that_is_none(line: str, tmp_path: Path) -> None:
     (tmp_path / "x.rec").write_bytes(rec(packed(tiny(0), 0)))
     (tmp_path / "x.lst").write_text(f"{line}\n")
-    with pytest.raises(SourceError, match=r"x\.lst: .* is no line of a list"):
+    with pytest.raises(SourceError, match=r"x\.lst: .* is not a line of a list"):
         convert(tmp_path / "x.rec", tmp_path / "x.h5")
 
 

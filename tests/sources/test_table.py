@@ -639,7 +639,7 @@ def test_boxes_of_open_images_have_the_classes_above_theirs(tmp_path: Path) -> N
                                   '{"LabelName": "a", "Part": [' * 80 + '{"LabelName": "b"}' + "]}" * 80])  # fmt: skip
 def test_a_hierarchy_that_is_wrong_is_said(text: str, tmp_path: Path) -> None:
     path = _open_images(tmp_path, text)
-    with pytest.raises(SourceError, match=r"hierarchy\.json is no hierarchy of classes"):
+    with pytest.raises(SourceError, match=r"hierarchy\.json is not a hierarchy of classes"):
         rows(path)
 
 

@@ -267,7 +267,7 @@ def _file(folder: Path, data: bytes) -> Path:
         (frame_record(write_example({"label": ints(0)})), "hold no image files: label"),
         (
             frame_record(write_example({"image": [b"\0" * 300], "label": ints(0)})),
-            r"image is no image file \(raw pixels\?\)",
+            r"image is not an image file \(raw pixels\?\)",
         ),
         (records(plain(0, x=ints(1)), plain(1, x=floats(1.0))), "x holds floats and ints in different records"),
     ],

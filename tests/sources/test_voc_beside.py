@@ -119,7 +119,7 @@ def test_a_coordinate_that_is_no_number_is_named(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("<xmin>1<", "<xmin>left<"))
     with closing(open_source(tmp_path)) as source:
         entry = next(entry for entry in source.entries() if "2007_000001" in entry.key)
-        with pytest.raises(SampleError, match="found 'left', which is no number"):
+        with pytest.raises(SampleError, match="found 'left', which is not a number"):
             source.read(entry)
 
 

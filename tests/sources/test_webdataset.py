@@ -211,7 +211,7 @@ def test_a_shard_without_a_split_among_others(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     for name in ("train-0.tar", "rest-0.tar"):
         (tmp_path / "set" / name).write_bytes(shard(files(range(3))))
-    with pytest.raises(SourceError, match=r"rest-0\.tar: its name says no split"):
+    with pytest.raises(SourceError, match=r"rest-0\.tar: its name has no split"):
         convert(tmp_path / "set", tmp_path / "x.h5")
 
 

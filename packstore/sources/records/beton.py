@@ -157,7 +157,9 @@ class BetonSource(ShardSource):
         """Column of each field."""
         found = make_column_names(list(self._betons[0].names))
         if "image" in found.values() and found[self._main_field] != "image":
-            raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(self._main_field)} is")
+            raise SourceError(
+                f"{printable(str(self.path))}: 'image' is not an image, but {printable(self._main_field)} is"
+            )
         return {**found, self._main_field: "image"}
 
     @cached_property
@@ -235,7 +237,7 @@ class BetonSource(ShardSource):
         return np.where(starts[at] == places, sizes[at], np.uint64(0))
 
     def _read_data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
-        """Reads the data at an offset: ``size`` bytes, as its row says, or with None as many as the table says.
+        """Reads the data at an offset: ``size`` bytes, which must be the allocated number; None reads that number.
         Raises :class:`ValueError`."""
         beton = self._betons[number]
         first = beton.rows_at + beton.samples * beton.row.itemsize
@@ -284,9 +286,7 @@ def _read_beton_header(file: OpenFile, path: Path) -> _BetonHeader:
     try:
         return _parse_header(file)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
-        raise SourceError(
-            f"{printable(str(path))} is no .beton file that can be read: {printable(str(error))}"
-        ) from None
+        raise SourceError(f"{printable(str(path))} is not a readable .beton file: {printable(str(error))}") from None
 
 
 def _parse_header(file: OpenFile) -> _BetonHeader:

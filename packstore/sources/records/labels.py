@@ -110,7 +110,7 @@ def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
         name = re.sub(r"\\(.)", r"\1", values.get("name", "")[1:-1])
         found.append((int(values["id"]), name or values["id"]))
     if len(found) != len(re.findall(r"\bitem\b\s*\{", text)) or not found:
-        raise ValueError("it is no label map")
+        raise ValueError("it is not a label map")
     return found
 
 

@@ -109,7 +109,7 @@ def _parse_encoding(form: str) -> str:
 def _parse_names(spec: object, count: int) -> tuple[str, ...]:
     """Parses the names of the values of an item: keys of a dict, or numbers. Raises :class:`ValueError`."""
     if not isinstance(spec, str):
-        raise ValueError("it says no data_spec")
+        raise ValueError("it has no data_spec")
     node = json.loads(spec)[1]
     children = node["children_spec"]
     if len(children) != count or any(child["children_spec"] for child in children):

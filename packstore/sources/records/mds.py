@@ -154,7 +154,7 @@ class MdsSource(ShardSource):
         found = make_column_names(names)
         main = self._find_main(names, dict(zip(shard.names, shard.encodings, strict=True)))
         if "image" in found.values() and found[main] != "image":
-            raise SourceError(f"{printable(str(self.path))}: 'image' is no image, and {printable(main)} is")
+            raise SourceError(f"{printable(str(self.path))}: 'image' is not an image, but {printable(main)} is")
         return {**found, main: "image"}
 
     def _find_main(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
@@ -234,7 +234,7 @@ class MdsSource(ShardSource):
         head = 4 * (shard.samples + 2)
         least = sum(4 if size is None else size for size in shard.sizes)
         good = head <= start <= stop <= self._shard_offsets[number][2] and stop - start >= least
-        return "" if good else f"a sample lies from {start} to {stop}, where none can be"
+        return "" if good else f"a sample is from byte {start} to {stop}, where none can be"
 
     def _value_spans(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
         """Returns begin and end of each value of a sample. Raises :class:`ValueError`."""

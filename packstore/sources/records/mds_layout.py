@@ -179,5 +179,5 @@ def read_index(index: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(index))} cannot be read: {printable(str(error))}") from None
     if not isinstance(found, dict):
-        raise SourceError(f"{printable(str(index))} cannot be read: it is no JSON object")
+        raise SourceError(f"{printable(str(index))} cannot be read: it is not a JSON object")
     return found

@@ -291,7 +291,9 @@ class RecordioSource(ShardSource):
         found: dict[int, str] = {}
         try:
             if file.stat().st_size > _MAX_LIST:
-                raise SourceError(f"{printable(str(file))} has more than {_MAX_LIST:,} bytes: it is no list of images")
+                raise SourceError(
+                    f"{printable(str(file))} has more than {_MAX_LIST:,} bytes: it is not a list of images"
+                )
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
                 for place, line in enumerate(lines, 1):
                     number, _, rest = line.rstrip("\r\n").partition("\t")
@@ -300,7 +302,7 @@ class RecordioSource(ShardSource):
                         number, name = str(place), own[1].lstrip("/")
                     if not re.fullmatch(r"\d{1,18}", number) or int(number) in found or not name:
                         raise SourceError(
-                            f"{printable(str(file))}: {printable(line[:80].strip())} is no line of a list"
+                            f"{printable(str(file))}: {printable(line[:80].strip())} is not a line of a list"
                         )
                     found[int(number)] = name
         except OSError as error:

@@ -101,7 +101,7 @@ def find_shards(
         found.missing.extend(f"{stem}-{n:05}-of-{total:05}{suffix}" for n in islice(gone, _NAMED_MISSING))
     without = [file for split, file in found.files if not split]
     if without and len(without) < len(found.files):
-        raise SourceError(f"{printable(str(without[0]))}: its name says no split, as those of other shards do")
+        raise SourceError(f"{printable(str(without[0]))}: its name has no split, but those of other shards have")
     return found
 
 

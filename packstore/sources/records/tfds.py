@@ -304,7 +304,7 @@ def _read_json(file: Path) -> dict[str, Any]:
         with file.open("rb") as opened:
             found = json.loads(opened.read(_MAX_JSON))
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         raise SourceError(f"{printable(str(file))} cannot be read: {printable(str(error))}") from None
     return found

@@ -153,7 +153,7 @@ class TfrecordSource(ExampleSource):
             return self._raw_feature
         if not known and not images:
             raw = next((name for name in _MAIN if name in self.facts.features), None)
-            what = f"{raw} is no image file (raw pixels?)" if raw else ", ".join(sorted(self.facts.features)[:8])
+            what = f"{raw} is not an image file (raw pixels?)" if raw else ", ".join(sorted(self.facts.features)[:8])
             raise SourceError(f"{printable(str(self.path))}: its records hold no image files: {printable(what)}")
         return (known or images)[0]
 

@@ -133,8 +133,8 @@ class Naming:
             yield None if chosen is None else index.path(places[chosen], name, self.by_stem)
 
     def find_base(self, place: str, folder: str) -> str | None:
-        """Returns the folder below which ``folder`` is ``place``; None if there is none. If the first parts of
-        ``folder`` are of another machine, returns ``..`` for each of them."""
+        """Returns the folder in which the path ``folder`` leads to ``place``; None if it cannot. If the first parts
+        of ``folder`` are of another machine, returns ``..`` for each of them."""
         if not self.whole_path or not folder:
             return place
         if place == folder:
@@ -192,8 +192,8 @@ class NamingCounter:
 
 
 def _order_bases(bases: Counter[str], hint: str) -> list[str]:
-    """Sorts folders by hits; of equal ones, first those that share words with the table's path, then near ones.
-    Leaves out folders of other splits than the table's, unless there are no others."""
+    """Sorts folders by hits, then by shared words with the table's path, then by nearness. Leaves out folders of
+    other splits than the table's if others remain."""
     words = words_of_path(hint)
     splits = find_split_words(words)
     fitting = [base for base in bases if not splits or not find_split_words(words_of_path(base)) - splits]

@@ -67,7 +67,7 @@ def read_hierarchy(tree: Tree, files: Iterable[str], titles: Mapping[str, str]) 
             _collect_parents(parse_json(read_text(tree, file, MAX_BYTES)), [], titles, found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise SourceError(f"{tree.name(file)} is no hierarchy of classes ({printable(reason)[:80]})") from None
+            raise SourceError(f"{tree.name(file)} is not a hierarchy of classes ({printable(reason)[:80]})") from None
     return found
 
 

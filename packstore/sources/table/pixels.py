@@ -131,7 +131,7 @@ class PixelTableSource(TableSource):
         except ValueError:
             odd = next((text for text in texts if not text.isdecimal() or int(text) > 255), "")
             raise SourceError(
-                f"{where}: the pixel {printable(odd[:20])!r} is no whole number from 0 to 255; pack other "
+                f"{where}: the pixel {printable(odd[:20])!r} is not a whole number from 0 to 255; pack other "
                 "numbers from Python (packstore guide packing)"
             ) from None
         self._sizes = self._sizes or len(raw)
@@ -139,7 +139,7 @@ class PixelTableSource(TableSource):
             raise SourceError(f"{where}: {len(raw):,} pixels, the first image has {self._sizes:,}")
         if find_square_shape(len(raw)) is None:
             raise SourceError(
-                f"{where}: {len(raw):,} pixels are no square in gray or RGB; pack them from Python (packstore guide "
+                f"{where}: {len(raw):,} pixels are not a square in gray or RGB; pack them from Python (packstore guide "
                 "packing)"
             )
         file.write(raw)

@@ -97,7 +97,7 @@ def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
     except ValueError as error:
         raise SourceError(f"{shown}: {error}") from None
     if not isinstance(found, list):
-        raise SourceError(f"{shown} is no list of objects")
+        raise SourceError(f"{shown} is not a list of objects")
     for number, value in enumerate(found):
         if not isinstance(value, dict):
             raise SourceError(f"{shown}, item {number}: no object of values by name")
@@ -159,5 +159,5 @@ def _decode_lines(data: bytes, shown: str) -> Iterator[tuple[int, str]]:
         if len(raw) > _MAX_LINE:
             raise SourceError(f"{where}: {len(raw):,} bytes in a line; at most {_MAX_LINE:,} are read")
         if b"\0" in raw:
-            raise SourceError(f"{where}: has a NUL byte, so this is no text (or --column encoding=utf-16-le)")
+            raise SourceError(f"{where}: has a NUL byte, so this is not a text (or --column encoding=utf-16-le)")
         yield number, raw.decode()

@@ -262,52 +262,62 @@ class TableSource(FileRowSource):
 
     def _build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
         """Builds the values of an image, without the image, from the cells of its rows. Raises :class:`ValueError`."""
-        roles, first, counts = self._roles, rows[0], [1]
-        found: dict[str, Any] = {}
-        with_box = rows
-        if roles.boxes:
-            raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
-            with_box = [cells for cells, boxes in zip(rows, raw, strict=True) if boxes]
-            counts = [len(boxes) for boxes in raw if boxes]
-            found["boxes"] = to_corners([box for boxes in raw for box in boxes], self._convention, image)
-        if roles.runs:
-            with_box = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
-            masks = [convert_runs(cells[roles.runs], *_read_sides(image)) for cells in with_box]
-            counts = [1] * len(masks)
-            found |= {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
+        roles = self._roles
+        found, boxed = self._read_boxes(rows, image)
         if roles.label:
-            if roles.boxes or roles.runs:
-                pairs = zip(with_box, counts, strict=True)
-                found["labels"] = [
-                    each for cells, n in pairs for each in self._class_column.class_per_box(cells.get(roles.label), n)
-                ]
-                without = (cells for cells in rows if cells not in with_box)
-                tags = [each for cells in without for each in self._class_column.all_classes(cells.get(roles.label))]
-                found |= {"tags": tags} if self._has_tags and tags else {}
-            else:
-                classes = [each for cells in rows for each in self._class_column.all_classes(cells.get(roles.label))]
-                single = not roles.several and roles.label not in self._varying_columns
-                found |= {"label": classes[0] if classes else None} if single else {
-                    "labels": (classes if self._pairs_classes else list(dict.fromkeys(classes))) if classes else None
-                }  # fmt: skip
+            found |= self._read_classes(rows, boxed)
         if self._parents:
             labels = found["labels"] if "labels" in found else [found["label"]]
             found["parents"] = [self._parents.get(each, ()) for each in labels or ()]
         if roles.flags:
             found |= self._flag_columns.values(rows)
         if roles.points:
-            points = [(parse_number_cell(first.get(x)), parse_number_cell(first.get(y))) for _, x, y in roles.points]
-            hidden = [None in point for point in points]
-            found["keypoints"] = [
-                ([0.0, 0.0, 0.0] if gone else [*point, 2.0]) if self._hides_points else list(point)
-                for point, gone in zip(points, hidden, strict=True)
-            ]
-            found["keypoint_labels"] = [name for name, _, _ in roles.points]
+            found |= self._read_points(rows[0])
         for name in roles.rest:
             convert = self._typed_columns[name][1]
             values = [convert(cells.get(name)) for cells in rows]
             found[self._column_names[name]] = values if name in self._varying_columns else values[0]
         return found
+
+    def _read_boxes(
+        self, rows: list[dict[str, Any]], image: bytes
+    ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
+        """Reads the boxes, or the masks with their boxes; returns also each row with a box, and its number of boxes."""
+        roles = self._roles
+        if roles.boxes:
+            raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
+            boxes = to_corners([box for each in raw for box in each], self._convention, image)
+            return {"boxes": boxes}, [(cells, len(each)) for cells, each in zip(rows, raw, strict=True) if each]
+        if roles.runs:
+            masked = [cells for cells in rows if not is_blank(cells.get(roles.runs))]
+            masks = [convert_runs(cells[roles.runs], *_read_sides(image)) for cells in masked]
+            values = {"boxes": [box for box, _ in masks], "segmentations": [runs for _, runs in masks]}
+            return values, [(cells, 1) for cells in masked]
+        return {}, []
+
+    def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
+        """Reads the classes: one for each box, with those of rows without a box as tags; or those of the image."""
+        label, column = self._roles.label, self._class_column
+        if self._roles.boxes or self._roles.runs:
+            labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
+            with_box = [cells for cells, _ in boxed]
+            tags = [each for cells in rows if cells not in with_box for each in column.all_classes(cells.get(label))]
+            return {"labels": labels} | ({"tags": tags} if self._has_tags and tags else {})
+        classes = [each for cells in rows for each in column.all_classes(cells.get(label))]
+        if not self._roles.several and label not in self._varying_columns:
+            return {"label": classes[0] if classes else None}
+        kept = classes if self._pairs_classes else list(dict.fromkeys(classes))
+        return {"labels": kept if classes else None}
+
+    def _read_points(self, cells: Mapping[str, Any]) -> dict[str, Any]:
+        """Reads the keypoints of a row and their names; missing points are hidden."""
+        found: list[list[float | None]] = []
+        for _, x, y in self._roles.points:
+            point = [parse_number_cell(cells.get(x)), parse_number_cell(cells.get(y))]
+            if self._hides_points:
+                point = [0.0, 0.0, 0.0] if None in point else [*point, 2.0]
+            found.append(point)
+        return {"keypoints": found, "keypoint_labels": [name for name, _, _ in self._roles.points]}
 
     def describing_files(self) -> Iterable[str]:
         return [*self._table_files, *self._class_files]
