@@ -67,6 +67,7 @@ class CaptionFilesSource(FileRowSource):
         return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
 
     def describing_files(self) -> Iterable[str]:
+        """Returns no files: the texts are values of the samples."""
         return ()
 
     def _list_images(self) -> Iterator[tuple[str, Sequence[str]]]:

@@ -187,7 +187,8 @@ class ExportedRows(RowSource):
             raise self._changed_error(f"it holds {found:,} samples{where}, {MANIFEST_FILE} says {len(numbers):,}")
 
     def _record_key(self, number: int, row: Row) -> str:
-        """Returns the key of a record from its line. Raises :class:`SourceError` for a damaged line."""
+        """Returns the key of a record: from its line, or that of the row if there are no lines. Raises
+        :class:`SourceError` for a damaged line."""
         if self.lines is None:
             return row.key
         with suppress(ValueError):

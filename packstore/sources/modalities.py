@@ -94,6 +94,7 @@ class ModalitiesSource(FileRowSource):
                 yield FileRow(join(join(place, self._main), file), beside)
 
     def describing_files(self) -> Iterable[str]:
+        """Returns no files: only the names of folders describe the images."""
         return ()
 
     def _declare_modality(self, name: str) -> Image | Mask:

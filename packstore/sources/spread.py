@@ -58,7 +58,7 @@ def find_spread(
         raise AmbiguousSourceError(
             f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
             "--ignore",
-            [Answer(_ignore_options(others)) for group, others in answers if not _hide_any(others, group)],
+            [Answer(_ignore_options(others)) for group, others in answers if not _would_hide(others, group)],
         )
     if not groups:
         return None
@@ -132,7 +132,7 @@ def _folder_words(folder: str) -> list[str]:
     return _WORDS.split(folder.lower())
 
 
-def _hide_any(ignored: Iterable[str], group: Iterable[str]) -> bool:
+def _would_hide(ignored: Iterable[str], group: Iterable[str]) -> bool:
     """Tells if ignoring some folders hides one of a group."""
     return any(not each or f"{folder}/".startswith(f"{each}/") for each in ignored for folder in group)
 

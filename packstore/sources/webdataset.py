@@ -246,8 +246,8 @@ class WebDatasetSource(ShardSource):
 
 
 def _read_class_names(path: Path) -> tuple[str, ...] | None:
-    """Reads the names in ``classnames.txt`` beside the shards; None if there is no such file, or if two names are
-    the same, such as ``crane`` in some lists of ImageNet: then warns. Raises :class:`SourceError` if it cannot be
+    """Reads the names in ``classnames.txt`` beside the shards; None without this file. Warns and returns None if two
+    names are the same, such as ``crane`` in some lists of ImageNet. Raises :class:`SourceError` if it cannot be
     read."""
     file = (path if path.is_dir() else path.parent) / _CLASSES
     if not file.is_file():

@@ -571,7 +571,7 @@ def test_names_lead_nowhere_else(tmp_path: Path) -> None:
     for name in ("../a00000.jpg", "../../etc/passwd", "x/../../a.jpg"):
         listed = json.dumps([{"image": name, "annotations": []}])
         root = fill(tmp_path, {**images(3), "_annotations.createml.json": listed})
-        with pytest.raises(SourceError, match="no path within the source"):
+        with pytest.raises(SourceError, match="not a path within the source"):
             open_source(root)
 
 

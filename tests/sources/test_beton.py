@@ -121,7 +121,7 @@ def _changed(path: Path, at: int, form: str, value: Any) -> Path:
     [
         (0, "<H", 1, "version 1 of the format, expected 2"),
         (2, "<H", 0, "not one of FFCV"),
-        (2, "<H", 9, "no names|no .beton|do not fit"),
+        (2, "<H", 9, "no names|not a readable .beton|do not fit"),
         (4, "<I", 4095, "not one of FFCV"),
         (8, "<Q", 1 << 60, "do not fit"),
         (8, "<Q", 0, "entries for 0 samples"),
@@ -170,8 +170,8 @@ def test_arrays_that_are_wrong(tmp_path: Path) -> None:
     samples = [{"image": (tiny(n), 1, 1), "box": np.zeros((2, 2), np.float32), "more": [n]} for n in range(2)]
     good = write_beton(tmp_path / "x.beton", fields, samples).read_bytes()
     for old, new, said in (
-        (b'[["", "<f4"]]', b'[["", "<O8"]]', "cannot be used|no .beton file|arrays of"),
-        (b'[["", "<f4"]]', b"[" * 13, "no .beton file"),
+        (b'[["", "<f4"]]', b'[["", "<O8"]]', "cannot be used|not a readable .beton file|arrays of"),
+        (b'[["", "<f4"]]', b"[" * 13, "not a readable .beton file"),
         (struct.pack("<2Q", 2, 2), struct.pack("<2Q", 1 << 40, 1 << 40), "arrays of '<f4'"),
     ):
         (tmp_path / "x.beton").write_bytes(good.replace(old, new))

@@ -145,7 +145,7 @@ def test_an_image_that_is_missing_is_a_bad_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("captions.csv", "file,caption\n../x.jpg,a\n", "after line 0: names '../x.jpg', which is no path"),
+        ("captions.csv", "file,caption\n../x.jpg,a\n", "after line 0: names '../x.jpg', which is not a path"),
         ("captions.csv", 'file,caption\n0.jpg,"a\n', "after line 0: unexpected end of data"),
         ("captions.csv", "file,caption,split\n0.jpg,a\n", "2 values, fewer than the header has"),
         ("captions.csv", "file,caption,split\n0.jpg,a,x\n0.jpg,b,y\n", "0.jpg is in two splits"),

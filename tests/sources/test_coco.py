@@ -268,7 +268,7 @@ def test_stuff_alone_is_objects_and_masks_alone_are_read(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"file_name": "../x.png"}, "no path within the source"),
+        ({"file_name": "../x.png"}, "not a path within the source"),
         ({"file_name": None, "image_id": 1}, "None is missing"),
         ({"image_id": 2}, "two panoptic masks of"),
         ({"segments_info": None}, "the segments_info None"),
@@ -317,7 +317,7 @@ def test_names_that_several_categories_have_get_their_ids(tmp_path: Path) -> Non
         ([coco_image(1), coco_image(1) | {"id": 2}], [], CATS, "two images have the file name '000000000001.jpg'"),
         ([{"id": 1}], [], CATS, "an image without an id or a file name"),
         ([{"id": [1], "file_name": "x"}], [], CATS, "an image without an id"),
-        ([coco_image(1) | {"file_name": "../x.jpg"}], [], CATS, "no path within the source"),
+        ([coco_image(1) | {"file_name": "../x.jpg"}], [], CATS, "not a path within the source"),
         ([coco_image(1) | {"file_name": "/etc/passwd"}], [], CATS, "first, passwd, is nowhere in this source"),
         ([coco_image(1) | {"file_name": "\ud800.jpg"}], [], CATS, "surrogates not allowed"),
         ([coco_image(1), 5], [], CATS, "'images' is no list of objects"),
@@ -356,7 +356,7 @@ def test_a_bad_annotation_is_a_bad_sample(more: Any, said: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"images": [', "is no JSON"),
+        ('{"images": [', "is not valid JSON"),
         ('{"images": [], "annotations": [' + "[" * 100_000, "nested too deeply"),
         ('{"images": [{"file_name": "\udcff"}]', "not UTF-8"),
     ],

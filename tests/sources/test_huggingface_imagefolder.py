@@ -239,7 +239,7 @@ def test_an_archive(tmp_path: Path, out: Path) -> None:
             "several formats",
         ),
         ({"metadata.csv": "file_name\n../a.png\n"}, r"line 2: file_name names '\.\./a\.png'"),
-        ({"metadata.csv": "file_name\n/etc/passwd\n"}, "no path within the source"),
+        ({"metadata.csv": "file_name\n/etc/passwd\n"}, "not a path within the source"),
         ({"metadata.csv": "file_name\nfile:///etc/passwd\n"}, "expected a path"),
         ({"metadata.jsonl": jsonl({"file_name": 5})}, "expected a path"),
         ({"metadata.csv": "file_name,n\n,1\n"}, "no file_name"),

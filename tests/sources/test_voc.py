@@ -209,7 +209,7 @@ def test_masks_in_colour_are_images(tmp_path: Path) -> None:
     [
         ("2007_000001\n2007_000001\n", "2007_000001 is in two sets, or twice"),
         ("2007_000005\n", "is in two sets"),
-        ("../../../etc/passwd\n", r"train\.txt, line 1: names '\.\./.*no path within the source"),
+        ("../../../etc/passwd\n", r"train\.txt, line 1: names '\.\./.*not a path within the source"),
         ("a\n/etc/passwd\n", "line 2: names '/etc/passwd'"),
     ],
 )
@@ -229,7 +229,7 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">
         ("<annotation><object><name>x</name></object></annotation>", "no value of 'xmin'"),
         ("<annotation><object><bndbox/></object></annotation>", "."),
         (voc_xml("a", ("cat", (1, 2, 3, float("nan")), 0)), "'nan', which is not a coordinate"),
-        (voc_xml("a", ("cat", (1, 2, 3, "x"), 0)), "is no number"),  # type: ignore[arg-type]
+        (voc_xml("a", ("cat", (1, 2, 3, "x"), 0)), "is not a number"),  # type: ignore[arg-type]
         (voc_xml("a", ("cat", (1, 2, 3, 4), 0)).replace("<pose>", "<name>b</name><pose>"), "several values of 'name'"),
         ("<other/>", "root 'other'"),
         (BOMB, "has a document type, which is not read"),

@@ -185,7 +185,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
         ("0 1 2 3 4 5 6 7", "7 numbers"),
         ("0 320 200 40 40", "found 320.0; expected fractions of the image's sides"),
         ("0 .5 .5 .5 -3", "expected fractions"),
-        ("0 .5 .5 .5 nan", "no coordinate"),
+        ("0 .5 .5 .5 nan", "not a coordinate"),
         ("-1 .5 .5 .5 .5", "the class is -1"),
         ("1.5 .5 .5 .5 .5", "the class is 1.5"),
         ("1e200 .5 .5 .5 .5", "the class is 1e"),
@@ -226,7 +226,7 @@ def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
         ("train: &a images/train\nval: *a\nnames: [a, b]", "has an alias"),
         ("train: [\nnames: [a, b]", "is not YAML"),
         ("train: ../../../../etc\nnames: [a, b]", "its images are missing"),
-        ("train: list.txt\nnames: [a, b]", r"list\.txt, line 1 names '\.\./\.\./x\.jpg', which is no path"),
+        ("train: list.txt\nnames: [a, b]", r"list\.txt, line 1 names '\.\./\.\./x\.jpg', which is not a path"),
     ],
 )
 def test_descriptions_that_cannot_be(yaml: str, said: str, tmp_path: Path) -> None:

@@ -237,8 +237,8 @@ class BetonSource(ShardSource):
         return np.where(starts[at] == places, sizes[at], np.uint64(0))
 
     def _read_data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
-        """Reads the data at an offset: ``size`` bytes, which must be the allocated number; None reads that number.
-        Raises :class:`ValueError`."""
+        """Reads the data at an offset. ``size`` must be the number of bytes that were allocated there; None accepts
+        any number. Raises :class:`ValueError`."""
         beton = self._betons[number]
         first = beton.rows_at + beton.samples * beton.row.itemsize
         written = int(self._allocated_sizes(number, np.array([place], np.uint64))[0])

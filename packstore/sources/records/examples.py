@@ -24,7 +24,7 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import detect_compression, open_decompressor
 from packstore.sources.base import SourceOptions
 from packstore.sources.records.facts import ExampleFacts
-from packstore.sources.records.files import OpenFiles, name_damaged_file
+from packstore.sources.records.files import OpenFiles, explain_damage
 from packstore.sources.records.shards import ShardSource
 from packstore.sources.rows import Row
 from packstore.stores.link_files import Location
@@ -44,7 +44,7 @@ def is_tfrecord(path: Path) -> bool:
     files."""
     try:
         kind = find_compression(path)
-        with path.open("rb") as file, name_damaged_file(path):
+        with path.open("rb") as file, explain_damage(path):
             start = file.read(64) if kind is None else open_decompressor(file, kind, path.name).read(64)
         if kind is None and not start:
             return path.name.lower().endswith(SUFFIXES) or "-of-" in path.name

@@ -79,7 +79,7 @@ class LabelFacts:
 class ExampleFacts:
     """Facts about all examples.
 
-    Most examples add nothing, which is tested fast: their features have known kinds, and their labels known names.
+    Most examples add nothing, since their features have known kinds and their labels known names; testing that is fast.
 
     Attributes:
         features: Facts about each feature.

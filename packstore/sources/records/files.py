@@ -65,8 +65,8 @@ class OpenFiles:
 
 
 @contextmanager
-def name_damaged_file(path: Path) -> Iterator[None]:
-    """Converts errors of a damaged file to a :class:`SourceError` that names the file."""
+def explain_damage(path: Path) -> Iterator[None]:
+    """Converts errors that a damaged file causes to a :class:`SourceError` with its name."""
     try:
         yield
     except TAR_FAULTS as error:

@@ -54,7 +54,7 @@ class FoundShards:
 
     Attributes:
         files: Split and path of each, in the order of reading.
-        missing: Names of absent shards, by the names of others: ``train-00002-of-00004``.
+        missing: Names of absent shards, derived from those of others: ``train-00002-of-00004``.
     """
 
     files: list[tuple[str, Path]] = field(default_factory=list)

@@ -199,6 +199,7 @@ class TableSource(FileRowSource):
         return f"{files} with the columns {', '.join(parts)}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Surveys the rows, and adds a note about columns whose names were changed."""
         survey = super().survey(split, progress)
         where = f" in {printable(self._table_files[0])}" if len(self._table_files) == 1 else ""
         changed = [
