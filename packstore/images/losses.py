@@ -11,6 +11,7 @@ from typing import NamedTuple
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import native
+from packstore.images.kinds import KINDS
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo
 
@@ -80,7 +81,8 @@ def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Read
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
     if found.frames > 1 and reading.frames is None:
-        losses["frames"] = f"{found.frames:,} frames or pages, and the first is read"
+        several = "several frames" if info.kind in KINDS else f"{found.frames:,} frames or pages"
+        losses["frames"] = f"{several}, and the first is read"
     if lost := _describe_lost_channels(mode, wanted, reading.chosen):
         losses["channels"] = lost
     if found.transparent and not wanted.has_alpha and reading.alpha is None:

@@ -16,6 +16,7 @@ from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native, pillow
 from packstore.images.frames import count_frames
+from packstore.images.kinds import KINDS
 from packstore.images.reading import ALL_FRAMES, Reading, convert_pixels
 from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
@@ -164,6 +165,11 @@ class FramesSource(WrappedSource):
             found = [native.describe(memoryview(data), info, layout) for layout in frames.layouts]
         except (SampleError, HeaderError, DecodeError):
             return _BROKEN, 0, set()
+        if info.kind in KINDS and found[0] is not None and found[0].frames > 1:
+            raise SourceError(
+                f"{printable(entry.key)} has several frames, of which packstore reads the first: take --frames first, "
+                "or leave such files out with --ignore"
+            )
         modes = {each.mode for each in found if each is not None}
         if frames.transparent and pillow.any_frame_has_alpha(memoryview(data)):
             modes = {mode_of(each.channels + 1, each.dtype) if each.channels in (1, 3) else each for each in modes}

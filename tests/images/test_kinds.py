@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from packstore import PackedDataset, convert, verify
-from packstore.core.errors import DecodeError, SampleError, UsageError
+from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError
 from packstore.images.decoders import get_decoder, native
 from packstore.images.kinds import exr, jxl
 from packstore.images.reading import Reading
@@ -119,8 +119,10 @@ def test_an_animated_jpeg_xl_is_asked_about(tmp_path: Path) -> None:
     (tmp_path / "images" / "a" / "0.jxl").write_bytes(
         imagecodecs.jpegxl_encode(frames, lossless=True, photometric="RGB")
     )
-    with pytest.raises(UsageError, match="frames"):
+    with pytest.raises(UsageError, match="it has several frames, and the first is read"):
         convert(tmp_path / "images", tmp_path / "x.lmdb")
+    with pytest.raises(SourceError, match=r"0\.jxl has several frames, of which packstore reads the first"):
+        convert(tmp_path / "images", tmp_path / "x.lmdb", frames="all")
     convert(tmp_path / "images", tmp_path / "x.lmdb", frames="first")
     np.testing.assert_array_equal(PackedDataset(tmp_path / "x.lmdb")[0][0], frames[0].transpose(2, 0, 1))
     with pytest.raises(DecodeError, match="frame 1 is read"):
