@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packstore.core.errors import UsageError
-from packstore.core.manifest import Manifest, Normalization
+from packstore.core.manifest import Manifest
 from packstore.core.modes import RGB, Mode
-from packstore.images.engine import MODES
-from packstore.images.normalization import parse_normalization
 from packstore.images.programs import GEOMETRIC
 from packstore.training.augment.base import GeometricOperation, Operation, Size, Step
 from packstore.training.augment.in_place import InPlace
@@ -27,9 +23,9 @@ from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.loader.decoded_fields import pad_to_largest
-from packstore.training.loader.finish import BY_ENGINE, RowFormat
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
+from packstore.training.loader.places import Division
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import TENSOR_DTYPES
 from packstore.training.random_draws import Draws
@@ -54,8 +50,7 @@ class DeviceSteps:
 
     Attributes:
         batched: There are operations that work on whole batches.
-        in_decoding: First remaining operations, if the decoding threads can call them image by image.
-        finish: Final format that the cropping threads write; None for none.
+        in_decoding: Operations that decoding threads call image by image.
     """
 
     def __init__(
@@ -63,64 +58,30 @@ class DeviceSteps:
         manifest: Manifest,
         options: LoaderOptions,
         stats: Stats,
-        first: int,
-        in_threads: bool = False,
-        decoding: bool = False,
-        seed: int | None = None,
+        division: Division,
+        normalizer: Normalizer | None,
         mode: Mode = RGB,
+        seed: int | None = None,
     ) -> None:
         """
         Args:
             manifest: Manifest of the store.
             options: Options of the loader.
             stats: Collects the seconds of each stage.
-            first: Index of the first operation of ``options.augment`` that runs on batches, after those that run while
-                decoding, as crops or programs.
-            in_threads: The cropping threads may finish images if no operation remains: on the CPU, where torch's own
-                threads would compete with them.
-            decoding: There are threads that decode images for the CPU.
-            seed: Seed of the operations; None for that of the options.
+            division: Where the operations run.
+            normalizer: Normalizer of the images; None if they keep their dtype.
             mode: Mode of the images.
+            seed: Seed of the operations; None for that of the options.
         """
         self._options = options
         self._seed = options.draws_seed if seed is None else seed
         self._stats = stats
-        left = tuple(options.augment)[first:]
-        self.in_decoding = tuple(takewhile(_runs_in_threads, left)) if decoding else ()
-        self._first = first + len(self.in_decoding)
-        self._operations = tuple(self._with_timing(op) for op in left[len(self.in_decoding) :])
+        self.in_decoding = division.per_image
+        self._first = division.first_on_batches
+        self._operations = tuple(map(self._with_timing, division.on_batches))
         self._floats = manifest.holds_floats
-        normalization = options.normalize
-        if normalization is not None and not isinstance(normalization, Normalization):
-            normalization = parse_normalization(normalization, mode)
-        if normalization is not None and self._floats:
-            raise UsageError(
-                f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"
-            )
-        dtype = options.dtype
-        if normalization is not None and dtype is None:
-            dtype = torch.float32
-        if normalization is not None and len(normalization.mean) != mode.channels:
-            example = ", such as ([0.13], [0.3])" if mode.channels == 1 else ""
-            raise UsageError(
-                f"normalize= is for {len(normalization.mean)} channels, and the images are of mode {mode}: give one "
-                f"mean and one standard deviation per channel{example}"
-            )
         self._stored = TENSOR_DTYPES[mode.dtype]
-        self._normalizer = None if dtype is None else Normalizer(normalization, dtype, mode)
-        self.finish = self._finish(manifest, mode.channels) if in_threads and not left and mode in MODES else None
-
-    def _finish(self, manifest: Manifest, channels: int) -> RowFormat | None:
-        """Returns the final format that threads write; None if pixels stay as they are."""
-        normalizer, wanted = self._normalizer, self._options.channels_last
-        stored = getattr(torch, manifest.image.dtype) if self._floats else torch.uint8
-        dtype = stored if normalizer is None else normalizer.dtype
-        if dtype not in (torch.uint8, *BY_ENGINE):
-            return None
-        planes = not wanted
-        if dtype == stored and planes == self._floats:
-            return None
-        return RowFormat(dtype, planes, None if self._floats else normalizer, channels)
+        self._normalizer = normalizer
 
     @property
     def works_on_batches(self) -> bool:
@@ -297,10 +258,6 @@ class _Timed(Operation):
 
     def size_after(self, size: Size | None) -> Size | None:
         return self.operation.size_after(size)
-
-
-def _runs_in_threads(operation: Step) -> TypeGuard[PerImage]:
-    return isinstance(operation, PerImage) and operation.runs_in_threads
 
 
 @dataclass(frozen=True, repr=False)

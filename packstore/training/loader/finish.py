@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from packstore.core.manifest import Column
+from packstore.core.manifest import Column, Manifest
 from packstore.core.modes import Mode
-from packstore.images.engine import OutputFormat
+from packstore.images.engine import MODES, OutputFormat
 from packstore.training.augment.base import Crops
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.pictures import TENSOR_DTYPES
@@ -64,6 +64,19 @@ class RowFormat:
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns rows as ``(B, C, h, w)``, a view."""
         return rows if self.planes else rows.permute(0, 3, 1, 2)
+
+
+def final_format(
+    manifest: Manifest, normalizer: Normalizer | None, channels_last: bool, mode: Mode
+) -> RowFormat | None:
+    """Returns the final format of a loader's images, if threads can write it; None if they cannot, or if pixels stay
+    as they are."""
+    floats = manifest.holds_floats
+    stored = getattr(torch, manifest.image.dtype) if floats else torch.uint8
+    dtype = stored if normalizer is None else normalizer.dtype
+    if mode not in MODES or dtype not in (torch.uint8, *BY_ENGINE) or (dtype == stored and channels_last != floats):
+        return None
+    return RowFormat(dtype, not channels_last, None if floats else normalizer, mode.channels)
 
 
 def stored_format(column: Column, mode: Mode) -> RowFormat:

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
-from packstore.core.manifest import Normalization
+from packstore.core.errors import UsageError
+from packstore.core.manifest import Manifest, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.engine import OutputFormat
+from packstore.images.normalization import parse_normalization
 from packstore.training.augment.base import is_channels_last
+from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.rows import SERIAL_ELEMENTS
 
 
@@ -37,6 +40,28 @@ class Normalizer:
         self._shift = (-mean / std).to(torch.float32).view(1, -1, 1, 1)
         self._there: tuple[torch.Tensor, torch.Tensor] = self._scale, self._shift  # on the device of the latest images
         self._line: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @classmethod
+    def for_loader(cls, options: LoaderOptions, manifest: Manifest, mode: Mode) -> Normalizer | None:
+        """Makes the normalizer that a loader's options ask for; None if images keep their dtype.
+
+        Raises :class:`UsageError` for a normalisation that does not fit the store or the mode of its images."""
+        normalization, dtype = options.normalize, options.dtype
+        if normalization is not None and not isinstance(normalization, Normalization):
+            normalization = parse_normalization(normalization, mode)
+        if normalization is not None and manifest.holds_floats:
+            raise UsageError(
+                f"a {manifest.encoding} store holds images that are normalised already; leave normalize out"
+            )
+        if normalization is not None and len(normalization.mean) != mode.channels:
+            example = ", such as ([0.13], [0.3])" if mode.channels == 1 else ""
+            raise UsageError(
+                f"normalize= is for {len(normalization.mean)} channels, and the images are of mode {mode}: give one "
+                f"mean and one standard deviation per channel{example}"
+            )
+        if normalization is not None and dtype is None:
+            dtype = torch.float32
+        return None if dtype is None else cls(normalization, dtype, mode)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out tensors on a device, which the reading process may not have."""

@@ -22,12 +22,14 @@ from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import Checks
 from packstore.training.loader.columns import BatchFields
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
-from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.kernel import Kernel, engine_supports
+from packstore.training.loader.finish import RowFormat, final_format
+from packstore.training.loader.kernel import Kernel, engine_supports, height_width
 from packstore.training.loader.mapped_assembler import CopyAssembler, CropAssembler
+from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import (
     augments_one_by_one,
+    divide_work,
     form_of_images,
     operations_at_decoding,
     size_of_all,
@@ -61,6 +63,7 @@ class Pipeline:
         stats: Collects the seconds of each stage.
         operations_at_decoding: First operations of ``options.augment``, if they run while images are decoded.
         programs: Next operations, if they run there too.
+        division: Where all operations run.
         device_steps: All other steps.
         kernel: Crops and finishes images that are resident on the CPU; None if torch does.
         views: Steps of several views; None without views.
@@ -80,26 +83,21 @@ class Pipeline:
         whole = options.views is not None and (resident or dataset.manifest.holds_floats)
         kernel = resident and on_cpu and engine_supports(image) and options.pre_transform is None and not whole
         self.operations_at_decoding = () if resident else at_decoding
-        if self.one_by_one:
-            at_decoding = ()
-        runs_programs = dataset.reading.pixels == RGB and image.layout != "CHW"
-        self.programs = Programs.select(options.augment, len(at_decoding)) if runs_programs else NO_PROGRAMS
-        if not on_cpu or options.pre_transform is not None or (resident and not kernel) or self.one_by_one:
-            self.programs = NO_PROGRAMS
-        self.device_steps = DeviceSteps(
-            dataset.manifest,
-            options,
-            self.stats,
-            len(options.augment)
-            if self.one_by_one
-            else len(at_decoding) + len(self.programs)
-            if kernel or not resident
-            else 0,
-            in_threads=on_cpu and (kernel or not resident) and options.views is None,
-            decoding=on_cpu and not resident,
-            mode=dataset.reading.pixels,
+        # Threads work on the images: those that decode, or the engine's on resident images.
+        in_threads = on_cpu and (kernel or not resident)
+        mode = dataset.reading.pixels
+        normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
+        final = final_format(dataset.manifest, normalizer, options.channels_last, mode)
+        self.division = divide_work(
+            () if self.one_by_one else options.augment,
+            () if self.one_by_one or (resident and not kernel) else at_decoding,
+            final if in_threads and options.views is None else None,
+            runs_programs=in_threads and mode == RGB and image.layout != "CHW",
+            calls_functions=on_cpu and not resident,
         )
-        self.kernel = self._kernel(image, at_decoding) if kernel else None
+        self.programs = self.division.programs
+        self.device_steps = DeviceSteps(dataset.manifest, options, self.stats, self.division, normalizer, mode)
+        self.kernel = self._kernel(image) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
         of_columns = dataset, options, self._further_assembler, self._further_images
         self.fields: BatchFields | ViewFields = (
@@ -133,7 +131,7 @@ class Pipeline:
         return self._assembler
 
     def _main_assembler(self) -> Assembler:
-        image, finish, alone = self.dataset.manifest.image, self.device_steps.finish, not self.fields.carried
+        image, division, alone = self.dataset.manifest.image, self.division, not self.fields.carried
         decoder, checks = self.dataset.decoder, self.checks
         if self.views is not None and self.views.plans:
             images = self._stored_images(image, decoder, mapped=True)
@@ -142,24 +140,24 @@ class Pipeline:
             assert isinstance(self.fields, BatchFields)
             size, images = size_of_all(self.dataset, self.options), self._stored_images(image, decoder)
             of_records = images, (), decoder.max_pixels, self.stats, alone, checks
-            return UnequalAssembler(self.options.augment, size, self.fields.boxes, finish, *of_records)
+            return UnequalAssembler(self.options.augment, size, self.fields.boxes, division.finish, *of_records)
         if self._resident:
             return self._new_assembler(image, (), alone, checks)
-        return self._new_assembler(image, self.operations_at_decoding, alone, checks, finish, self.programs)
+        return self._new_assembler(image, division.crops, alone, checks, division.finish, division.programs)
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
         return operations_at_decoding(self.dataset, self.options.augment, image)
 
-    def _kernel(self, image: Column, operations: tuple[GeometricOperation, ...]) -> Kernel | None:
+    def _kernel(self, image: Column) -> Kernel | None:
         """Makes the kernel for resident images; None for small images that are only gathered, which torch does as
         fast."""
-        finish, floats = self.device_steps.finish, image.layout == "CHW"
-        if not operations and not self.programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
+        crops, programs, finish = self.division.crops, self.division.programs, self.division.finish
+        if not crops and not programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
         if finish is None:
+            floats = image.layout == "CHW"
             finish = RowFormat(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
-        height, width = image.shape[1:] if floats else image.shape[:2]
-        return Kernel((height, width), operations, finish, self.programs)
+        return Kernel(height_width(image), crops, finish, programs)
 
     def _new_assembler(
         self,

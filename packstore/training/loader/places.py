@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
@@ -13,8 +14,64 @@ from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import PerImage, as_operations
 from packstore.training.augment.unequal import gives_sizes
 from packstore.training.dataset import PackedDataset
+from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.kernel import engine_supports
 from packstore.training.loader.options import Collate, LoaderOptions
+from packstore.training.loader.programs import NO_PROGRAMS, Programs
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """Division of a list of operations, and of the conversion to the final format, among the places where they run.
+
+    It is made once for a loader, and once for each view; everything else reads it.
+
+    Attributes:
+        crops: First operations: as crops while images are decoded, or in the engine's pass over resident images.
+        programs: Next operations, in the same pass.
+        per_image: Next operations, which decoding threads call image by image.
+        on_batches: The other operations, on batches on the device.
+        finish: Final format that the threads write; None if batches are converted on the device.
+    """
+
+    crops: tuple[GeometricOperation, ...]
+    programs: Programs
+    per_image: tuple[PerImage, ...]
+    on_batches: tuple[Step, ...]
+    finish: RowFormat | None
+
+    @property
+    def first_on_batches(self) -> int:
+        """Index of the first of :attr:`on_batches` in the list."""
+        return len(self.crops) + len(self.programs) + len(self.per_image)
+
+
+def divide_work(
+    operations: Sequence[Step],
+    crops: tuple[GeometricOperation, ...],
+    finish: RowFormat | None,
+    *,
+    runs_programs: bool,
+    calls_functions: bool,
+) -> Division:
+    """Divides a list of operations.
+
+    Args:
+        operations: The list.
+        crops: Its first operations that run as crops.
+        finish: Final format that threads write if no operation runs later: on the CPU, where torch's own threads would
+            compete with them.
+        runs_programs: The threads that crop run programs.
+        calls_functions: Decoding threads call functions of the user.
+    """
+    programs = Programs.select(operations, len(crops)) if runs_programs else NO_PROGRAMS
+    rest = tuple(operations[len(crops) + len(programs) :])
+    per_image: list[PerImage] = []
+    for operation in rest if calls_functions else ():
+        if not isinstance(operation, PerImage) or not operation.runs_in_threads:
+            break
+        per_image.append(operation)
+    return Division(crops, programs, tuple(per_image), rest[len(per_image) :], None if rest else finish)
 
 
 def operations_at_decoding(

@@ -16,8 +16,10 @@ from packstore.training.augment.operations import split_operations
 from packstore.training.augment.views import View
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.device_steps import DeviceSteps, ImageSet
+from packstore.training.loader.finish import final_format
+from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.programs import NO_PROGRAMS, Programs
+from packstore.training.loader.places import divide_work
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.view_assembler import ViewPlan
 
@@ -45,22 +47,20 @@ class ViewSteps:
         mode = dataset.reading.pixels
         in_threads = dataset.device.type == "cpu" and not whole
         for view in options.views.parts:
-            operations = () if whole else split_operations(view.operations, flip=True)[0]
-            runs = in_threads and mode == RGB
-            programs = Programs.select(view.operations, len(operations)) if runs else NO_PROGRAMS
-            steps = DeviceSteps(
-                dataset.manifest,
-                replace(options, views=None, augment=view.operations),
-                stats,
-                len(operations) + len(programs),
-                in_threads=in_threads,
-                decoding=in_threads,
-                seed=view.seed(options.draws_seed),
-                mode=mode,
+            normalizer = Normalizer.for_loader(options, dataset.manifest, mode)
+            final = final_format(dataset.manifest, normalizer, options.channels_last, mode)
+            division = divide_work(
+                view.operations,
+                () if whole else split_operations(view.operations, flip=True)[0],
+                final if in_threads else None,
+                runs_programs=in_threads and mode == RGB,
+                calls_functions=in_threads,
             )
+            own, seed = replace(options, views=None, augment=view.operations), view.seed(options.draws_seed)
+            steps = DeviceSteps(dataset.manifest, own, stats, division, normalizer, mode, seed)
             self._steps.append((view, steps))
             if not whole:
-                self.plans.append(ViewPlan(view, operations, programs, steps.finish, mode))
+                self.plans.append(ViewPlan(view, division.crops, division.programs, division.finish, mode))
         if any(plan.finish is None for plan in self.plans):  # all views share a buffer of one type
             self.plans = [replace(plan, finish=None) for plan in self.plans]
 
