@@ -33,12 +33,7 @@ from packstore.packing.options import ConvertOptions
 from packstore.stores import is_store
 from packstore.stores.base import disk_bytes
 from tests.makers.command import commands, run
-from tests.makers.datasets import make_cifar10, make_folder, pixels, write_image
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("images") / "my photos")
+from tests.makers.datasets import make_cifar10, pixels, write_image
 
 
 def proof(stdout: str) -> list[str]:

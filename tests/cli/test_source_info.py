@@ -20,11 +20,6 @@ from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("images") / "my photos")
-
-
 def rows(text: str) -> dict[str, str]:
     """The rows by name; those without one go on with the row above, behind a bar."""
     found: dict[str, str] = {}

@@ -37,7 +37,7 @@ class TestZarr(ExportSuite):
     kind = "zarr"
 
 
-def folder(path: Path) -> Path:
+def make_images(path: Path) -> Path:
     for number in range(9):
         file = path / ("train", "val")[number % 3 == 2] / "ab"[number % 2] / f"{number}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ def arrays(path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_pixels_are_one_array(kind: str, tmp_path: Path) -> None:
-    convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4)
+    convert(make_images(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4)
     report = export(tmp_path / "in.h5", tmp_path / "out", to=kind)
     assert "keys: samples have numbers" in report.losses
     suffix = {"npz": "npz", "hdf5": "h5"}[kind]
@@ -98,7 +98,7 @@ def test_files_and_other_columns(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_an_array_that_is_missing(kind: str, tmp_path: Path) -> None:
-    convert(folder(tmp_path / "in"), tmp_path / "in.h5")
+    convert(make_images(tmp_path / "in"), tmp_path / "in.h5")
     export(tmp_path / "in.h5", tmp_path / "out", to=kind)
     file = next(path for path in (tmp_path / "out").iterdir() if path.name.startswith("val"))
     if kind == "npz":
@@ -112,14 +112,14 @@ def test_an_array_that_is_missing(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["npz", "hdf5"])
 def test_pixels_as_png_files(kind: str, tmp_path: Path) -> None:
-    digest = convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4).manifest.dataset_digest
+    digest = convert(make_images(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8", size=4).manifest.dataset_digest
     export(tmp_path / "in.h5", tmp_path / "out", to=kind, encode="png")
     assert convert(tmp_path / "out", tmp_path / "again.h5").manifest.dataset_digest == digest
 
 
 def test_what_zarrs_library_leaves_behind_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("zarr")
-    convert(folder(tmp_path / "in"), tmp_path / "in.h5")
+    convert(make_images(tmp_path / "in"), tmp_path / "in.h5")
     monkeypatch.setattr(ExportStaging, "publish", kill)
     with pytest.raises(KeyboardInterrupt):
         export(tmp_path / "in.h5", tmp_path / "out.zarr")
@@ -134,7 +134,7 @@ def test_what_zarrs_library_leaves_behind_is_not_published(tmp_path: Path, monke
 @pytest.mark.parametrize("size", [None, 4])
 def test_zarrs_library_reads_it(size: int | None, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
-    convert(folder(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8" if size else "original", size=size)
+    convert(make_images(tmp_path / "in"), tmp_path / "in.h5", encoding="uint8" if size else "original", size=size)
     export(tmp_path / "in.h5", tmp_path / "out.zarr", shard_size=200)
     group = zarr.open_group(str(tmp_path / "out.zarr"), mode="r")
     assert group["class_names"][:].tolist() == ["a", "b"]

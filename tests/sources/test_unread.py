@@ -73,7 +73,7 @@ CASES = {
 }
 
 
-def folder(root: Path, flat: bool, name: str, data: bytes) -> Path:
+def make_images(root: Path, flat: bool, name: str, data: bytes) -> Path:
     place = root if flat else root / "cat"
     place.mkdir(parents=True)
     (place / "fine.jpg").write_bytes(JPEG)
@@ -85,7 +85,7 @@ def folder(root: Path, flat: bool, name: str, data: bytes) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_an_error_or_listed(name: str, flat: bool, tmp_path: Path) -> None:
     data, reason = CASES[name]
-    root = folder(tmp_path / "root", flat, name, data)
+    root = make_images(tmp_path / "root", flat, name, data)
     with pytest.raises(SampleError, match=re.escape(name) + ": " + re.escape(reason)):
         convert(root, tmp_path / "x.lmdb")
     report = convert(root, tmp_path / "x.lmdb", on_error="skip")
@@ -98,7 +98,7 @@ def test_it_is_an_error_or_listed(name: str, flat: bool, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("bits", [(1,), (2,), (4,), (8,), (16,), (8, 8, 8), (16, 16, 16)])
 def test_tiffs_that_pillow_reads_are_packed_and_loaded(bits: tuple[int, ...], tmp_path: Path) -> None:
-    convert(folder(tmp_path / "root", False, "a.tif", tiff(*bits)), tmp_path / "x.lmdb", depth="scale")
+    convert(make_images(tmp_path / "root", False, "a.tif", tiff(*bits)), tmp_path / "x.lmdb", depth="scale")
     assert verify(tmp_path / "x.lmdb", decode=True).ok
 
 
@@ -110,13 +110,13 @@ def test_suffixes_are_in_lower_case() -> None:
     ("name", "data"), [("a.txt", JPEG), ("notes", b"BMW is a car"), ("a.svg", b"<svg/>"), ("P1", b"P1 x"), ("e", b"")]
 )
 def test_other_files_are_passed_over(name: str, data: bytes, tmp_path: Path) -> None:
-    survey = open_source(folder(tmp_path / "root", False, name, data), kind="imagefolder").survey()
+    survey = open_source(make_images(tmp_path / "root", False, name, data), kind="imagefolder").survey()
     assert survey.records == 1
     assert sum(survey.ledger.passed_over.values()) == 1
 
 
 def test_heif_and_avif_are_images(tmp_path: Path) -> None:
-    root = folder(tmp_path / "root", False, "b.HEIC", heic(36, 23))
+    root = make_images(tmp_path / "root", False, "b.HEIC", heic(36, 23))
     (root / "cat" / "c.avif").write_bytes(avif(36, 23))
     report = convert(root, tmp_path / "x.h5", encoding="uint8", size=16)
     assert report.manifest.records == 3

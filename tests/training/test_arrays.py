@@ -17,7 +17,7 @@ from tests.makers.datasets import make_cifar10, make_folder
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("arrays")
     packstore.convert(make_folder(root / "photos"), root / "files.lmdb")
     for encoding in ("uint8", "float16", "bfloat16"):
@@ -28,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("encoding", ["uint8", "float16", "bfloat16"])
-def test_arrays_hold_what_tensors_hold(folder: Path, encoding: str, resident: bool, channels_last: bool) -> None:
-    ds = PackedDataset(folder / f"{encoding}.pth", "train", columns=("image", "label", "key"))
+def test_arrays_hold_what_tensors_hold(packed: Path, encoding: str, resident: bool, channels_last: bool) -> None:
+    ds = PackedDataset(packed / f"{encoding}.pth", "train", columns=("image", "label", "key"))
     options: dict[str, Any] = {"shuffle": True, "augment": RandomHorizontalFlip(), "resident": resident}
     tensors = PackedLoader(ds, 16, **options)
     arrays = PackedLoader(ds, 16, channels_last=channels_last, output="numpy", **options)
@@ -44,9 +44,9 @@ def test_arrays_hold_what_tensors_hold(folder: Path, encoding: str, resident: bo
         assert names == keys
 
 
-def test_kept_batches_stay_as_they_are(folder: Path) -> None:
+def test_kept_batches_stay_as_they_are(packed: Path) -> None:
     """Memory of the ring is used again, but only when no array lies in it any more."""
-    ds = PackedDataset(folder / "files.lmdb", "train")
+    ds = PackedDataset(packed / "files.lmdb", "train")
     options: dict[str, Any] = {"augment": RandomResizedCrop(24), "normalize": "imagenet", "prefetch": 2}
     kept, copies = [], []
     gc.collect()
@@ -81,28 +81,28 @@ def test_lists_and_tuples_and_dicts(tmp_path: Path) -> None:
     assert images[:, 0, 0, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_what_gives_no_arrays_is_refused(folder: Path) -> None:
-    ds = PackedDataset(folder / "uint8.pth", "train")
+def test_what_gives_no_arrays_is_refused(packed: Path) -> None:
+    ds = PackedDataset(packed / "uint8.pth", "train")
     with pytest.raises(UsageError, match="output should be 'tensor' or 'numpy', got 'np'"):
         PackedLoader(ds, output="np")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="output='numpy' gives arrays on the CPU"):
-        PackedLoader(PackedDataset(folder / "uint8.pth", "train", device="meta"), output="numpy")
+        PackedLoader(PackedDataset(packed / "uint8.pth", "train", device="meta"), output="numpy")
     with pytest.raises(UsageError, match="output='numpy' for arrays, instead of the dataset"):
-        PackedLoader(PackedDataset(folder / "uint8.pth", "train", output="numpy"))
+        PackedLoader(PackedDataset(packed / "uint8.pth", "train", output="numpy"))
 
 
-def test_a_dataset_is_a_source_of_grain(folder: Path) -> None:
+def test_a_dataset_is_a_source_of_grain(packed: Path) -> None:
     grain = pytest.importorskip("grain.python")
-    ds = PackedDataset(folder / "uint8.pth", "train", output="numpy")
+    ds = PackedDataset(packed / "uint8.pth", "train", output="numpy")
     assert isinstance(ds, grain.RandomAccessDataSource)
     loader = grain.MapDataset.source(ds).shuffle(seed=1).batch(10).to_iter_dataset()
     labels = [label for _, batch in loader for label in batch.tolist()]
     assert sorted(labels) == sorted(ds.targets)
 
 
-def test_a_dataset_goes_into_nodes_of_torchdata(folder: Path) -> None:
+def test_a_dataset_goes_into_nodes_of_torchdata(packed: Path) -> None:
     nodes = pytest.importorskip("torchdata.nodes")
-    ds = PackedDataset(folder / "uint8.pth", "train")
+    ds = PackedDataset(packed / "uint8.pth", "train")
     sampler = torch.utils.data.SequentialSampler(ds)
     loader = nodes.Loader(nodes.Batcher(nodes.MapStyleWrapper(ds, sampler), 10, drop_last=False))
     assert [label for batch in loader for _, label in batch] == ds.targets

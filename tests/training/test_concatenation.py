@@ -30,7 +30,7 @@ COUNTS = {"a.lmdb": 5, "b.h5": 3, "c.pth": 4}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("concat")
     for number, (name, classes) in enumerate(STORES.items()):
         for split in ("train", "val")[: 1 if name == "c.pth" else 2]:
@@ -44,18 +44,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def paths(folder: Path) -> list[Path]:
-    return [folder / name for name in STORES]
+def paths(root: Path) -> list[Path]:
+    return [root / name for name in STORES]
 
 
 @pytest.mark.parametrize("checksums", ["auto", "always", "never"])
-def test_records_follow_each_other_with_classes_and_splits_by_name(folder: Path, checksums: Any) -> None:
+def test_records_follow_each_other_with_classes_and_splits_by_name(root: Path, checksums: Any) -> None:
     columns = ("image", "label", "key")
-    ds = packstore.concat(paths(folder), "train", columns=columns, checksums=checksums)
+    ds = packstore.concat(paths(root), "train", columns=columns, checksums=checksums)
     assert ds.classes == ["ant", "bee", "cat", "dog"]
     expected = [
         (image, part.classes[label], key)
-        for part in (PackedDataset(path, "train", columns=columns) for path in paths(folder))
+        for part in (PackedDataset(path, "train", columns=columns) for path in paths(root))
         for image, label, key in part  # type: ignore[attr-defined]
     ]
     assert len(ds) == len(expected) == 20
@@ -69,16 +69,16 @@ def test_records_follow_each_other_with_classes_and_splits_by_name(folder: Path,
     assert torch.equal(images[0], expected[19][0])
     assert [ds.classes[i] for i in ds.targets] == [name for _, name, _ in expected]
     assert list(ds.keys) == [key for _, _, key in expected]
-    assert len(packstore.concat(paths(folder), "val")) == 16
+    assert len(packstore.concat(paths(root), "val")) == 16
     again = pickle.loads(pickle.dumps(ds))
     assert again[15][1:] == ds[15][1:]
 
 
-def test_a_loader_gives_what_that_of_the_merged_store_gives(folder: Path, tmp_path: Path) -> None:
-    packstore.merge(paths(folder), tmp_path / "merged.h5", on_duplicate="unchecked")
+def test_a_loader_gives_what_that_of_the_merged_store_gives(root: Path, tmp_path: Path) -> None:
+    packstore.merge(paths(root), tmp_path / "merged.h5", on_duplicate="unchecked")
     options: dict[str, Any] = {"columns": ("image", "label", "key")}
     both = (
-        packstore.concat(paths(folder), "train", **options),
+        packstore.concat(paths(root), "train", **options),
         PackedDataset(tmp_path / "merged.h5", "train", **options),
     )
     assert both[0].classes == both[1].classes
@@ -90,18 +90,18 @@ def test_a_loader_gives_what_that_of_the_merged_store_gives(folder: Path, tmp_pa
             assert keys == keys_2
 
 
-def test_lanes_go_by_the_files_of_all_stores(folder: Path) -> None:
-    ds = packstore.concat(paths(folder), "train", columns=("image", "key"))
+def test_lanes_go_by_the_files_of_all_stores(root: Path) -> None:
+    ds = packstore.concat(paths(root), "train", columns=("image", "key"))
     loader = PackedLoader(ds, 5, shuffle="lanes", window=1, resident=False)
     assert ds.reader.part_starts.tolist() == [0, 10, 16, 20, 30][: len(ds.reader.part_starts)]
     assert Counter(key for _, keys in loader for key in keys) == Counter(ds.keys)
 
 
-def test_a_damaged_record_has_its_number_in_all(folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_record_has_its_number_in_all(root: Path, tmp_path: Path) -> None:
     other = tmp_path / "b.h5"
-    other.write_bytes((folder / "b.h5").read_bytes())
+    other.write_bytes((root / "b.h5").read_bytes())
     damage(other, [2], [])
-    ds = packstore.concat([folder / "a.lmdb", other], "train", checksums="always")
+    ds = packstore.concat([root / "a.lmdb", other], "train", checksums="always")
     with pytest.raises(CorruptRecordError, match="record 12 ") as error:
         ds[12]
     assert error.value.record == 12
@@ -113,26 +113,26 @@ def test_a_damaged_record_has_its_number_in_all(folder: Path, tmp_path: Path) ->
     assert loader.stats()["skipped"] == 1
 
 
-def test_what_does_not_fit_is_refused(folder: Path, tmp_path: Path) -> None:
-    packstore.convert(folder / "a", tmp_path / "float.pth", encoding="float16", size=8)
+def test_what_does_not_fit_is_refused(root: Path, tmp_path: Path) -> None:
+    packstore.convert(root / "a", tmp_path / "float.pth", encoding="float16", size=8)
     with pytest.raises(StoreError, match="hold float16 and uint8: the images of the first are normalised"):
-        packstore.concat([folder / "a.lmdb", tmp_path / "float.pth"], "train")
+        packstore.concat([root / "a.lmdb", tmp_path / "float.pth"], "train")
     with pytest.raises(UsageError, match="name one with split=: train, val"):
-        packstore.concat(paths(folder))
+        packstore.concat(paths(root))
     with pytest.raises(UsageError, match="should be a list of paths"):
-        packstore.concat(str(folder / "a.lmdb"))  # type: ignore[arg-type]
+        packstore.concat(str(root / "a.lmdb"))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="one store or more"):
         packstore.concat([])
     with pytest.raises(UsageError, match=r"c\.pth has no records in the split"):
-        Mix(paths(folder), "val")
+        Mix(paths(root), "val")
     for weight in (0, -1, float("nan"), True, "2"):
         with pytest.raises(UsageError, match="weights should be positive numbers"):
-            Mix({folder / "a.lmdb": weight, folder / "b.h5": 1}, "train")
+            Mix({root / "a.lmdb": weight, root / "b.h5": 1}, "train")
     with pytest.raises(UsageError, match="raise its weight or epoch="):
-        Mix({folder / "a.lmdb": 1e9, folder / "b.h5": 1}, "train")
+        Mix({root / "a.lmdb": 1e9, root / "b.h5": 1}, "train")
     with pytest.raises(UsageError, match="temperature should be a positive number"):
-        Mix(paths(folder), "train", temperature=0)
-    mix = Mix(paths(folder), "train")
+        Mix(paths(root), "train", temperature=0)
+    mix = Mix(paths(root), "train")
     for options in ({"block": 2, "shuffle": True}, {"indices": [1]}, {"sampler": [1]}, {"shuffle": "lanes"}):
         with pytest.raises(UsageError, match="a Mix decides on the order"):
             PackedLoader(mix, 1, **options)  # type: ignore[arg-type]
@@ -145,10 +145,8 @@ def keys(loader: PackedLoader, epochs: int = 1) -> list[list[str]]:
     return [list(keys) for _ in range(epochs) for _, keys in loader]
 
 
-def test_an_epoch_has_exact_shares_and_every_record_comes_in_turn(folder: Path) -> None:
-    mix = Mix(
-        {folder / "a.lmdb": 3, folder / "b.h5": 1, folder / "c.pth": 0.5}, "train", columns=("image", "key"), epoch=18
-    )
+def test_an_epoch_has_exact_shares_and_every_record_comes_in_turn(root: Path) -> None:
+    mix = Mix({root / "a.lmdb": 3, root / "b.h5": 1, root / "c.pth": 0.5}, "train", columns=("image", "key"), epoch=18)
     assert mix.draws == (12, 4, 2)
     loader = PackedLoader(mix, 6, shuffle=True, seed=5)
     assert len(loader) == 3
@@ -162,17 +160,17 @@ def test_an_epoch_has_exact_shares_and_every_record_comes_in_turn(folder: Path) 
     assert {count for key, count in seen.items() if key.split("/")[-1][0] == "a"} <= {7, 8}
 
 
-def test_temperature_evens_weights_out(folder: Path) -> None:
-    assert Mix(paths(folder), "train").draws == (10, 6, 4)
-    assert Mix(paths(folder), "train", temperature=1e9, epoch=30).draws == (10, 10, 10)
-    assert Mix({folder / "a.lmdb": 9, folder / "b.h5": 1}, "train", temperature=2, epoch=40).draws == (30, 10)
+def test_temperature_evens_weights_out(root: Path) -> None:
+    assert Mix(paths(root), "train").draws == (10, 6, 4)
+    assert Mix(paths(root), "train", temperature=1e9, epoch=30).draws == (10, 10, 10)
+    assert Mix({root / "a.lmdb": 9, root / "b.h5": 1}, "train", temperature=2, epoch=40).draws == (30, 10)
 
 
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_ranks_and_resuming_change_nothing(folder: Path, shuffle: bool, resident: bool) -> None:
+def test_ranks_and_resuming_change_nothing(root: Path, shuffle: bool, resident: bool) -> None:
     def loader(ranks: int, rank: int) -> PackedLoader:
-        weights = {folder / "a.lmdb": 2, folder / "b.h5": 3, folder / "c.pth": 1}
+        weights = {root / "a.lmdb": 2, root / "b.h5": 3, root / "c.pth": 1}
         mix = Mix(weights, "train", columns=("image", "key"), epoch=36)
         return PackedLoader(mix, 12 // ranks, shuffle=shuffle, seed=2, rank=rank, world_size=ranks, resident=resident)
 
@@ -190,15 +188,14 @@ def test_ranks_and_resuming_change_nothing(folder: Path, shuffle: bool, resident
     resumed = loader(1, 0)
     resumed.load_state_dict(begun.state_dict())
     assert [list(batch) for _ in range(2) for batch in items(resumed)] == whole[1:]
-    other = PackedLoader(Mix({folder / "a.lmdb": 1, folder / "b.h5": 1}, "train"), 12)
+    other = PackedLoader(Mix({root / "a.lmdb": 1, root / "b.h5": 1}, "train"), 12)
     with pytest.raises(UsageError, match="the loader's state has dataset"):
         other.load_state_dict(begun.state_dict())
 
 
-def test_a_state_is_of_its_weights(folder: Path) -> None:
+def test_a_state_is_of_its_weights(root: Path) -> None:
     one, other = (
-        PackedLoader(Mix({folder / "a.lmdb": weight, folder / "b.h5": 1}, "train"), 4, shuffle=True)
-        for weight in (1, 2)
+        PackedLoader(Mix({root / "a.lmdb": weight, root / "b.h5": 1}, "train"), 4, shuffle=True) for weight in (1, 2)
     )
     with pytest.raises(UsageError, match="the loader's state has mixture"):
         other.load_state_dict(one.state_dict())
