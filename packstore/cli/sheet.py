@@ -27,7 +27,8 @@ _PIXELS_A_COLUMN = 9
 )
 @click.option(
     "--columns", metavar="NAMES",
-    help="Masks, boxes, keypoints to draw over the images: mask,boxes; none for plain images.  [default: boxes]",
+    help="Masks, boxes, keypoints to draw over the images, lists of images to show below: mask,boxes; none for plain "
+    "images.  [default: boxes and lists]",
 )  # fmt: skip
 @click.option(
     "--augment", metavar="OPERATIONS",
@@ -51,8 +52,8 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
 
     If OUT is -, shows the sheet in the terminal, which needs kitty's graphics or sixel.
     With --augment, each image is bit for bit what PackedLoader returns for that record, seed and epoch, in its
-    own size. Boxes are drawn over the images. Damaged records are marked. A PNG has at most 60 classes, a PDF
-    has all.
+    own size. Boxes are drawn over the images, lists of further images shown below them, four at most; +N are
+    left out. Damaged records are marked. A PNG has at most 60 classes, a PDF has all.
 
     \b
     Examples:

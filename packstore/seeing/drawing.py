@@ -80,6 +80,43 @@ def make_thumbnail(
     return np.asarray(image)
 
 
+def make_further_thumbnails(
+    pictures: ImageReader, reader: Reader, record: int, side: int, most: int, window: Window | None = None
+) -> tuple[list[Pixels], int]:
+    """Returns the first images of a record's list, as :func:`make_thumbnail` returns one, and how many follow.
+
+    Raises :class:`DecodeError` and :class:`StoreError` as it does."""
+    column = pictures.column
+    if column.nullable and not reader.has_value(column.name, record):
+        return [], 0
+    files = reader.item(column.name, record)
+    found = []
+    for number, file in enumerate(files[:most]):
+        try:
+            pixels = pictures.decoder.decode_small(file, side, exif_transpose=pictures.exif_transpose)
+            image = Image.fromarray(to_display(pixels, pictures.mode, window))
+        except DecodeError as error:
+            raise locate_error(error, reader, record, f"{column.name}[{number}]") from None
+        image.thumbnail((side, side), reducing_gap=2.0)
+        found.append(np.asarray(image))
+    return found, len(files) - len(found)
+
+
+def stack_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -> Pixels:
+    """Returns an image with further ones in a row below it, on white."""
+    if not further:
+        return image
+    width = max(image.shape[1], sum(each.shape[1] + gap for each in further) - gap)
+    height = image.shape[0] + gap + max(each.shape[0] for each in further)
+    whole = np.full((height, width, 3), 255, np.uint8)
+    whole[: image.shape[0], : image.shape[1]] = image
+    top, left = image.shape[0] + gap, 0
+    for each in further:
+        whole[top : top + each.shape[0], left : left + each.shape[1]] = each
+        left += each.shape[1] + gap
+    return whole
+
+
 def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
     """Reads the values of a record that :func:`draw_values` draws: masks ``(H, W)``, boxes with their class numbers,
     keypoints. Leaves out missing values.

@@ -19,8 +19,10 @@ from packstore.seeing.drawing import (
     draw_values,
     drawable_columns,
     fit_text,
+    make_further_thumbnails,
     make_image_reader,
     make_thumbnail,
+    stack_below,
 )
 from packstore.seeing.fonts import default_font
 from packstore.seeing.nearby import parts_within
@@ -37,6 +39,8 @@ _MOST_ROWS = 60
 """Most rows of a PNG file, which has one page; a PDF has any number of pages."""
 _MOST_FETCHED = 8
 """Most shards that are fetched from a store at a URL."""
+_ABREAST = 4
+"""Most images of a list below an image, each a quarter of its size."""
 _BACK, _INK, _FAULT = (255, 255, 255), (40, 40, 40), (176, 0, 32)
 
 
@@ -47,7 +51,8 @@ class SheetOptions:
     Attributes:
         split: The split; None for all records.
         per_class: Records of each class; in a store without classes, records in a row.
-        columns: Names of columns of masks, boxes and keypoints to draw over the images; None for all boxes.
+        columns: Names of columns of masks, boxes and keypoints to draw over the images, and of lists of images to show
+            below them; None for all boxes and lists.
         augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`; images are then shown
             as the loader returns them. None shows thumbnails of the stored images.
         seed: Seed of the choice of records, and of the loader.
@@ -80,12 +85,14 @@ class Cell:
         key: Its key, safe to print; ``?`` if it cannot be read.
         image: uint8 ``(h, w, 3)``; None if it is missing or damaged.
         fault: Why there is no image.
+        more: Number of images of the record that are not shown.
     """
 
     record: int
     key: str
     image: NDArray[np.uint8] | None
     fault: str = ""
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +220,16 @@ class Cells:
         drawn = drawable_columns(manifest)
         there = [column.name for column in drawn]
         boxes = [column.name for column in drawn if column.type == "boxes"]
-        self._drawn = boxes if options.columns is None else options.columns
-        for name in self._drawn:
-            if name not in there:
-                known = ", ".join(there) or "none"
-                raise UsageError(f"no column {printable(name)!r} of masks, boxes or keypoints; there are: {known}")
+        lists = [column.name for column in manifest.columns if column.type == "images"]
+        chosen = [*boxes, *lists] if options.columns is None else options.columns
+        for name in chosen:
+            if name not in (*there, *lists):
+                known = ", ".join((*there, *lists)) or "none"
+                raise UsageError(
+                    f"no column {printable(name)!r} of masks, boxes, keypoints or lists of images; there are: {known}"
+                )
+        self._drawn = [name for name in chosen if name in there]
+        self._lists = [make_image_reader(manifest, name) for name in chosen if name in lists]
         self.reader = reader
         self.options = options
         self._loaded = None if options.augment is None else SampleLoader(reader)
@@ -231,19 +243,30 @@ class Cells:
         except (PackstoreError, IndexError):
             key = "?"
         try:
-            image = self._draw_stored(record) if self._loaded is None else self._draw_loaded(self._loaded, record)
+            image, more = (
+                self._draw_stored(record) if self._loaded is None else (self._draw_loaded(self._loaded, record), 0)
+            )
         except UsageError:
             raise
         except (PackstoreError, IndexError) as error:
             return Cell(record, key, None, printable(str(error)))
-        return Cell(record, key, image, "" if image is not None else "no image")
+        return Cell(record, key, image, "" if image is not None else "no image", more)
 
-    def _draw_stored(self, record: int) -> NDArray[np.uint8] | None:
-        """Returns the thumbnail of the stored image, with the chosen columns drawn over it."""
-        image = make_thumbnail(self._pictures, self.reader, record, self.options.side, self.options.window)
-        if image is None or not self._drawn:
-            return image
-        return draw_record(image, self.reader, record, self._pictures.exif_transpose, self._drawn)
+    def _draw_stored(self, record: int) -> tuple[NDArray[np.uint8] | None, int]:
+        """Returns the thumbnail of the stored image, with the chosen columns drawn over it and the first images of
+        lists below it; and the number of further images."""
+        side, window = self.options.side, self.options.window
+        image = make_thumbnail(self._pictures, self.reader, record, side, window)
+        if image is None:
+            return None, 0
+        if self._drawn:
+            image = draw_record(image, self.reader, record, self._pictures.exif_transpose, self._drawn)
+        more = 0
+        small = max(1, max(image.shape[:2]) // _ABREAST)
+        for pictures in self._lists:
+            further, left = make_further_thumbnails(pictures, self.reader, record, small, _ABREAST, window)
+            image, more = stack_below(image, further), more + left
+        return image, more
 
     def _draw_loaded(self, loaded: SampleLoader, record: int) -> NDArray[np.uint8]:
         """Returns the image that :class:`packstore.PackedLoader` returns, with the chosen columns drawn over it."""
@@ -274,7 +297,8 @@ def draw_page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
         for number, cell in enumerate(row):
             left = _GAP + number * (width + _GAP)
             _draw_cell(sheet, draw, cell, (left, top, width, height), factor)
-            text = _fit_line(draw, cell.key.rsplit("/", 1)[-1], width)
+            more = f"+{cell.more:,} " if cell.more else ""
+            text = _fit_line(draw, more + cell.key.rsplit("/", 1)[-1], width)
             draw.text((left, top + height + 1), text, _INK if cell.image is not None else _FAULT, default_font(_TEXT))
         top += height + _LINE + _GAP
     return sheet

@@ -24,6 +24,7 @@ from packstore.seeing.sheet import Cells, SheetOptions, choose_rows, draw_page, 
 from packstore.seeing.terminal import encode_kitty, encode_sixel
 from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_folder
+from tests.makers.images import encode
 from tests.makers.typed import make_typed
 
 AUGMENT = "RandomResizedCrop(24), RandomHorizontalFlip()"
@@ -118,7 +119,9 @@ def test_boxes_are_drawn_and_masks_if_asked_for(tmp_path: Path) -> None:
         augmented = Cells(reader, SheetOptions(columns=["mask", "boxes"], augment="CenterCrop(20)"))[1].image
         assert augmented is not None
         assert augmented.shape == (20, 20, 3)
-        with pytest.raises(UsageError, match="no column 'label' of masks, boxes or keypoints; there are: mask, boxes"):
+        with pytest.raises(
+            UsageError, match="no column 'label' of masks, boxes, keypoints or lists of images; there are: mask, boxes"
+        ):
             Cells(reader, SheetOptions(columns=["label"]))
 
 
@@ -153,7 +156,10 @@ def test_the_command(store: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ([tmp_path / "x.gif"], "a sheet is written as .png or .pdf, got 'x.gif'"),
         ([tmp_path / "none" / "x.png"], "there is no directory"),
-        ([tmp_path / "x.png", "--columns", "mask"], "no column 'mask' of masks, boxes or keypoints; there are: none"),
+        (
+            [tmp_path / "x.png", "--columns", "mask"],
+            "no column 'mask' of masks, boxes, keypoints or lists of images; there are: none",
+        ),
         (
             [tmp_path / "x.png", "--augment", "exit()"],
             "augmentations should be calls of packstore.augment's operations",
@@ -251,3 +257,44 @@ def test_what_a_terminal_answers(answer: bytes, expected: str | None) -> None:
 def test_a_pipe_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KITTY_WINDOW_ID", "1")
     assert terminal_graphics() is None
+
+
+COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 0), (0, 255, 255), (255, 0, 255))
+
+
+@pytest.fixture(scope="module")
+def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records with 0, 2 and 6 further images, each of one colour; the last of none."""
+    root = tmp_path_factory.mktemp("lists")
+    colours = [encode(Image.new("RGB", (32, 16), colour), "PNG") for colour in COLOURS]
+    samples = [{"image": colours[0], "views": colours[:count]} for count in (0, 2, 6)]
+    fields = {"image": packstore.Image(), "views": packstore.Images(optional=True)}
+    packstore.convert([*samples, {"image": colours[1]}], root / "x.lmdb", fields=fields)
+    return root / "x.lmdb"
+
+
+def test_lists_of_images_are_below_their_image(lists: Path, tmp_path: Path) -> None:
+    with packstore.open(lists) as reader:
+        cells = Cells(reader, SheetOptions())
+        found = [cells[record] for record in range(4)]
+        assert [(cell.image.shape, cell.more) for cell in found if cell.image is not None] == [
+            ((16, 32, 3), 0), ((21, 32, 3), 0), ((21, 35, 3), 2), ((16, 32, 3), 0)
+        ]  # fmt: skip
+        image = found[2].image
+        assert image is not None
+        assert [tuple(image[19, left]) for left in (0, 9, 18, 27)] == [*COLOURS[:4]]
+        plain = Cells(reader, SheetOptions(columns=()))
+        assert [plain[record].image.shape for record in range(4)] == [(16, 32, 3)] * 4  # type: ignore[union-attr]
+        with pytest.raises(UsageError, match="keypoints or lists of images; there are: views"):
+            Cells(reader, SheetOptions(columns=("image",)))
+    write_sheet(lists, tmp_path / "x.png", SheetOptions(columns=("views",)))
+
+
+def test_a_damaged_image_of_a_list_is_named(tmp_path: Path) -> None:
+    good = encode(Image.new("RGB", (32, 16)), "PNG")
+    with packstore.Writer(tmp_path / "x.lmdb", {"image": packstore.Image(), "views": packstore.Images()}) as writer:
+        writer.add(image=good, views=[good, good[:42] + b"\xff\xff" + good[44:]])
+    with packstore.open(tmp_path / "x.lmdb") as reader:
+        cell = Cells(reader, SheetOptions())[0]
+        assert cell.image is None
+        assert "column 'views[1]'" in cell.fault
