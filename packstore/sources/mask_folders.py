@@ -6,6 +6,8 @@ import re
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from packstore.core.errors import printable
 from packstore.sources.contents import (
     Contents,
@@ -81,6 +83,13 @@ def find_masks(contents: Contents) -> dict[str, str]:
                 continue
             if _MASKS.fullmatch(other) or _are_numbered_alike(contents, mask, image):
                 continue
+            word = _tail_of_masks(mask, image)
+            if word is not None and _MASKS.fullmatch(name):
+                found[mask.path] = (
+                    f"{printable(mask.path)} has files of the same names as {printable_folder(image.path)}, with "
+                    f"{printable(word)} at their end"
+                )
+                break
             if 2 * mask.images.count_shared(image.images) >= len(image.images.stems):
                 found[mask.path] = (
                     f"{printable(mask.path)} has files of the same names as {printable_folder(image.path)}"
@@ -104,6 +113,14 @@ def find_masks(contents: Contents) -> dict[str, str]:
             if images and path not in images and not known and _MASKS.fullmatch(path.rpartition("/")[2].lower()):
                 found[path] = f"{printable(path)} beside {printable(images[0])}"
     return found
+
+
+def _tail_of_masks(mask: FolderContents, image: FolderContents) -> str | None:
+    """Returns the word that a folder's files have behind the names of half of the images of another folder, as in
+    ``raw/a.jpg`` and ``masks/a_mask.jpg``; None if there is none."""
+    stems = image.images.stems
+    counts = {word: int(np.isin(stems, parts).sum()) for word, parts in mask.tails.items()}
+    return next((word for word, count in counts.items() if len(stems) and 2 * count >= len(stems)), None)
 
 
 def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -20,13 +20,14 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
-from packstore.core.fields import Bytes, Field, Image, Json, Label, Text
+from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
 from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.listing import IMAGE_SUFFIXES
+from packstore.sources.names import make_column_name
 from packstore.sources.records.shards import ShardSource, find_shards
 from packstore.sources.refusals import first_bytes
 from packstore.sources.rows import Row
@@ -57,6 +58,8 @@ _PROBED = 16
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
+_FURTHER = "further_images"
+_PLACE = re.compile(r"(?:([^.]*[^.\d][^.]*)\.)?(\d{1,6})\.[^.]+")
 _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
@@ -94,6 +97,10 @@ class WebDatasetSource(ShardSource):
             yield Row(key, (number, files), size, rest, modified, sizes=sizes)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        return self._join_lists(self._read_values(ref))
+
+    def _read_values(self, ref: Any) -> dict[str, Any]:
+        """Reads the files of a sample by column; those of lists by column, dot and number."""
         shard, files = ref
         raw: dict[str, Any] = {}
         for extension, place, size, _ in files:
@@ -104,6 +111,13 @@ class WebDatasetSource(ShardSource):
             if name in raw:
                 raise ValueError(f".{extension} is there twice")
             raw[name] = self._read_value(extension, name, self._open(shard).read(place, size))
+        return raw
+
+    def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Joins the files of lists."""
+        for column in {name.rpartition(".")[0] for name in self._places.values()} - {""}:
+            files = {int(name.rpartition(".")[2]): raw.pop(name) for name in [*raw] if name.startswith(f"{column}.")}
+            raw[column] = [files[number] for number in sorted(files)]
         return raw
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -166,18 +180,37 @@ class WebDatasetSource(ShardSource):
     def _columns(self) -> dict[str, str]:
         """Column of each extension."""
         assert self._shard_indexes
-        found = {extension: usual_column(extension) for extension in self._extensions}
+        found = {extension: usual_column(extension) for extension in self._extensions if extension not in self._places}
         kinds: dict[str, set[str]] = {}
         for extension, name in found.items():
             kinds.setdefault(name, set()).add(content_kind(extension))
         shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(found)
-        return {ext: own_column(ext) if name in shared else name for ext, name in found.items()}
+        return {ext: own_column(ext) if name in shared else name for ext, name in found.items()} | self._places
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """Column and number of each numbered image (``0.jpg``, ``view.1.png``) that is a file of a list, ``view.1``.
+
+        Images are a list if samples have different numbers of them, counted from 0 or 1 without gaps. Without any other
+        image, the first one of the only list is ``image``."""
+        lists = _find_lists(self._count_extensions())
+        main = any(content_kind(each) == "image" and not _is_in_list(each, lists) for each in self._extensions)
+        if not main and len(lists) > 1:
+            return {}
+        found = {}
+        for extension in self._extensions:
+            name, number = _split_number(extension) or ("", 0)
+            if _is_in_list(extension, lists):
+                place = number - lists[name] - (not main)
+                column = (name if main else f"further_{name}") if name else _FURTHER
+                found[extension] = "image" if place < 0 else f"{make_column_name(column)}.{place}"
+        return found
 
     def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
         """Finds columns of which some sample has two files of different extensions, such as a JPEG and a PNG."""
         found: set[str] = set()
         for extensions in self._count_extensions():
-            names = Counter(columns[extension] for extension in set(extensions))
+            names = Counter(columns[extension] for extension in set(extensions) if extension in columns)
             found.update(name for name, count in names.items() if count > 1)
         return found
 
@@ -191,8 +224,11 @@ class WebDatasetSource(ShardSource):
         probes = [self._read_first(number) for number in range(len(self.shards))]
         samples = list(islice(chain.from_iterable(probes), _PROBED))
         declared: dict[str, Field] = {}
-        for extension, name in self._columns.items():
-            if name not in declared:
+        for extension, column in self._columns.items():
+            name, _, place = column.partition(".")
+            if place:
+                declared[name] = Images()
+            elif name not in declared:
                 given = [raw[name] for raw in samples if raw.get(name) is not None]
                 declared[name] = self._declare(extension, name, given)
                 if have[name] < total and name != self._main:
@@ -208,7 +244,7 @@ class WebDatasetSource(ShardSource):
     @cached_property
     def _main(self) -> str:
         """Column of the main image. Raises :class:`SourceError` if there is none."""
-        images = [name for extension, name in self._columns.items() if content_kind(extension) == "image"]
+        images = [name for each, name in self._columns.items() if content_kind(each) == "image" and "." not in name]
         if not images:
             raise SourceError(
                 f"{printable(str(self.path))} holds no images, but {', '.join(sorted(self._extensions)[:8])}"
@@ -243,6 +279,34 @@ class WebDatasetSource(ShardSource):
             return infer_field(name, given)
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: .{printable(extension)}: {error}") from error
+
+
+def _split_number(extension: str) -> tuple[str, int] | None:
+    """Returns name and number of a numbered image: of ``view.1.png`` ``view`` and 1, of ``1.png`` an empty name."""
+    match = _PLACE.fullmatch(extension)
+    return (match[1] or "", int(match[2])) if match and content_kind(extension) == "image" else None
+
+
+def _is_in_list(extension: str, lists: Mapping[str, int]) -> bool:
+    named = _split_number(extension)
+    return named is not None and named[0] in lists
+
+
+def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
+    """Returns names of numbered images that are lists, and their first number, by the extensions of each sample."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for extensions in counts:
+        numbers: dict[str, list[int]] = {}
+        for name, number in filter(None, map(_split_number, extensions)):
+            numbers.setdefault(name, []).append(number)
+        for name, each in numbers.items():
+            found.setdefault(name, set()).add(tuple(sorted(each)))
+    firsts = {name: min(map(min, sets)) for name, sets in found.items() if len({*map(len, sets)}) > 1}
+    return {
+        name: first
+        for name, first in firsts.items()
+        if first in (0, 1) and all(each == (*range(first, first + len(each)),) for each in found[name])
+    }
 
 
 def _read_class_names(path: Path) -> tuple[str, ...] | None:
@@ -301,6 +365,8 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
     _main = "image"
 
+    _places: Mapping[str, str] = {}  # type: ignore[assignment]
+
     @cached_property
     def _list_columns(self) -> dict[str, bool]:
         """Columns whose values are lists of files; True for those in which a record may have no list."""
@@ -312,8 +378,7 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
             return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list
         return first if dot else _EXPORTED.get(extension, "image")
 
-    def values(self, ref: Any) -> dict[str, Any]:
-        raw = super().values(ref)
+    def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
         for name, optional in self._list_columns.items():
             files = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
             numbered = [f"{name}.{number}" for number in range(len(files))]

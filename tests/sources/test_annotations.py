@@ -384,3 +384,15 @@ def test_notes_without_a_suffix_that_name_images_are_no_question(tmp_path: Path)
     root = fill(tmp_path, {f"cat/{n}.jpg": jpeg(n) for n in range(9)} | {"dog/x.jpg": jpeg(1), "tests of May": notes})
     with closing(open_source(root)) as source:
         assert source.kind == "imagefolder"
+
+
+@pytest.mark.parametrize("further", [(), ("overlay",), ("overlay", "other")])
+def test_masks_whose_names_have_one_word_more_are_no_class(further: tuple[str, ...], tmp_path: Path) -> None:
+    for n in range(6):
+        for folder, name in (("raw", f"{n}-photo"), ("masks", f"{n}-photo_mask"), *((f, f"{n}-{f}") for f in further)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / f"{name}.jpg").write_bytes(jpeg(n))
+    with pytest.raises(AmbiguousSourceError, match="masks has files of the same names as raw, with mask at their end"):
+        open_source(tmp_path)
+    with closing(open_source(tmp_path, kind="imagefolder")) as source:
+        assert source.survey().records == 6 * (2 + len(further))

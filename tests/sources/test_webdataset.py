@@ -310,3 +310,59 @@ def test_labels_of_keys_with_folders_are_not_those_of_folders(tmp_path: Path) ->
         with closing(open_source(path)) as source:
             assert source.kind == "webdataset"
             assert [source.read(entry).values["label"] for entry in source.entries()] == [5, 4, 3]  # type: ignore[union-attr]
+
+
+def numbered(counts: list[int], first: int = 0, name: str = "", main: bool = False) -> dict[str, bytes]:
+    """Samples with so many images, ``0001.0.png``, the last ones first; with ``main`` another one beside."""
+    found: dict[str, bytes] = {}
+    for n, count in enumerate(counts):
+        found |= {f"{n:04}.png": tiny(100 + n)} if main else {}
+        found |= {f"{n:04}.{name}{first + k}.png": tiny(10 * n + k) for k in reversed(range(count))}
+        found |= {f"{n:04}.cls": b"%d" % (n % 2)}
+    return found
+
+
+def images_of(root: Path, further: str) -> list[tuple[bytes, list[bytes]]]:
+    with closing(open_source(root)) as source:
+        names = {column.name: column.type for column in source.survey().columns}
+        assert names[further] == "images"
+        samples = [source.read(entry) for entry in source.entries()]
+        return [(bytes(each.image), [*map(bytes, each.values[further])]) for each in samples]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("counts", [[1, 3, 2], [12, 1, 2], [2, 2, 2, 3]])
+def test_numbered_images_of_different_counts_are_a_list(first: int, counts: list[int], tmp_path: Path) -> None:
+    """The first is the image, as in conversations."""
+    (tmp_path / "a.tar").write_bytes(shard(numbered(counts, first)))
+    expected = [[tiny(10 * n + k) for k in range(count)] for n, count in enumerate(counts)]
+    assert images_of(tmp_path, "further_images") == [(each[0], each[1:]) for each in expected]
+    convert(tmp_path, tmp_path.parent / f"{tmp_path.name}.lmdb")
+    assert verify(tmp_path.parent / f"{tmp_path.name}.lmdb", against=tmp_path).problems == ()
+
+
+@pytest.mark.parametrize("name", ["", "view."])
+def test_numbered_images_beside_another_are_its_list(name: str, tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(shard(numbered([0, 3, 1], 0, name, main=True)))
+    expected = [(tiny(100 + n), [tiny(10 * n + k) for k in range(count)]) for n, count in enumerate((0, 3, 1))]
+    assert images_of(tmp_path, "view" if name else "further_images") == expected
+
+
+def test_a_named_list_alone_gives_its_first_image(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(shard(numbered([2, 1, 4], 0, "view.")))
+    assert [len(rest) for _, rest in images_of(tmp_path, "further_view")] == [1, 0, 3]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        numbered([2, 2, 2]),  # the same number everywhere
+        {**numbered([1, 3, 3]), "0009.0.png": tiny(1), "0009.2.png": tiny(2)},  # a gap
+        {**numbered([1, 3, 3]), "0009.1.png": tiny(1)},
+        {**numbered([1, 3, 3]), "0009.0.png": tiny(1), "0009.0.jpg": tiny(2)},
+    ],
+)
+def test_other_numbered_images_are_columns(files: dict[str, bytes], tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(shard(files))
+    with closing(open_source(tmp_path)) as source:
+        assert "images" not in {column.type for column in source.survey().columns}
