@@ -679,3 +679,15 @@ def test_run_lengths_of_a_part_are_those_of_the_whole_mask(part: Any, top: int, 
     values = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(whole.shape, order="F")
     assert np.array_equal(values, whole)
     assert all(lengths[1:])
+
+
+@pytest.mark.parametrize("folder", ["entities", "key", "truth"])
+def test_entities_of_receipts_without_words(folder: str, tmp_path: Path) -> None:
+    files: Files = {f"images/a{n}.jpg": jpeg(n) for n in range(4)}
+    texts = [{"company": "A & B", "date": "1/2/2019", "total": f"{n}.00"} for n in range(3)]
+    files |= {f"{folder}/a{n}.txt": json.dumps(each) for n, each in enumerate(texts)}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.kind == "sroie"
+        assert [column.name for column in source.survey().columns] == ["entities", "entities_valid"]
+        found = [source.read(entry).values.get("entities") for entry in source.entries()]
+    assert found == [*texts, None]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 from packstore.core.errors import printable
 from packstore.core.fields import Field, Json
 from packstore.sources.annotation_formats.icdar import IcdarSource
-from packstore.sources.annotation_formats.objects import parse_json
-from packstore.sources.annotation_formats.source import sidecar_kind
+from packstore.sources.annotation_formats.objects import Annotation, SizeReader, parse_json
+from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.base import Certainty, Source, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import stem_of
 from packstore.sources.rows import FileRow, InTree
@@ -46,13 +50,46 @@ class SroieSource(IcdarSource):
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
         if isinstance(found.get("entities"), bytes):
-            found["entities"] = entities = parse_json(found["entities"])
-            if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
-                raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
+            found["entities"] = _parse_entities(found["entities"])
         return found
 
     def raw_annotations(self) -> Iterator[Any]:
         return (raw for raw in super().raw_annotations() if raw)
 
 
-KIND = sidecar_kind(SroieSource, "SROIE: img with words in box and entities")
+class EntitiesSource(SidecarSource):
+    """Receipts with ``entities`` and without words, as in the third task of SROIE."""
+
+    kind = "sroie"
+    title = "SROIE"
+    folder_pairs = tuple((images, texts) for images in ("img", "images") for texts in ("entities", "key", "truth"))
+    patterns = ("{stem}.txt", "{stem}.json")
+    signature = re.compile(rb'\A\s*\{\s*"(company|date|address|total)"\s*:')
+    further_fields: ClassVar[Mapping[str, Field]] = {"entities": Json(optional=True)}
+
+    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        return Annotation(values={"entities": _parse_entities(raw)})
+
+
+def _parse_entities(raw: bytes) -> dict[str, Any]:
+    """Parses texts by name. Raises :class:`ValueError`."""
+    entities = parse_json(raw)
+    if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
+        raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
+    return entities
+
+
+_WORDS = sidecar_kind(SroieSource, "SROIE: img with words in box, or entities alone")
+_ALONE = sidecar_kind(EntitiesSource, _WORDS.help)
+
+
+def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    return max(_WORDS.recognise(path, options), _ALONE.recognise(path, options))
+
+
+def _open(path: Path, options: SourceOptions) -> Source:
+    worded = _WORDS.recognise(path, options) >= _ALONE.recognise(path, options)
+    return (_WORDS if worded else _ALONE).open(path, options)
+
+
+KIND = replace(_WORDS, recognise=_recognise, open=_open)
