@@ -180,6 +180,7 @@ def returned_values(called: str, root: Path) -> dict[str, list[tuple[bytes, str]
         for n in range(len(data)):
             sample = data[n]
             image, *others = sample if isinstance(sample, tuple) else [sample]
+            others = [*others[0]] if others and isinstance(others[0], tuple) else others  # Cityscapes
             for each in others:
                 getattr(each, "close", int)()
             numbers = [int(each) for each in others if isinstance(each, int)]
