@@ -244,7 +244,7 @@ def _find_in_files(tree: Tree, images: Contents, others: Iterable[FolderContents
     tools."""
     others = list(others)
     known = images.stems()
-    yield from _find_sidecars(images, others, known)
+    yield from _find_sidecars(tree, images, others, known)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
     counts = _count_images(images)
     for folder in others:
@@ -377,7 +377,9 @@ def _mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str)
     return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else folder_pattern(place)
 
 
-def _find_sidecars(images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]) -> Iterator[Finding]:
+def _find_sidecars(
+    tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
+) -> Iterator[Finding]:
     """Yields a finding for each suffix of files that have the stems of images: beside the images, or in another
     folder."""
     for folder in folders:
@@ -388,6 +390,9 @@ def _find_sidecars(images: Contents, folders: Iterable[FolderContents], known: N
                 continue
             if len(known) and suffix not in _NO_SIDECARS and names.count_shared(known) >= enough:
                 phrase = f"a {suffix} file for each image in {printable_folder(folder.path)}"
+                first = f"{folder.path}/{names.first[0]}" if folder.path else names.first[0]
+                if tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER:
+                    phrase += f" (the first {IS_LFS_POINTER})"
                 yield Finding(phrase, _suffix_ignore_patterns(images, folder, suffix), folder.path)
 
 

@@ -396,3 +396,14 @@ def test_masks_whose_names_have_one_word_more_are_no_class(further: tuple[str, .
         open_source(tmp_path)
     with closing(open_source(tmp_path, kind="imagefolder")) as source:
         assert source.survey().records == 6 * (2 + len(further))
+
+
+def test_files_beside_images_that_are_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+    for split in ("train", "test"):
+        fill(
+            tmp_path / split,
+            {f"img/a{n}.jpg": jpeg(n) for n in range(3)} | {f"box/a{n}.txt": pointer for n in range(3)},
+        )
+    with pytest.raises(AmbiguousSourceError, match=r"in test/box \(the first is a pointer of Git LFS .* git lfs pull"):
+        open_source(tmp_path)
