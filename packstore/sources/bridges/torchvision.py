@@ -31,14 +31,12 @@ def _splits_by_name(parameter: str, splits: str, names: str) -> dict[str, tuple[
 
 
 SPLITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    **_splits_by_name(
-        "split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM RenderedSST2 WIDERFace"
-    ),
+    **_splits_by_name("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM"),
+    **_splits_by_name("split", "train val test", "RenderedSST2 WIDERFace"),
     **_splits_by_name("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
-    **_splits_by_name(
-        "split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k Kitti2012Stereo"
-    ),
-    **_splits_by_name("split", "train test", "Kitti2015Stereo KittiFlow LFWPairs LFWPeople Sintel StanfordCars SVHN"),
+    **_splits_by_name("split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k"),
+    **_splits_by_name("split", "train test", "Kitti2012Stereo Kitti2015Stereo KittiFlow LFWPairs LFWPeople"),
+    **_splits_by_name("split", "train test", "Sintel StanfordCars SVHN"),
     **_splits_by_name("split", "train valid test", "CelebA Country211"),
     **_splits_by_name("split", "trainval test", "OxfordIIITPet"),
     **_splits_by_name("split", "train unlabeled test", "STL10"),
@@ -69,12 +67,8 @@ _CHECKED = ("CIFAR10", "CIFAR100")
 _OTHER = ("DatasetFolder", "FakeData", "HMDB51", "Kinetics", "MovingMNIST", "UCF101", "VisionDataset")
 """Datasets of videos, and classes that are no datasets of images by themselves."""
 _OURS = ("root", "transform", "target_transform", "transforms", "download", "loader", "is_valid_file")
-_UNSORTED = {
-    "Cityscapes": "images",
-    "INaturalist": "index",
-    "Omniglot": "_flat_character_images",
-    "SUN397": "_image_files",
-}
+_UNSORTED = {"Cityscapes": "images", "INaturalist": "index", "SUN397": "_image_files"}
+_UNSORTED |= {"Omniglot": "_flat_character_images"}
 """Attribute that lists the samples, of datasets whose samples have the order of the disk."""
 _CELEBA = {"attr": "labels", "identity": "identity", "bbox": "bbox", "landmarks": "keypoints"}
 _CITYSCAPES = {"semantic": "mask", "instance": "instance_mask", "polygon": "polygons", "color": "colors"}
@@ -126,9 +120,8 @@ def read(rest: str, options: SourceOptions) -> BridgedData:
         ):
             parts[split] = made(root=str(root), **{**arguments, **chosen})
     if name in _OBJECTS:
-        return Objects(
-            Path(rest), {split: _annotated_items(name, part, split, root) for split, part in parts.items()}
-        ).to_bridged()
+        items = {split: _annotated_items(name, part, split, root) for split, part in parts.items()}
+        return Objects(Path(rest), items).to_bridged()
     found = samples.make_samples_by_split(
         "torchvision",
         parts,
