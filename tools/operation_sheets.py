@@ -21,7 +21,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import packstore.augment as A  # noqa: N812
 from packstore import PackedDataset, PackedLoader
-from packstore.training.augment.detection import Boxes
+from packstore.training.augment.detection import BatchBoxes
 from packstore.training.augment.unequal import DrawnOperations
 
 SIDE, TEXT, GAP = 128, 250, 4
@@ -100,7 +100,7 @@ def draws_of(dataset: PackedDataset, record: int, count: int, **options: Any) ->
         image = dataset[record][None]
         height, width = image.shape[2:]
         box = np.array([[width / 4, height / 4, width * 3 / 4, height * 3 / 4]], np.float32)
-        boxes, ids = Boxes(box.repeat(count, 0), np.arange(count)), np.arange(count) << 32 | record
+        boxes, ids = BatchBoxes(box.repeat(count, 0), np.arange(count)), np.arange(count) << 32 | record
         course = DrawnOperations(np.array([[height, width]] * count), options["augment"], A.Draws(0, 0, ids), boxes)
         return [course.run(row, image)[0].permute(1, 2, 0).numpy() for row in range(count)]
     if "augment" in options:
