@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Runs the command line, then exits; with 130 and no traceback if it is interrupted while Python loads modules."""
+    """Runs the command line and exits with its status: 130, without a traceback, if Ctrl-C interrupts the imports."""
     try:
         from packstore.cli import main as run
     except KeyboardInterrupt:

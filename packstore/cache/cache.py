@@ -105,7 +105,8 @@ class Cache:
         return self._folder.entries()
 
     def clean(self, keep: int = 0) -> int:
-        """Removes unused objects, oldest first, until at most ``keep`` bytes are taken, and files of killed processes.
+        """Removes files of killed processes. Then removes unused objects, the least recently used first, until at most
+        ``keep`` bytes are left.
 
         Returns the number of bytes removed.
         """

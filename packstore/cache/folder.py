@@ -146,7 +146,11 @@ class CacheFolder:
             release(descriptor)
 
     def open_object(self, name: str) -> int | None:
-        """Opens an object for reading, with a shared lock; None if it is absent. The caller closes it."""
+        """Opens an object for reading and takes a shared lock on it. Returns its descriptor, which the caller closes,
+        or None if the cache lacks the object.
+
+        Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for too long.
+        """
         try:
             descriptor = self._open(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except (FileNotFoundError, NotADirectoryError):
@@ -292,10 +296,10 @@ class CacheFolder:
         ]
 
     def clean(self, keep: int) -> int:
-        """Removes unused objects, oldest first, until at most ``keep`` bytes are taken, and files of killed processes.
+        """Removes files of killed processes. Then removes unused objects, the least recently used first, until at most
+        ``keep`` bytes are left.
 
-        Returns:
-            The number of bytes removed.
+        Returns the number of bytes removed; 0 for a folder that is no cache.
         """
         if not self._marker.is_file():
             return 0

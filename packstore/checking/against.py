@@ -226,7 +226,10 @@ class Comparison:
         return located
 
     def _compare_record(self, record: int, entry: Entry, stored: Buffer, value_of: ValueGetter) -> Iterator[str]:
-        """Yields the differences of a record from its entry: labels, split, other values, image."""
+        """Yields a text for each difference of a record from its entry: labels, split, other values, image.
+
+        A source that cannot be read counts as a difference.
+        """
         for column, value in zip(self.survey.labels, entry.labels, strict=True):
             own = int(value_of(column.name, record)) if column.name in self.labels else value
             if own != value:

@@ -266,12 +266,15 @@ def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Man
             else:
                 splits.append(Split(split.name, splits[-1].stop if splits else 0, end))
             splits[-1] = replace(splits[-1], start=min(splits[-1].start, begin))
-    columns = tuple(replace(c, classes=_merge_classes(c.name, manifests)) for c in _blank_columns(first, total))
+    columns = tuple(replace(c, classes=_longest_classes(c.name, manifests)) for c in _blank_columns(first, total))
     return replace(first, records=total, columns=columns, splits=tuple(splits), shards=None)
 
 
-def _merge_classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | None:
-    """Returns the classes of a column, from the shard that has most: earlier shards may lack the last ones."""
+def _longest_classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | None:
+    """Returns the longest list of a column's classes in the shards' manifests; None if no manifest has a list.
+
+    Classes are only appended, so the longest list has all.
+    """
     known = [m.column(name).classes for m in manifests if m.has_column(name)]
     return max((classes for classes in known if classes is not None), key=len, default=None)
 

@@ -240,7 +240,11 @@ class _Salvage:
                 yield record, None
 
     def _find_orphans(self, file: DamagedFile, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
-        """Returns images of records without an entry, found by their checksums."""
+        """Searches the file for the images of records that have lost their entry, and returns the images found by their
+        checksum.
+
+        ``sums`` are the checksums of all records; None if they are unknown, and then nothing is found.
+        """
         assert file.scavenged is not None
         if sums is None:
             return {}

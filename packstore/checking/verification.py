@@ -307,7 +307,8 @@ class _Verification:
                     yield record, f"{which} does not decode: {image}"
 
     def _find_wrong_indexes(self, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[tuple[int, str]]:
-        """Yields the records whose seek index differs from one computed from their file."""
+        """Yields number and problem of each record whose seek index cannot be read, or differs from the index of its
+        image file."""
         for record, index in zip(images, make_indexes([*images.values()]), strict=False):
             try:
                 stored = bytes(value(SEEK_INDEX.name, record))

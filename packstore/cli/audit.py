@@ -88,7 +88,13 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
 
 
 def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
-    """Describes the report; only findings of the kinds ``only``, if given. Marks the kinds in ``failing``."""
+    """Returns the report as text: checks, then each kind with its first findings, then the total.
+
+    Args:
+        report: Report of an audit.
+        only: Kinds to describe, without the checks and the total; None describes the whole report.
+        failing: Kinds to print in red.
+    """
     from packstore.checking.audit import KINDS
 
     lines = [] if only is not None else [f"checked  {check}" for check in report.checks]

@@ -37,7 +37,8 @@ def parse_graphics(answer: bytes) -> str | None:
 
 
 def ask_terminal() -> bytes:
-    """Asks the terminal for its graphics and returns its answer; empty if there is none within half a second."""
+    """Asks the terminal which graphics it supports and returns its answer. Returns ``b""`` if there is no terminal, or
+    if it does not answer within half a second."""
     try:
         import termios
         import tty

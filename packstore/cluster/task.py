@@ -121,7 +121,8 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
 
 
 def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
-    """Uploads a shard that was sealed and read back; returns the receipt with it."""
+    """Uploads a shard that was sealed and read back. Returns the receipt with the shard, its keys, and the bytes of
+    each column."""
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))
     sizes = manifest.records, nbytes, manifest.image.nbytes

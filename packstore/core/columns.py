@@ -114,7 +114,7 @@ class LazyRagged(Ragged):
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Offsets as in :class:`Ragged`; reads all values for their sizes."""
+        """Computes the offsets, as in :class:`Ragged`. Reads all values at each access, for their sizes."""
         sizes = np.fromiter((memoryview(value).nbytes for value in self), OFFSET, self._count)
         return np.concatenate([np.zeros(1, OFFSET), np.cumsum(sizes, dtype=OFFSET)])
 
@@ -136,9 +136,11 @@ class LazyRagged(Ragged):
 
 
 class LazyArray(Sequence[NDArray[Any]]):
-    """A fixed column that reads each value on access.
+    """A fixed column that reads each value on access, by its number from 0; negative numbers raise :class:`IndexError`.
 
-    A loop over the values holds one at a time; indexing by a slice or an array of numbers returns a new array."""
+    A loop over the values holds one at a time. Indexing by a slice or an array of numbers reads all these values into a
+    new array.
+    """
 
     def __init__(self, column: Column, count: int, read: Callable[[int], Buffer]) -> None:
         """``read`` returns the bytes of a value by its number, 0 to ``count - 1``."""

@@ -72,8 +72,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
-    """Mean and standard deviation of each channel, for pixels scaled to 0 … 1: ``(x / 255 - mean) / std`` for 8 bits,
-    ``x / 65535`` for 16 bits. Values without an upper bound are not scaled."""
+    """Mean and standard deviation of each channel, for pixels scaled to 0 … 1.
+
+    A pixel ``x`` of 8 bits becomes ``(x / 255 - mean) / std``, one of 16 bits ``(x / 65535 - mean) / std``. Pixels
+    without an upper bound are not scaled: ``(x - mean) / std``. Raises :class:`ManifestError` for values that are not
+    finite, or of different lengths.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -181,6 +181,7 @@ def _save_plain(image: Image.Image, path: Path) -> None:
 
 
 def _save_opaque_rgba(image: Image.Image, path: Path) -> None:
+    """Adds an alpha channel of 255 to the image and saves it."""
     image.putalpha(255)
     image.save(path)
 

@@ -134,7 +134,7 @@ class _ArraysWriter(ShardWriter):
         return np.array(self._ends, np.int64)
 
     def small_arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields name and values of all arrays but the images."""
+        """Yields name and values of each array but the images: the shapes of images if they differ, and the columns."""
         if self._shapes and not self.one_shape:
             yield SHAPES, np.array(self._shapes, np.int32)
         for column in self.columns:

@@ -174,8 +174,11 @@ class Export(ABC):
 
     @abstractmethod
     def losses(self) -> Sequence[str]:
-        """Returns a line for each thing that readers other than packstore do not get: ``names of classes``. Leave
-        out columns that are missing in :meth:`visible_columns`: the report adds those."""
+        """Returns a text for each part of the content that only packstore reads from this export, such as ``names of
+        classes``.
+
+        Leaves out whole columns, which the report adds: those that :meth:`visible_columns` lacks.
+        """
 
     @abstractmethod
     def begin(self, number: int, split: str) -> ShardWriter:

@@ -108,7 +108,11 @@ class ParquetExport(Export):
 
 
 class _ParquetWriter(ShardWriter):
-    """Writes a Parquet file; collects records until a row group is full."""
+    """Writes a Parquet file. Collects records in memory, and writes them as a row group when they reach a number of
+    bytes.
+
+    :meth:`close` writes the last row group and the end of the file. :meth:`abort` drops the collected records.
+    """
 
     def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
         self.file = file

@@ -160,7 +160,8 @@ class _ZarrWriter(ShardWriter):
 
 
 def _group_name(split: str) -> str:
-    """Returns the name of the group of a split; ``""`` without splits."""
+    """Returns the name of a split's group, shortened and safe for files; ``""``, the root group, if the store has no
+    splits."""
     return shorten(safe_name(split)) if split else ""
 
 

@@ -14,15 +14,16 @@ MeanAndStd = tuple[Sequence[float], Sequence[float]]
 
 
 def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None:
-    """Converts a name, text or numbers to a normalisation; None for ``"none"``.
+    """Converts a name, text or numbers to a normalisation. Returns None for ``"none"``: pixels are not normalised.
 
     Args:
-        value: A name of :data:`NORMALIZATIONS`; or means and standard deviations, one a channel, of pixels scaled to 0
-            … 1: as text, ``"M,M,M/S,S,S"``, as ``((m, m, m), (s, s, s))`` or as a :class:`Normalization`.
-        mode: Mode of the images. Values without an upper bound are not scaled, so their means may be any numbers.
+        value: A name of :data:`NORMALIZATIONS`, or a mean and a standard deviation for each channel: as text,
+            ``"M,M,M/S,S,S"``, as ``((m, m, m), (s, s, s))`` or as a :class:`Normalization`. They are of pixels scaled
+            to 0 … 1.
+        mode: Mode of the images. If its values have no upper bound, pixels are not scaled, and any means are accepted.
 
     Raises:
-        UsageError: Another value, or means and deviations of another scale.
+        UsageError: ``value`` is none of these, or of pixels of another scale, such as 0 … 255.
     """
     if isinstance(value, str):
         return _parse_text(value, mode)

@@ -230,8 +230,12 @@ def _check_places(source: Path, destination: Path) -> None:
 
 
 def check_destination(destination: Path, options: ConvertOptions) -> None:
-    """Raises :class:`DestinationError` if a store cannot be written to a path. Does not look at a URL: the run does
-    that itself."""
+    """Raises :class:`DestinationError` if no store can be written to a path: its directory does not exist, or something
+    is there that may not be replaced.
+
+    Raises :class:`UsageError` for a path as the destination of a cluster. Accepts every URL: the run itself checks
+    those.
+    """
     shown = printable(str(destination))
     if isinstance(destination, UrlPath):
         return

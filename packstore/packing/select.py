@@ -157,7 +157,11 @@ def select(
 def plan_select(
     path: Path, destination: Path, options: SelectOptions, stack: ExitStack, progress: ProgressCallback
 ) -> Composition:
-    """Plans a selection. Opens the store, which ``stack`` closes; writes nothing."""
+    """Plans a selection: checks paths and options, and chooses the records. Opens the store for as long as ``stack`` is
+    open; writes nothing.
+
+    Raises :class:`UsageError` for options that do not fit the store.
+    """
     refuse_empty(path, destination)
     refuse_inside(destination, path)
     format = resolve_format(destination, options.format)
@@ -318,7 +322,7 @@ def _choose_records(
     if drawn:
         chosen = _draw_sample(reader, chosen, options)
     if options.splits is not None:
-        groups = _classes_of(reader, chosen, options.stratify)
+        groups = _class_numbers(reader, chosen, options.stratify)
         order = _draw_numbers(reader, chosen, options.seed, "splits")
         return _ChosenRecords(_draw_splits(chosen, groups, order, options.splits, "records"))
     if not manifest.splits:
@@ -334,8 +338,11 @@ def _draw_numbers(reader: Reader, records: NDArray[np.int64], seed: int, what: s
     return np.fromiter((xxh3_64_intdigest(key, seed=seed) for key in keys), np.uint64, len(records))
 
 
-def _classes_of(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArray[np.int64]:
-    """Returns the class number of each record, -1 if it has none; 0 for all unless ``by_class``."""
+def _class_numbers(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArray[np.int64]:
+    """Returns the class number of each record, -1 for a record without a label. Unless ``by_class``, returns 0 for all.
+
+    Raises :class:`UsageError` if ``by_class`` and the store has no column ``label`` of one class a record.
+    """
     if not by_class:
         return np.zeros(len(records), np.int64)
     if not reader.manifest.has_column("label"):
@@ -350,20 +357,20 @@ def _classes_of(reader: Reader, records: NDArray[np.int64], by_class: bool) -> N
 
 def _file_classes(reader: Reader) -> NDArray[np.int64]:
     """Returns the class numbers of all records of a file; -1 if one is missing."""
-    return _classes_of(reader, np.arange(len(reader)), True)
+    return _class_numbers(reader, np.arange(len(reader)), True)
 
 
 def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
     """Draws the records that ``per_class`` and ``sample`` ask for."""
     if options.per_class is not None:
-        groups = _classes_of(reader, chosen, True)
+        groups = _class_numbers(reader, chosen, True)
         draws = _draw_numbers(reader, chosen, options.seed, "per class")
         order = np.lexsort((draws, groups))
         _, firsts = np.unique(groups[order], return_index=True)
         ranks = np.arange(len(order)) - np.repeat(firsts, np.diff([*firsts, len(order)]))
         chosen = np.sort(chosen[order[ranks < options.per_class]])
     if options.sample is not None and options.sample < len(chosen):
-        groups = _classes_of(reader, chosen, options.stratify)
+        groups = _class_numbers(reader, chosen, options.stratify)
         draws = _draw_numbers(reader, chosen, options.seed, "sample")
         share = options.sample / len(chosen)
         taken = _draw_parts(chosen, groups, draws, {"taken": share, "left": 1 - share})

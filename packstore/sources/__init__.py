@@ -177,8 +177,12 @@ def _open_files(
 
 
 def _find_described_folder(file: Path, options: SourceOptions) -> tuple[Path, SourceOptions] | None:
-    """Finds the folder that a file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``). Returns it
-    with options that ignore similar files beside the file; None if the file describes no folder."""
+    """Finds the folder that an annotation file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``):
+    the file's own folder or the one above.
+
+    Returns the folder, with options that ignore files of the same suffix beside the file; None if the file describes no
+    folder, or too many such files are there.
+    """
     if isinstance(file, RemotePath) or file.suffix.lower() not in _DESCRIBING or not file.is_file():
         return None
     alike = next((suffixes for suffixes in _ALIKE if file.suffix in suffixes), (file.suffix,))

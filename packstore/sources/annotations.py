@@ -284,7 +284,7 @@ def _annotation_phrase(
     if (
         text
         and not log
-        and _names_images(tree.first_bytes(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())])
+        and _mentions_stems(tree.first_bytes(path, _BYTES), [known, *(splits if suffix in _SHEETS else ())])
     ):
         return " (it names the images)"
     if _ANNOTATORS.fullmatch(name) or (suffix in _OPAQUE and few):
@@ -296,7 +296,7 @@ def _annotation_phrase(
     if few and not text and (suffix not in _NO_SIDECARS or not suffix):  # .idx, .dat, .info …
         start = tree.first_bytes(path, _BYTES)
         is_list = suffix or 2 * len(_LISTED.findall(start)) >= start.count(b"\n")  # not notes
-        return " (it names the images)" if is_list and b"\0" not in start and _names_images(start, [known]) else None
+        return " (it names the images)" if is_list and b"\0" not in start and _mentions_stems(start, [known]) else None
     if not text:
         return None
     if _KEPT.fullmatch(path.lower()) and not np.isin(hash(stem_of(path.rpartition("/")[2])), known):
@@ -408,10 +408,12 @@ def _is_work_folder(folder: str) -> bool:
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 
-def _names_images(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
-    """Tells if the beginning of a file names images of a group by their stems: three of them, two that are long, or
-    all if there are fewer. Small numbers count only if they name half of the group. A table is often of one split
-    alone, so each split is a group."""
+def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
+    """Tells if the first bytes of a file contain the stems of images of one of ``groups``, which are hashes of stems.
+
+    Three stems suffice, or two long ones, or all of a small group. Small numbers count only if half of the group is
+    named. Callers pass each split as a group, too, because a table is often of one split alone.
+    """
     words = {word.strip() for pattern in (_WORD, _FIELD) for word in pattern.findall(text)}
     words = {word for word in words if not _FRACTION.fullmatch(word)}
     counters = {word for word in words if _COUNTER.fullmatch(word)}

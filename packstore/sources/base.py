@@ -360,8 +360,8 @@ class Source(ABC):
         """Tells if a left file always belongs to the layout, so that it raises no question."""
         return False
 
-    def count_left_members(self) -> Mapping[str, int]:
-        """Counts parts of packed files (records, arrays, columns) that are left out, by reason."""
+    def count_left_parts(self) -> Mapping[str, int]:
+        """Counts parts of packed files (records, rows, arrays, columns) that are left out, by reason."""
         return {}
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
@@ -377,7 +377,7 @@ class Source(ABC):
                 or (others if name.lower().endswith(IMAGE_SUFFIXES) else None)
                 or self.left_reason(folder, name)
             ),
-            self.count_left_members(),
+            self.count_left_parts(),
         )
 
     def claim_paths(self, claims: Claims, paths: Iterable[Path], role: Role = Role.PACKED) -> None:

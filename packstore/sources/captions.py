@@ -111,7 +111,7 @@ class CaptionsSource(FileRowSource):
             raise ValueError("its source is closed")
         return self._captions
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         return {"captions of images in none of the sets": self._kept.left_out} if self._kept.left_out else {}
 
 
@@ -305,8 +305,8 @@ def _first_line(start: bytes) -> str:
 
 
 def _no_captions_error(tree: Tree) -> SourceError:
-    """Returns the error for a source without captions; it shows the first line of a file that has a name of
-    captions."""
+    """Returns the error for a source without captions. The message shows the first line of the first file with a name
+    such as ``captions.csv``; without such a file, it names the files expected."""
     expected = "a header such as file,caption, or an image and its caption on each line"
     for path in _list_candidates(tree):
         line = printable(_first_line(tree.first_bytes(path, _START))[:_SHOWN])

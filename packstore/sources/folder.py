@@ -66,7 +66,7 @@ class FolderSource(Source):
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         return list_files(self.tree)
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         return count_replaced_members(self.tree)
 
     def _check_name(self, key: str, suffix: str) -> None:

@@ -54,12 +54,14 @@ class OtherSizeError(ValueError):
 class MaskPair:
     """Folder of images and folder of their masks.
 
+    Example: the image ``a_photo.jpg`` with the mask ``a_mask.png`` has the tail ``_photo`` and the end ``_mask.png``.
+
     Attributes:
         images: Folder of images.
         masks: Folder of masks, with the same subfolders.
-        tail: Ending of image names before the suffix, which mask names lack.
-        ends: Ending of mask names with suffix, by column.
-        further: Endings of masks with other suffixes.
+        tail: Text that ends the image names before their suffix, and that the mask names lack.
+        ends: By column, the text that ends the mask names, with suffix.
+        further: The same ending with each other suffix that masks in the folder have.
     """
 
     images: str

@@ -187,7 +187,10 @@ class RemotePath(UrlPath):
         return file
 
     def tree(self) -> ObjectTree | None:
-        """Returns the tree of the folder; None if nothing is there. Raises :class:`NeedsCopyError` for an object."""
+        """Returns the tree of all objects below the URL, or None if there are none.
+
+        Raises :class:`NeedsCopyError` if the URL is that of a single object: those can be read only as local copies.
+        """
         if self.is_file():
             raise self.one_object_error()
         return ObjectTree(self) if self.is_dir() else None

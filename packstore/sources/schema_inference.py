@@ -129,7 +129,11 @@ def _name_second_value(value: Any) -> str:
 
 
 def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
-    """Infers a field for each name in the samples."""
+    """Infers a field for each name in the samples; the field is optional if a sample lacks the value. ``classes``, if
+    not None, are the class names of every label.
+
+    Raises :class:`UsageError` for a name without a value in any sample, and for values that fit no field.
+    """
     fields: dict[str, Field] = {}
     for name in dict.fromkeys(name for values in samples for name in values):
         if not isinstance(name, str):

@@ -110,19 +110,19 @@ class Tree(ABC):
 
     @abstractmethod
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Does :meth:`list`, with the entries that ``rules`` hide."""
+        """Lists the images and directories in a directory, as :meth:`list`, but does not apply ``rules``."""
 
     @abstractmethod
     def list_names(self, directory: str) -> Names:
-        """Does :meth:`names`, with the entries that ``rules`` hide."""
+        """Lists the names in a directory, as :meth:`names`, but does not apply ``rules``."""
 
     @abstractmethod
     def stat_any(self, file: str) -> FileStat:
-        """Does :meth:`stat`, also for entries that ``rules`` hide."""
+        """Returns size and times of a file, as :meth:`stat`, but does not apply ``rules``."""
 
     @abstractmethod
     def read_first_bytes(self, file: str, size: int) -> bytes:
-        """Does :meth:`first_bytes`, also for entries that ``rules`` hide."""
+        """Reads the first bytes of a file, as :meth:`first_bytes`, but does not apply ``rules``."""
 
     @abstractmethod
     def read_part(self, file: str, place: int, size: int) -> bytes:

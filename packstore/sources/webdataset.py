@@ -136,7 +136,7 @@ class WebDatasetSource(ShardSource):
         """Decodes the content of a file for its column. Raises :class:`ValueError`."""
         return decode_file(extension, data)
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         return sum((members.left for members in self._shard_indexes), Counter[str]())
 
     def close(self) -> None:
@@ -379,6 +379,10 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         return first if dot else _EXPORTED.get(extension, "image")
 
     def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
+        """Joins the files of each list column, ``name.0``, ``name.1`` …, to one list. Changes and returns ``raw``.
+
+        Raises :class:`ValueError` if a number is missing.
+        """
         for name, optional in self._list_columns.items():
             files = {file: raw.pop(file) for file in [*raw] if file.startswith(f"{name}.")}
             numbered = [f"{name}.{number}" for number in range(len(files))]

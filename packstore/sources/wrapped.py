@@ -70,8 +70,8 @@ class WrappedSource(Source):
     def expects_left(self, path: str) -> bool:
         return self._source.expects_left(path)
 
-    def count_left_members(self) -> Mapping[str, int]:
-        return self._source.count_left_members()
+    def count_left_parts(self) -> Mapping[str, int]:
+        return self._source.count_left_parts()
 
     def close(self) -> None:
         self._source.close()

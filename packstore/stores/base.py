@@ -338,9 +338,10 @@ class Reader(ABC):
         """
         return
 
-    def check_column(self, name: str) -> None:
-        """Raises :class:`StoreError` if a column does not match its digest. Does nothing without
-        :attr:`checks_records`.
+    def verify_column(self, name: str) -> None:
+        """Proves that a column is undamaged: raises :class:`StoreError` if it does not match its digest.
+
+        Does nothing without :attr:`checks_records`.
         """
         return
 

@@ -56,17 +56,17 @@ class CheckedReader(Reader):
         if name == "image":
             raise StoreError("checksums='always' reads images one by one, so they are no array")
         if self._row is None:
-            self.check_column(name)
+            self.verify_column(name)
         return self._reader.column(name)
 
     def value(self, name: str, index: int) -> Any:
         if self._row is None:
-            self.check_column(name)
+            self.verify_column(name)
         return self._reader.value(name, index)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         if self._row is None:
-            self.check_column(name)
+            self.verify_column(name)
         return self._reader.values(name, records)
 
     def part(self, number: int) -> Reader:
@@ -102,7 +102,7 @@ class CheckedReader(Reader):
         self.check_fields(index)
         return self._reader.key(index)
 
-    def check_column(self, name: str) -> None:
+    def verify_column(self, name: str) -> None:
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:

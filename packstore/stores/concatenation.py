@@ -218,9 +218,10 @@ class ConcatReader(Reader):
     def check_fields(self, index: int) -> None:
         self._call_store(index, lambda reader, record: reader.check_fields(record))
 
-    def check_column(self, name: str) -> None:
+    def verify_column(self, name: str) -> None:
+        """Verifies the column in every store."""
         for reader in self._readers:
-            reader.check_column(name)
+            reader.verify_column(name)
 
     def check_files(self) -> None:
         for reader in self._readers:

@@ -103,6 +103,8 @@ class ShardedReader(Reader):
         return found
 
     def will_need(self, index: int, view: Buffer) -> None:
+        """Asks the shard's reader to fetch the record. Does nothing if only some shards are open at a time: then views
+        are copies."""
         if not self._bounded:
             reader, local = self._locate(index)
             reader.will_need(local, view)

@@ -124,7 +124,7 @@ class SparinglyCheckedReader(CheckedReader):
                     errors.setdefault(record, error)
         return errors
 
-    def check_column(self, name: str) -> None:
+    def verify_column(self, name: str) -> None:
         """Does nothing: values are checked when they are read."""
 
     def array(self, index: int) -> NDArray[Any]:

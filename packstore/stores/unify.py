@@ -216,8 +216,8 @@ class UnifiedReader(Reader):
     def check_fields(self, index: int) -> None:
         self.store.check_fields(index)
 
-    def check_column(self, name: str) -> None:
-        self.store.check_column(name)
+    def verify_column(self, name: str) -> None:
+        self.store.verify_column(name)
 
     def check_files(self) -> None:
         self.store.check_files()

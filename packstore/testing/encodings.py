@@ -85,7 +85,7 @@ class EncodingSuite:
         }
 
     def encoders(self, source: str = "original") -> Iterator[Encoder]:
-        """Yields a new encoder for each variant."""
+        """Yields a new encoder for each of :attr:`variants`. ``source`` is the encoding of the images that it gets."""
         for variant in self.variants:
             yield Encoder(EncodeOptions(self.encoding, **variant), source)
 

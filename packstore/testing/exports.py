@@ -428,7 +428,7 @@ def picture(seed: int, height: int = 20, width: int = 30, kind: str = "JPEG") ->
 
 
 def pixels_of(data: Any) -> Any:
-    """Decodes an image file with Pillow."""
+    """Decodes an image file with Pillow to RGB, uint8 ``(H, W, 3)``."""
     from PIL import Image
 
     return np.asarray(Image.open(io.BytesIO(bytes(data))).convert("RGB"))

@@ -86,7 +86,8 @@ class StoreSuite(StoreFilesSuite):
     PLAIN_READER: str = ""
 
     def write_plain(self, path: Path, manifest: Manifest, records: Records, data: dict[str, Any]) -> None:
-        """Writes a store without packstore's writer, by the documented layout.
+        """Writes a store without packstore's writer, by the documented layout. Override it; by default the test is
+        skipped.
 
         Args:
             path: Path of the new store; does not exist.

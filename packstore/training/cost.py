@@ -81,13 +81,16 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
 
     if nodes == 1:
         window = fitting_window(reads, sizes, room)
-    fetched = [number for node in range(nodes) for number in _list_fetches(reads(window, node), sizes, room)]
+    fetched = [number for node in range(nodes) for number in _simulate_fetches(reads(window, node), sizes, room)]
     return Cost(f"epoch in lanes, window {window}", len(fetched), int(sizes[fetched].sum()))
 
 
-def _list_fetches(reads: Reads, sizes: NDArray[np.int64], room: int) -> list[int]:
-    """Lists the shards that a node fetches, in order. A shard that two lanes share is fetched again only if other
-    shards have pushed it out of the cache."""
+def _simulate_fetches(reads: Reads, sizes: NDArray[np.int64], room: int) -> list[int]:
+    """Simulates the cache of a node: lists the shards that it fetches, in order, by number.
+
+    A shard that is read again, by another lane, is fetched again only if ``room`` bytes do not hold it and the shards
+    fetched since.
+    """
     fetched: list[int] = []
     for number in reads.shards.tolist():
         since = fetched[len(fetched) - fetched[::-1].index(number) :] if number in fetched else None

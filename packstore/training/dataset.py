@@ -271,7 +271,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     def _check_labels(self) -> None:
         if not self.manifest.has_column("label"):
             raise UsageError(f"{self.path} has no labels; columns: {column_names(self.manifest)}")
-        self.reader.check_column("label")
+        self.reader.verify_column("label")
         column = self.manifest.column("label")
         if column.kind != "fixed":
             raise UsageError(f"{printable(str(self.path))}: 'label' is not one class a record; columns= has it")
@@ -287,14 +287,14 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     @property
     def keys(self) -> Sequence[str]:
         """Keys of all items, read on access."""
-        self.reader.check_column("key")
+        self.reader.verify_column("key")
         return LazyKeys(self.reader, self._start, self._length)
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
         """``(key, label)`` of all items, read on access. Raises :class:`UsageError` unless each item has one label."""
         self._check_labels()
-        self.reader.check_column("key")
+        self.reader.verify_column("key")
         return LazySamples(self.reader, self._start, self._length)
 
     imgs = samples

@@ -38,7 +38,8 @@ _PIL_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I", "F")
 
 
 def for_torch(pixels: NDArray[Any], column: Column) -> NDArray[Any]:
-    """Converts pixels to the dtype of :data:`TENSOR_DTYPES`; leaves floating point columns unchanged."""
+    """Converts pixels to a dtype that torch supports: 16 bits to int32. Leaves other dtypes, and columns of ``CHW``
+    arrays, unchanged."""
     wide = column.layout != "CHW" and pixels.dtype in (np.uint16, np.int16)
     return pixels.astype(np.int32) if wide else pixels
 

@@ -222,7 +222,7 @@ def test_wider_face_without_its_test_images(tmp_path: Path) -> None:
     shutil.rmtree(wider(tmp_path) / "WIDER_test")
     with closing(open_source(tmp_path / "widerface")) as source:
         assert source.survey().splits == {"train": 3, "val": 3}
-        assert source.count_left_members() == {"images of the test set, which is not here": 3}
+        assert source.count_left_parts() == {"images of the test set, which is not here": 3}
     with pytest.raises(SourceError, match=r"Dataset not found .* to read another alone: torchvision:WIDERFace,split=…"):
         open_source(f"torchvision:WIDERFace:{tmp_path}")
 
@@ -548,7 +548,7 @@ def test_fiftyone_whose_tags_are_no_splits_of_all(tmp_path: Path, monkeypatch: p
     assert report.manifest.records == 2
     assert not report.manifest.splits
     with closing(open_source("fiftyone:photos")) as source:
-        assert source.count_left_members() == {"splits, since not each sample has one": 1}
+        assert source.count_left_parts() == {"splits, since not each sample has one": 1}
 
 
 def test_fiftyone_refuses_videos(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,11 @@ def _read_class_lists(reader: Reader, column: Column, start: int, collector: Fin
 
 
 def report_classes(collector: FindingCollector, manifest: Manifest, rows: RecordLabels, most_ratio: float) -> None:
-    """Collects empty classes, classes that a split lacks, and large differences in size."""
+    """Adds findings to ``collector``: classes without records, classes that a split lacks, and splits whose largest
+    class has at least ``most_ratio`` times the records of its smallest class.
+
+    Adds nothing if the store has no column ``label`` of one class a record.
+    """
     if not _has_label(manifest):
         return
     classes = manifest.classes

@@ -187,7 +187,11 @@ class DocumentExport(LabelsExport):
         return super().finish(replace(export_manifest, files=(*files, *extra)), lines)
 
     def _format_entries(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
-        """Yields ``""`` in place of the head, and then the text of each image, with separators."""
+        """Yields ``""``, which the caller replaces by the head, and then the text of each image that has one.
+
+        Each text but the first begins with the separator. ``parts`` are the name of a split, its first record and its
+        end.
+        """
         yield ""
         first = True
         for split, start, stop in parts:

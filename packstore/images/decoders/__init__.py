@@ -99,13 +99,15 @@ class Decoder:
         self.has_engine = name == "engine" and (reading.is_plain or gray)
 
     def decode(self, data: Buffer, *, exif_transpose: bool = False, info: ImageInfo | None = None) -> NDArray[Any]:
-        """Decodes an image as :attr:`reading` says; RGB within :data:`TOLERANCE` of Pillow's ``convert("RGB")``. Of
-        an animation, the first frame unless the reading names another.
+        """Decodes an image to pixels of the mode that :attr:`reading` states.
+
+        RGB pixels are within :data:`TOLERANCE` of Pillow's ``convert("RGB")``. An animation gives the frame that
+        :attr:`reading` states, or else its first frame.
 
         Args:
             data: The bytes of one image file.
             exif_transpose: Apply the EXIF orientation. (Pillow applies it to TIFF files in any case.)
-            info: Header of ``data`` by :func:`packstore.images.sniff.sniff`, if the caller has it.
+            info: Header of ``data`` by :func:`packstore.images.sniff.sniff`; None parses it.
 
         Returns:
             Shape ``(H, W, C)`` with the channels and dtype of the mode (RGB: uint8, three), C-contiguous, writable,

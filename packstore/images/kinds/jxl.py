@@ -128,6 +128,7 @@ def _parse(data: bytes, whole: bool) -> _JxlHeader:
 
 
 def _parse_size(bits: _Bits) -> tuple[int, int]:
+    """Parses the size at the start of a codestream. Returns width and height."""
     small = bits.read(1)
 
     def side() -> int:

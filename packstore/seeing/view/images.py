@@ -148,7 +148,7 @@ class Images:
                 decoder = self._decoder_of(column)
                 if side is None:
                     return decoder.decode(data, exif_transpose=self._turned)
-                return decoder.decode_small(data, _shorter_side(data, side), exif_transpose=self._turned)
+                return decoder.decode_small(data, _scaled_shorter_side(data, side), exif_transpose=self._turned)
             except DecodeError as error:
                 raise DecodeError(f"record {record} ({printable_key(reader, record)}): {error}") from None
         array: NDArray[Any] = reader.array(record) if column.name == "image" else reader.item(column.name, record)
@@ -220,8 +220,9 @@ def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) 
     return files[number]
 
 
-def _shorter_side(data: Buffer, side: int) -> int:
-    """Returns the shorter side of an image scaled to the longer side ``side``; ``side`` if its header is unreadable."""
+def _scaled_shorter_side(data: Buffer, side: int) -> int:
+    """Returns the length of the shorter side after an image is scaled so that its longer side has ``side`` pixels;
+    ``side`` itself if its header cannot be read."""
     try:
         info = parse_header(memoryview(data).cast("B"))
     except HeaderError:

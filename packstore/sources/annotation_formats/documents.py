@@ -266,7 +266,7 @@ class DocumentSource(AnnotatedSource):
     def describing_files(self) -> Iterable[str]:
         return self._files
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         return dict(+self.ignored)
 
     def close(self) -> None:

@@ -105,6 +105,8 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields the entries of ``samples.json`` (``samples``) or ``labels.json`` (``labels``, by the stems of images
+        in ``data``)."""
         yield from self.read_samples(document)
         if "samples" in document:
             return

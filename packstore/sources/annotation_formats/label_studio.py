@@ -44,6 +44,8 @@ class LabelStudioSource(DocumentSource):
             yield AnnotationEntry(_path_from_url(names[0]), task)
 
     def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Parses a task of Label Studio's JSON, of which it takes the first annotation that was not cancelled, or of
+        JSON-MIN."""
         annotation = Annotation(json=raw)
         if "data" in raw:
             made = [

@@ -51,6 +51,8 @@ class ArchiveTree(Tree):
         self._inflating = threading.Lock()
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        """Lists a directory of the archive, as :meth:`Tree.list_all`. Reads the first bytes of files whose names do not
+        decide."""
         table = self._index.table
         passed: list[str] = []
         images: list[str] = []
@@ -97,6 +99,8 @@ class ArchiveTree(Tree):
             yield shown.decode("utf-8", "surrogateescape"), _to_names(children)
 
     def stat_any(self, file: str) -> FileStat:
+        """Returns size and time of a member. A folder exists if a member lies in it. Pipes and broken links have no
+        size."""
         place = self._archive_path(file)
         number = self._index.find(place)
         if number is None:

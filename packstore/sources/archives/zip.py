@@ -75,7 +75,7 @@ def _build_index(data: mmap.mmap, name: str) -> Index:
             builder.add(shown, Member(nbytes, place, stored, method, check, _dos_time_ns(date, time)))
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
-    if position > end or not count.matches(entries):
+    if position > end or not count.agrees_with(entries):
         raise SourceError(
             f"{name} is a damaged zip: the end of its directory counts {count.stated:,} files and folders, and the "
             f"directory holds {entries:,}; unpack it, check that all are there, and give the folder"
@@ -94,9 +94,12 @@ class _EntryCount(NamedTuple):
     stated: int
     has_zip64: bool
 
-    def matches(self, entries: int) -> bool:
-        """Tells if a directory of ``entries`` entries may state this number: without zip64 it has 16 bits, and is the
-        rest or the maximum."""
+    def agrees_with(self, entries: int) -> bool:
+        """Tells if :attr:`stated` agrees with the number of entries found.
+
+        Without zip64 the number has 16 bits. More entries than these hold are stated by their last 16 bits, or by
+        65535.
+        """
         if self.has_zip64:
             return entries == self.stated
         return entries & _MAX16 == self.stated or (self.stated == _MAX16 and entries > _MAX16)

@@ -353,7 +353,7 @@ def _possible_layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
 
 
 def _holds_class_names(each: _NamedArray) -> bool:
-    """Tells if an array of texts has a name for names of classes."""
+    """Tells if an array of texts holds names of classes, by its own name: ``classes``, ``label_names`` and the like."""
     called = each.words & _NAMES or (each.words & {"name", "names"} and each.words & _OF_NAMES)
     return bool(called) and each.info.content == "texts" and len(each.info.shape) == 1
 

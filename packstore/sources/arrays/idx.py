@@ -85,7 +85,11 @@ class IdxSource(ArraySource):
         return list(found.values())
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
-        """Assigns roles by the names of files; several data sets in a folder raise a question."""
+        """Assigns images, labels and splits by the names of the files.
+
+        Raises :class:`AmbiguousSourceError`, which asks for ``--image-key``, if a folder holds several data sets
+        (EMNIST's), and :class:`SourceError` for options that idx files do not have.
+        """
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
             raise SourceError(

@@ -174,7 +174,7 @@ class ArraySource(RowSource):
         lacking = {name for part in self._roles.parts for name in declared if name not in part.columns}
         return {name: _make_optional(field) if name in lacking else field for name, field in declared.items()}
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         found = {
             "arrays that are no values of samples": len(self._roles.left_out),
             "chunks that were never written": self._unwritten_chunks,

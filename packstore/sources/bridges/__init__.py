@@ -116,5 +116,5 @@ class BridgeSource(DatasetSource):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         return replace(super().survey(split, progress), ledger=self.ledger(Claims(), split))
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         return self._left

@@ -56,7 +56,10 @@ def _load(path: Path, config: str | None) -> Any:
 
 
 def _load_cached(places: list[Path]) -> dict[str, Any]:
-    """Loads the splits in a folder of the cache. Raises :class:`UsageError` for several datasets."""
+    """Loads the splits of a dataset from the cache of ``datasets``. ``places`` are its ``dataset_info.json`` files.
+
+    Raises :class:`UsageError` for several datasets, and :class:`SourceError` for a split without Arrow files.
+    """
     import datasets
 
     if len(places) > 1:

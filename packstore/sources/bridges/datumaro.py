@@ -66,8 +66,11 @@ def _without_attributes(item: Any) -> str:
 
 
 def _find_image(item: Any) -> Path | Callable[[], bytes]:
-    """Returns the path of an image; or a function that returns the bytes of an image within another file, or a PNG
-    file of its pixels."""
+    """Returns the path of an image file. For an image without a file of its own, returns a function that makes its
+    bytes: those within another file, or else its pixels as PNG.
+
+    An image without data gets a path that does not exist, so reading it reports the problem.
+    """
     path = getattr(item.media, "path", None)
     if path and Path(path).is_file():
         return Path(path)

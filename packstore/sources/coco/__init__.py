@@ -241,7 +241,7 @@ class CocoSource(FileRowSource):
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         counts: Counter[str] = Counter()
         for documents in dict.fromkeys(each.documents for each in self._splits.values()):
             counts.update(documents.ignored)

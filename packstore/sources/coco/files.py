@@ -192,7 +192,7 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
 
 
 def _has_coco_name(name: str) -> bool:
-    """Tells if a file has a name of COCO's or Roboflow's files, which may be hidden."""
+    """Tells if a file has a name of COCO's or Roboflow's annotation files, with or without a leading dot."""
     match = _NAME.fullmatch(name.lower().lstrip("."))
     return match is not None and (match[1] is not None or match[2] == "annotations.coco") and name[:2] != "._"
 

@@ -45,13 +45,15 @@ def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[
     if missing is not None:
         raise SourceError(f"the tables have no column {missing!r}, which {MANIFEST_FILE} names")
     return [TableColumn("image", "image", Image(), file_cells)] + [
-        TableColumn(column.name, column.name, Images() if column.form == "files" else Bytes(), _choose_reader(column))
+        TableColumn(
+            column.name, column.name, Images() if column.form == "files" else Bytes(), _choose_cell_reader(column)
+        )
         for column in held
     ]
 
 
-def _choose_reader(column: Column) -> CellReader:
-    """Returns the reader of a column's cells in the form of its store."""
+def _choose_cell_reader(column: Column) -> CellReader:
+    """Returns the function that converts cells of a column to values as the store holds them."""
     if column.form == "file":
         return file_cells
     if column.form == "files":

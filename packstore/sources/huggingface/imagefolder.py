@@ -102,10 +102,13 @@ class HfImageFolderSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        return self._card_rows(split) if self._metadata is None else self._metadata_rows(split)
+        return self._rows_by_card(split) if self._metadata is None else self._metadata_rows(split)
 
-    def _card_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split that the card alone defines."""
+    def _rows_by_card(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split, for a folder without metadata files. The label is the image's folder.
+
+        The ``data_files`` in the dataset card, its README, decide the split of an image.
+        """
         for file in self._list_images():
             if lower_known_split(self._split_of(file)) == split:
                 folder = file.rpartition("/")[0].rpartition("/")[2] or self.path.resolve().name

@@ -208,7 +208,11 @@ class ColumnValues:
                 self.names = None
 
     def declare(self, name: str, feature: Any) -> tuple[Field, Callable[[Any], Any]]:
-        """Declares the column, and returns the function that converts its values."""
+        """Returns the field that fits all values seen (:class:`Json` if no other does) and the function that converts a
+        value.
+
+        Whole numbers are class numbers if ``feature`` names the classes, or the column's ``name`` is ``label``.
+        """
         if self.text and self.kinds & {"text", "bool"} and self.kinds != {"bool"}:
             self.kinds = {"text"}
         if self.kinds == {"int"}:

@@ -195,7 +195,8 @@ def is_lmdb(path: Path) -> bool:
 
 
 def find_lmdbs(path: Path) -> list[Path]:
-    """Finds the LMDBs in a folder; none if it also has images, or folders that are no LMDB."""
+    """Finds the LMDBs in a folder. Returns an empty list if the folder also has images or other folders: then it is no
+    folder of LMDBs alone."""
     if not path.is_dir():
         return []
     found = []

@@ -45,7 +45,7 @@ class OcrSource(LmdbSource):
                     f"{printable(str(database.path))}: num-samples is {count}, but there are {found} images"
                 )
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         others = sum(database.entries - 2 * _read_count(database) - 1 for database in self.databases)
         return {"entries besides image, label and num-samples": others} if others > 0 else {}
 

@@ -157,7 +157,7 @@ class DicomSource(HeaderScanSource):
         is_left = join(folder, name) in self._without_pixels
         return _NO_PIXELS if is_left else super().left_reason(folder, name)
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         if self._keeps_file:
             return {}
         left = sum(file.header.left for file in self._files if file.header is not None)
@@ -241,7 +241,8 @@ class DicomSource(HeaderScanSource):
         return mode_of(channels, dtype)
 
     def _pixel_range(self, header: DicomHeader) -> tuple[int, int, int, bool]:
-        """Returns channels, least and greatest value, and if pixels are floating point, in the chosen form."""
+        """Returns channels, least value, greatest value, and if pixels are floating point, after the conversion that
+        the option ``image`` chooses (``window``, ``rescaled`` or stored values)."""
         if self._image == "window" and header.channels == 1:
             return 1, 0, 255, False
         if self._image == "rescaled" and header.channels == 1:

@@ -170,7 +170,7 @@ class NiftiSource(HeaderScanSource):
         if _DECATHLON in self.tree.names("").files:
             claims.claim(_DECATHLON, Role.EVIDENCE)
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         left = sum(volume.left for volume in self._all_files.values())
         return {"texts and extensions in headers": left} if left else {}
 

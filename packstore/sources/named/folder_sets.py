@@ -66,8 +66,11 @@ class FolderSet:
     known: str = ""
     unless: tuple[str, ...] = ()
 
-    def files_of(self, match: re.Match[str]) -> dict[str, str]:
-        """Returns the paths of an image's further files by column, whether they exist or not."""
+    def beside_paths(self, match: re.Match[str]) -> dict[str, str]:
+        """Returns the path of each other file of an image (mask, text), by column. The file need not exist.
+
+        ``match`` is the match of :attr:`path` with the path of the image.
+        """
         groups = {name: text or "" for name, text in match.groupdict().items()}
         return {column: template.format_map(groups) for column, template in self.beside.items()}
 
@@ -132,7 +135,7 @@ class FolderSetSource(FileRowSource):
             if self._split_of(match) != split:
                 continue
             values: dict[str, Any] = {name: self._convert_group(name, match[name]) for name in self._columns}
-            files = self.row.files_of(match)
+            files = self.row.beside_paths(match)
             for name in self._files_beside:
                 values[name] = InTree(join(self.base, files[name]), optional=name not in self.row.required)
             yield FileRow(image, values)
@@ -208,7 +211,7 @@ class FolderSetSource(FileRowSource):
         """Up to 32 existing files of each column in :attr:`FolderSet.beside`; columns without files are left out."""
         found: dict[str, list[str]] = {}
         for name in self.row.beside:
-            files = (join(self.base, self.row.files_of(match)[name]) for _, match in self._match_images())
+            files = (join(self.base, self.row.beside_paths(match)[name]) for _, match in self._match_images())
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             found |= {name: some} if some else {}
         return found
@@ -252,7 +255,7 @@ def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
                 others.add(hash(image))
             continue
         images += 1
-        files = row.files_of(match)
+        files = row.beside_paths(match)
         beside.update(map(hash, files.values()))
         for name in required:
             required[name].add(hash(files[name]))

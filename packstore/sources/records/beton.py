@@ -101,6 +101,7 @@ class BetonSource(ShardSource):
                 yield Row(next(keys), (number, i), size)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads the values of a row. ``ref`` is the number of the file and the number of the row in it."""
         number, index = ref
         beton = self._betons[number]
         row = self._read_rows(number, index, 1)[0]

@@ -134,7 +134,7 @@ class MdsSource(ShardSource):
             for name, column in self._columns.items()
         }
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
         return dict(found)
 

@@ -172,7 +172,10 @@ def check_file_name(name: object) -> str:
 
 
 def read_index(index: Path) -> dict[str, Any]:
-    """Reads an index. Raises :class:`SourceError`."""
+    """Reads the JSON object in an index file, without a check of its content.
+
+    Raises :class:`SourceError` if the file cannot be read, or is not a JSON object.
+    """
     try:
         with index.open("rb") as file:
             found = json.loads(file.read(_MAX_JSON))

@@ -134,7 +134,7 @@ class RecordioSource(ShardSource):
         assert self._indexes
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         listed = sum(len(index.listed or ()) for index in self._indexes)
         found = {
             "records without an image (of InsightFace)": self._facts.without,

@@ -80,7 +80,7 @@ class TfdsSource(ExampleSource):
         yield from (self._folder / name for name in (INFO, FEATURES))
         yield from sorted(self._folder.glob("*.labels.txt"))
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:

@@ -86,7 +86,7 @@ class TfrecordSource(ExampleSource):
             {"boxes": Boxes()} if self._box_features is not None else {}
         )
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._repeated_features)
         found["features of several files each"] = len(self._file_list_features)

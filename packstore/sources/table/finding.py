@@ -62,7 +62,8 @@ class Table:
 
 
 def list_candidates(tree: Tree) -> list[str]:
-    """Lists files that may be tables, by their names."""
+    """Lists files with the suffix of a table, but for known names of other files, and for folders with many files of
+    one suffix."""
     found = []
     for folder, contents in list_contents(tree).folders.items():
         for suffix in SUFFIXES:

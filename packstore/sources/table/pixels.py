@@ -145,6 +145,8 @@ class PixelTableSource(TableSource):
         file.write(raw)
 
     def fields(self) -> Mapping[str, Field]:
+        """Adds the image, of the shape of the first row's pixels, to the fields of the other columns. Sets
+        :attr:`shape`."""
         self.shape = self._shape
         return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 

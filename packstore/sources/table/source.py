@@ -338,7 +338,8 @@ class TableSource(FileRowSource):
         for file in (*find_sample_submissions(self.tree), *(table.file for table in self._copies)):
             claims.claim(file, Role.EVIDENCE)
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
+        """Counts the rows without an image, by table."""
         return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
 
     def close(self) -> None:

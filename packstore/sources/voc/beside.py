@@ -126,6 +126,7 @@ def _holds_xml(tree: Tree, folder: str) -> bool:
 
 
 def _is_image(name: str) -> bool:
+    """Tells if a name has the suffix of an image and is not hidden (no leading dot)."""
     return name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."
 
 

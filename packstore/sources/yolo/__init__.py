@@ -131,7 +131,7 @@ class YoloSource(FileRowSource):
             return "files of labels without an image"
         return super().left_reason(folder, name)
 
-    def count_left_members(self) -> Mapping[str, int]:
+    def count_left_parts(self) -> Mapping[str, int]:
         return dict(+self._layout.ignored)
 
     @cached_property

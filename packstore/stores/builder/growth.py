@@ -89,8 +89,10 @@ def _add_shards(
     added: ShardList,
     request: object,
 ) -> None:
-    """Adds shards and a table to a sharded store and replaces its manifest; then removes the files that are not
-    needed.
+    """Links new shards and their table into a sharded store, and replaces the store's manifest by the staged one.
+
+    Then removes the old table and the shards that the new manifest replaces. If a step fails, removes the added files
+    instead. Raises :class:`DestinationError` if a file is in the way, or another process has changed the store.
     """
     assert old.shards is not None
     assert new.shards is not None

@@ -199,7 +199,11 @@ class _Scan:
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
     def _column_candidates(self, column: Column, records: int, *, loose: bool = False) -> Iterator[ColumnData]:
-        """Yields candidates for a column, ``loose``: from arrays without a known entry."""
+        """Yields each possible content of a column, made from arrays of its sizes that the scan has found.
+
+        ``loose`` takes arrays within pages, which may belong to any column; otherwise takes long values, and values
+        whose entry names the column.
+        """
         expected = [column.nbytes, 8 * (records + 1)]
         # The array is at the end of the value, even if the header before it is damaged.
         pieces = [

@@ -62,7 +62,7 @@ class RandomErasing(ProgramOperation):
                 "RandomErasing: value should be a number, one for each of 3 channels, 'random' or 'color', got "
                 f"{self.value!r}"
             )
-        least, most = self._counts
+        least, most = self._count_range
         if not (isinstance(least, int) and isinstance(most, int) and 1 <= least <= most <= 100):
             raise UsageError(f"RandomErasing: count should be 1 … 100 or (least, most), got {self.count!r}")
 
@@ -71,13 +71,14 @@ class RandomErasing(ProgramOperation):
         return tuple(self.value) if isinstance(self.value, list | tuple) else (self.value,) * 3
 
     @property
-    def _counts(self) -> tuple[int, int]:
+    def _count_range(self) -> tuple[int, int]:
+        """Least and greatest number of boxes; (0, 0), which is refused, for a list of another length than two."""
         if isinstance(self.count, list | tuple):
             return tuple(self.count) if len(self.count) == 2 else (0, 0)  # type: ignore[return-value]
         return self.count, self.count
 
     def program(self, draws: Draws, size: Size) -> Program:
-        least, most = self._counts
+        least, most = self._count_range
         happens = chance(draws, self.p, 0)
         count = least + draws.integers(most - least + 1, 1) if most > least else np.full(len(draws), least)
         boxes = [self._draw_boxes(draws, size, count, 2 + n * _DRAWS, happens & (n < count)) for n in range(most)]
@@ -90,8 +91,11 @@ class RandomErasing(ProgramOperation):
         return program
 
     def _try_boxes(self, draws: Draws, size: Size, count: Any, draw: int, first: int, attempts: int) -> Any:
-        """Draws ``attempts`` boxes from number ``first`` on; returns heights, widths and validity of the first that
-        fits. Sizes of invalid boxes are meaningless."""
+        """Draws ``attempts`` boxes an image, from attempt number ``first`` on, and chooses the first box that is
+        smaller than the image.
+
+        Returns heights, widths, and bool: if a box was small enough. Without one, height and width are meaningless.
+        """
         height, width = size
         low, high = self.scale
         uniform = draws.uniform(draw + 2 * first, 2 * attempts)

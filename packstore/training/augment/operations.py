@@ -42,7 +42,10 @@ def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws
 
 
 def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: int = 0) -> Tensor:
-    """Applies ``ops`` to ``images`` ``(B, C, H, W)``; ``first`` is the index of their first in the user's list."""
+    """Applies ``ops`` to ``images`` ``(B, C, H, W)``, one after another, and returns the result.
+
+    ``first`` is the index of ``ops[0]`` in the user's list: each operation draws its random numbers by its index there.
+    """
     place = 0
     while place < len(ops):
         op, here = ops[place], draws.replace(stream=first + place)

@@ -46,8 +46,10 @@ _WIDE = {
 
 @lru_cache(256)
 def magnitudes_of(name: str, bins: int, size: Size, policy: str) -> Magnitudes | None:
-    """Returns the ``bins`` magnitudes of an operation for images of ``size``, float64 of float32 values; None if it
-    has none.
+    """Computes the ``bins`` magnitudes of an operation for images of ``size``; None for an operation without
+    magnitudes.
+
+    They are float64, computed in float32 as torchvision computes them.
 
     Args:
         name: Torchvision's name.

@@ -272,7 +272,11 @@ def _parse(config: str) -> _Plan:
 
 
 def _draw_magnitudes(uniform: Floats, level: Floats, plan: _Plan) -> Floats:
-    """Draws magnitudes ``(B, steps)`` around ``level``, from uniform numbers ``(2, B, steps)``."""
+    """Draws magnitudes ``(B, steps)``, cut off at 0 and ``plan.most``, from uniform numbers ``(2, B, steps)``.
+
+    ``plan.deviation`` is the standard deviation around ``level``: 0 returns ``level``, more than 100 draws uniformly
+    below ``level``.
+    """
     if plan.deviation > 100:
         level = level * uniform[0]
     elif plan.deviation:

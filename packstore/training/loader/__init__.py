@@ -66,7 +66,8 @@ _open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
 @atexit.register
 def _close_iterators() -> None:
-    """Closes all open iterators at exit, while the modules that they need still exist."""
+    """Closes the open iterators at exit, while the modules that they need still exist, except those that a thread is
+    running."""
     for items in list(_open):
         if (
             inspect.getgeneratorstate(items) != inspect.GEN_RUNNING

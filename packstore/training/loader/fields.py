@@ -37,8 +37,8 @@ class Padded(NamedTuple):
 
     Attributes:
         values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after a record's own rows.
-        lengths: int64 ``(B,)``: number of rows of each record; of images, volumes and clips int64 ``(B, 2)`` or ``(B,
-            axes)``: their sizes.
+        lengths: Size of each record's own value. Lists of rows: their number, int64 ``(B,)``. Images: height and width,
+            int64 ``(B, 2)``. Volumes and clips: the length of each axis, int64 ``(B, axes)``.
     """
 
     values: torch.Tensor

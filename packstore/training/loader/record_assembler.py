@@ -144,7 +144,7 @@ class RecordAssembler(Assembler):
         if fetch or prepared.failed or not self._try_view_all(prepared, records):
             self._view_each(prepared, errors, fetch=fetch)
         read = perf_counter()
-        self._plan_viewed(prepared, records)
+        self._plan_rows(prepared, records)
         return read
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
@@ -156,12 +156,12 @@ class RecordAssembler(Assembler):
         if not self._try_view_all(plan, records):
             return None
         try:
-            self._plan_viewed(plan, records)
+            self._plan_rows(plan, records)
         except PackstoreError:
             return None  # the batch that has the record says so
         return plan if plan.requests is not None else None
 
-    def _plan_viewed(self, prepared: Prepared, records: NDArray[np.int64]) -> None:
+    def _plan_rows(self, prepared: Prepared, records: NDArray[np.int64]) -> None:
         """Plans the rows of records whose images are viewed."""
         images = self._images
         prepared.turned = images.orientations(prepared.views)

@@ -15,7 +15,10 @@ VERSION = 2
 
 
 def describe_records(dataset: PackedDataset) -> dict[str, Any]:
-    """Returns number and digest of the dataset's records; the digest is None for a split within a file."""
+    """Returns number (``count``) and digest of the dataset's records.
+
+    The digest is None if the dataset is a part of one file, which has a digest of all its records only.
+    """
     manifest = dataset.manifest
     if manifest.shards is not None and manifest.shards.rows is not None:
         parts = _shards_of(dataset, manifest.shards)
