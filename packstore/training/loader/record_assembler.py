@@ -162,7 +162,8 @@ class RecordAssembler(Assembler):
         return plan if plan.requests is not None else None
 
     def _plan_rows(self, prepared: Prepared, records: NDArray[np.int64]) -> None:
-        """Plans the rows of records whose images are viewed."""
+        """Plans the rows of a batch from the images' bytes in memory: reads their headers, replaces unreadable images,
+        draws the crops, and makes the requests for the engine."""
         images = self._images
         prepared.turned = images.orientations(prepared.views)
         requests = images.file_requests(records, prepared)
