@@ -102,7 +102,7 @@ class ConcatReader(Reader):
         return ConcatReader([reader.unchecked_reader for reader in self._readers])
 
     @cached_property
-    def _parts(self) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
+    def _part_table(self) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
         """The first record of each part, and its store and its number in that store. A file with several splits is
         several parts.
         """
@@ -116,21 +116,21 @@ class ConcatReader(Reader):
         return np.array(starts, np.int64), parts
 
     def part(self, number: int) -> Reader:
-        store, local = self._parts[1][number]
+        store, local = self._part_table[1][number]
         return self._readers[store].part(local)
 
     @property
     def part_starts(self) -> NDArray[np.int64]:
-        return self._parts[0]
+        return self._part_table[0]
 
     @property
     def part_origins(self) -> list[tuple[Reader, int]]:
         """The store of each part, and the part's number in it."""
         stores = self.stores
-        return [(stores[store], local) for store, local in self._parts[1]]
+        return [(stores[store], local) for store, local in self._part_table[1]]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        origins = np.array([self._parts[1][number] for number in numbers], np.int64).reshape(-1, 2)
+        origins = np.array([self._part_table[1][number] for number in numbers], np.int64).reshape(-1, 2)
         local = np.ones(len(origins), np.bool_)
         for store in np.unique(origins[:, 0]).tolist():
             rows = origins[:, 0] == store
@@ -139,7 +139,7 @@ class ConcatReader(Reader):
 
     def part_places(self) -> list[str]:
         names = [reader.part_places() for reader in self._readers]
-        return [names[store][local] for store, local in self._parts[1]]
+        return [names[store][local] for store, local in self._part_table[1]]
 
     def read(self, index: int) -> Buffer:
         return self._call_store(index, lambda reader, record: reader.read(record))

@@ -88,7 +88,7 @@ class LinkedFiles:
             if known is not None:
                 self._open.move_to_end(place)
         if is_url(place):
-            return known[0] if known is not None else self._keep(place, self._fetch(place), (0, 0))
+            return known[0] if known is not None else self._keep_open(place, self._fetch(place), (0, 0))
         found = os.stat(place)  # noqa: PTH116 - a Path takes longer than the call
         state, identity = FileState(found.st_size, found.st_mtime_ns), (found.st_dev, found.st_ino)
         if known is not None and known[1] == identity and len(known[0].data) == state.nbytes:
@@ -99,14 +99,14 @@ class LinkedFiles:
             file = LinkedFile(_map_file(descriptor), FileState(opened.st_size, opened.st_mtime_ns))
         finally:
             os.close(descriptor)
-        return self._keep(place, file, (opened.st_dev, opened.st_ino))
+        return self._keep_open(place, file, (opened.st_dev, opened.st_ino))
 
     def clear(self) -> None:
         """Releases all files; bytes already returned stay valid."""
         with self._lock:
             self._open.clear()
 
-    def _keep(self, place: str, file: LinkedFile, identity: tuple[int, int]) -> LinkedFile:
+    def _keep_open(self, place: str, file: LinkedFile, identity: tuple[int, int]) -> LinkedFile:
         """Keeps an open file and drops the one used longest ago if there are too many; returns the file."""
         with self._lock:
             self._open[place] = file, identity

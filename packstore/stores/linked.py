@@ -61,10 +61,10 @@ class LinkedReader(Reader):
         return self.view(index)
 
     def view(self, index: int) -> Buffer:
-        return self._images([index])[0]
+        return self._checked_images([index])[0]
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        return self._images(records.tolist())
+        return self._checked_images(records.tolist())
 
     def will_need(self, index: int, view: Buffer) -> None:
         if isinstance(view, memoryview) and isinstance(view.obj, mmap.mmap):
@@ -110,16 +110,16 @@ class LinkedReader(Reader):
         self._files.clear()
         self._reader.close()
 
-    def _images(self, records: list[int]) -> list[Buffer]:
+    def _checked_images(self, records: list[int]) -> list[Buffer]:
         """Returns the images of records, checking each linked file once."""
         count, found, opened = len(self), [], dict[str, LinkedFile]()
         for record in records:
             if not 0 <= record < count:
                 raise IndexError(f"record {record} of {count}")
-            found.append(self._image(record, opened))
+            found.append(self._checked_image(record, opened))
         return found
 
-    def _image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
+    def _checked_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
         """Returns the image of a record; ``opened`` keeps the files of this call, which are checked once."""
         place = resolve_link(bytes(self._names[record]), self._folder)
         offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
@@ -136,12 +136,12 @@ class LinkedReader(Reader):
                 file = opened[place] = read_file(place) if whole else self._files.get(place)
             except (OSError, ValueError) as error:
                 why = f"cannot be read ({_short_reason(error)}); bring it back, name its new place (packstore link "
-                raise self._error(record, place, f"{why}--rebase), or link again (packstore repair)") from None
+                raise self._link_error(record, place, f"{why}--rebase), or link again (packstore repair)") from None
             except StoreError as error:
-                raise self._error(record, place, f"cannot be fetched: {error}") from error
+                raise self._link_error(record, place, f"cannot be fetched: {error}") from error
         data = file.data[offset : offset + length]
         if len(data) != length:
-            raise self._error(
+            raise self._link_error(
                 record,
                 place,
                 f"has {file.state.nbytes} bytes, {size} when it was linked, and ends before the image does",
@@ -150,10 +150,11 @@ class LinkedReader(Reader):
             expected = int(self._reader.value("checksum", record))
             if image_checksum(data) != expected:
                 why = "has changed since it was linked: the image's checksum differs; bring the old file back, or "
-                raise self._error(record, place, f"{why}link again (packstore repair)")
+                raise self._link_error(record, place, f"{why}link again (packstore repair)")
         return bytes(data) if is_url(place) else data
 
-    def _error(self, record: int, place: str, reason: str) -> StoreError:
+    def _link_error(self, record: int, place: str, reason: str) -> StoreError:
+        """Returns the error for a linked file, with record, key and path; ``reason`` completes the sentence."""
         return StoreError(f"record {record} ({printable(self.key(record))}): its file {printable(place)} {reason}")
 
 

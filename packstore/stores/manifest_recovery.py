@@ -129,7 +129,7 @@ def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
             digest = own  # the digest itself is damaged
         if re.fullmatch(rb"[0-9a-f]{64}", digest) is None:
             continue
-        for candidate in _variants(body, bytes.fromhex(digest.decode("ascii"))):
+        for candidate in _variants_of_digest(body, bytes.fromhex(digest.decode("ascii"))):
             manifest = _parse_manifest(candidate, digest.decode("ascii"))
             if manifest is not None:
                 return RecoveredManifest(manifest, True, "corrected")
@@ -150,7 +150,7 @@ def _find_digests(text: bytes) -> Iterator[int]:
     return (place for place in dict.fromkeys(places) if place > 0)
 
 
-def _variants(body: bytes, digest: bytes) -> Iterator[bytes]:
+def _variants_of_digest(body: bytes, digest: bytes) -> Iterator[bytes]:
     """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte."""
     if hashlib.sha256(body).digest() == digest:
         yield body

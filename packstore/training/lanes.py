@@ -99,7 +99,7 @@ class Lanes:
 
     def records(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Computes the records at ``positions`` of the sequence, int64 of the same shape."""
-        deck = self._deck(epoch)
+        deck = self._compute_deck(epoch)
         places = self._deck_positions(positions)
         windows = np.searchsorted(deck.edges, places, "right") - 1
         starts = deck.edges[windows]
@@ -112,7 +112,7 @@ class Lanes:
     def reads(self, epoch: int, rank: int, world_size: int) -> Reads:
         """Lists the shards that a rank reads. If fewer records than ranks remain after the last full batch and are
         added to it, that batch may also need shards of a neighbour."""
-        deck = self._deck(epoch)
+        deck = self._compute_deck(epoch)
         batch = self._batch // world_size
         lanes = rank * batch // self._share, -(-(rank + 1) * batch // self._share)
         begin, end = np.searchsorted(deck.edges, self._cuts[[*lanes]])
@@ -140,7 +140,7 @@ class Lanes:
         places: NDArray[np.int64] = self._cuts[lane] + number * self._share + inside
         return places
 
-    def _deck(self, epoch: int) -> _Deck:
+    def _compute_deck(self, epoch: int) -> _Deck:
         """Computes the deck of an epoch; caches the latest, since 20,000 shards take a millisecond."""
         deck = self._latest
         if deck is None or deck.epoch != epoch:

@@ -58,8 +58,8 @@ class Mixture:
         return sum(self.draws)
 
     @cached_property
-    def _window(self) -> int:
-        # Long enough that no store's rounded share of a window is negative.
+    def _window_records(self) -> int:
+        """Records of a window: at least so many that no store's rounded share of a window is negative."""
         return max(_WINDOW, -(-self.count // min(self.draws)))
 
     def ids(
@@ -70,7 +70,7 @@ class Mixture:
 
         ``shards``: number of shards of a fetched store that are mixed at a time.
         """
-        window, total = self._window, self.count
+        window, total = self._window_records, self.count
         numbers = positions // window
         first = np.minimum(numbers * window, total)
         turn = (seed, epoch) if shuffle else (0, 0)
@@ -130,10 +130,10 @@ class Mixture:
             first.append(np.maximum(each.first[used] + begin, 0))
             last.append(np.minimum(each.last[used] + begin, draws - 1))
         # A draw may be anywhere in its window.
-        edges = np.arange(0, self.count, self._window)
+        edges = np.arange(0, self.count, self._window_records)
         drawn = np.diff(self._count_draws_before(edges), axis=1)[:, store]
         begins = edges[np.searchsorted(drawn, np.concatenate(first), "right") - 1]
-        ends = edges[np.searchsorted(drawn, np.concatenate(last), "right") - 1] + self._window - 1
+        ends = edges[np.searchsorted(drawn, np.concatenate(last), "right") - 1] + self._window_records - 1
         final = max(0, self.count // global_batch_size - 1), (self.count - 1) // global_batch_size
         return (
             np.concatenate(parts),

@@ -223,12 +223,13 @@ class Draws:
         return (self.bits(draw, count) * high) >> 32
 
     @cached_property
-    def _key(self) -> int:
+    def _stream_key(self) -> int:
+        """Key of 64 bits of seed, epoch and stream."""
         return derive_key(self.seed, self.epoch, self.stream)
 
     @property
     def _draw_key(self) -> int:
-        return self._key >> 32
+        return self._stream_key >> 32
 
     @cached_property
     def _record_bits(self) -> Array:
@@ -236,9 +237,9 @@ class Draws:
         records = self.records
         if isinstance(records, np.ndarray):
             low, high = self._record_words
-            base = _mix_in_place(low ^ np.uint32(self._key & MASK))
+            base = _mix_in_place(low ^ np.uint32(self._stream_key & MASK))
             return base if high is None else base ^ high
-        return mix((records & MASK) ^ (self._key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
+        return mix((records & MASK) ^ (self._stream_key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
 
     @cached_property
     def _record_words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:

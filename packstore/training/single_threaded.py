@@ -53,7 +53,7 @@ def single_threaded() -> Iterator[None]:
 def _set_openmp_threads(count: int) -> bool:
     """Sets OpenMP's number of threads for the calling thread. Tells if torch obeys it."""
     torch.get_num_threads()  # torch sets a thread's number when it is first asked, and would set it again later
-    for library in _openmp():
+    for library in _find_openmp_libraries():
         library.omp_set_num_threads(count)
     return torch.get_num_threads() == count
 
@@ -83,7 +83,7 @@ def is_single_threaded() -> bool:
 
 
 @functools.cache
-def _openmp() -> tuple[ctypes.CDLL, ...]:
+def _find_openmp_libraries() -> tuple[ctypes.CDLL, ...]:
     """Returns the OpenMP libraries that this process has loaded."""
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()

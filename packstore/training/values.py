@@ -50,7 +50,7 @@ class ValueReader:
         if column.kind == "fixed" and column.traits.has_classes and not column.nullable:
             return int(reader.value(column.name, record))
         if column.traits.is_picture:
-            return self._mask(output, reader, record) if reader.has_value(column.name, record) else None
+            return self._read_mask(output, reader, record) if reader.has_value(column.name, record) else None
         try:
             value = reader.item(column.name, record)
         except CorruptRecordError:  # it names the record itself
@@ -65,7 +65,8 @@ class ValueReader:
         array = np.array(value)  # memory of its own
         return array if output == "numpy" else as_tensor(column, array).to(self.device)
 
-    def _mask(self, output: str, reader: Reader, record: int) -> Any:
+    def _read_mask(self, output: str, reader: Reader, record: int) -> Any:
+        """Reads a record's mask in the form of ``output``."""
         column = self.column
         if output == "bytes":
             return bytes(stored_bytes(reader, column, record))

@@ -40,7 +40,7 @@ from packstore.training.augment import (
 from packstore.training.augment.base import Crops
 from packstore.training.augment.resample import resize_by_products
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.rows import RowWriter, _planes
+from packstore.training.loader.rows import RowWriter, _as_planes
 from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
 from tests.conftest import Stores
 from tests.makers.datasets import write_image
@@ -970,7 +970,7 @@ def test_pixels_that_may_not_be_written_keep_their_layout(monkeypatch: pytest.Mo
     monkeypatch.setattr("packstore.training.loader.rows.from_dlpack", refuse)
     pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
     pixels.flags.writeable = False
-    planes = _planes(pixels)
+    planes = _as_planes(pixels)
     assert planes.is_contiguous(memory_format=torch.channels_last)
     assert np.array_equal(planes[0].permute(1, 2, 0).numpy(), pixels)
 
@@ -1015,7 +1015,7 @@ def test_torch_works_alone_for_a_while_and_other_threads_as_before() -> None:
 
 
 def test_torch_works_alone_for_a_while_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packstore.training.single_threaded._openmp", lambda: ())
+    monkeypatch.setattr("packstore.training.single_threaded._find_openmp_libraries", lambda: ())
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -214,7 +214,7 @@ class StoreBuilder:
                 if self._journal is not None:
                     self._journal.append(sizes, values["checksum"], values[ROW_CHECKSUM.name])
                 if self._base is not None:
-                    self._files.seal_full(self._describe)
+                    self._files.seal_full(self._describe_file)
         except BaseException:
             self.abort()
             raise
@@ -411,7 +411,7 @@ class StoreBuilder:
         options = {**self._base.options, **counted}
 
         def describe(file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
-            manifest, columns = self._describe(file)
+            manifest, columns = self._describe_file(file)
             if not self._files.sharded:
                 manifest = dataclasses.replace(manifest, options=options, skipped=skipped)
             return manifest, columns
@@ -447,7 +447,7 @@ class StoreBuilder:
         assert isinstance(rows, np.ndarray)
         return records_digest(checksums, rows)
 
-    def _describe(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
+    def _describe_file(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
         """Returns the manifest of a file and its columns except ``image``."""
         assert self._base is not None
         data: dict[str, WholeColumn] = {}

@@ -33,7 +33,7 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
         if column.name in sizes:
             _check_ragged(column, values, sizes[column.name], first)
         if column.nullable:
-            filled = sizes[column.name] > 0 if column.kind == "ragged" else _nonzero(values[column.name])
+            filled = sizes[column.name] > 0 if column.kind == "ragged" else _nonzero_mask(values[column.name])
             what = f"has a value of {column.name!r}, which {column.valid_name!r} says is missing"
             _raise_first(filled & ~values[column.valid_name], first, what)
         if column.parallel is not None:
@@ -74,7 +74,7 @@ def check_classes(column: Column, numbers: NDArray[Any]) -> None:
         )
 
 
-def _nonzero(values: NDArray[Any]) -> NDArray[np.bool_]:
+def _nonzero_mask(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Returns a mask of the values of a fixed column that have a nonzero byte."""
     flat = values.reshape(len(values), -1)
     return np.any(flat.view(np.uint8), axis=1) if flat.size else np.zeros(len(values), np.bool_)

@@ -71,7 +71,7 @@ class InterruptedRun:
         row = self._rows[record]
         checksum = int(row["checksum"])
         if record < self._starts[-1]:  # in a sealed shard, which is proven as a whole
-            return memoryview(self._view(record)), checksum
+            return memoryview(self._view_sealed(record)), checksum
         if self._partial is None:
             self._partial = self._open_partial()
         data = self._partial(record - self._starts[-1])
@@ -117,16 +117,16 @@ class InterruptedRun:
         except OSError as error:
             _log.warning("cannot remove %s: %s", printable(str(self.path)), error)
 
-    def _view(self, record: int) -> Any:
+    def _view_sealed(self, record: int) -> Any:
         """Returns an image in a sealed shard; proves the whole shard before its first one."""
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
             number = bisect.bisect_right(self._starts, record) - 1
-            self._reader = number, self._prove(self._shards[number])
+            self._reader = number, self._open_proven(self._shards[number])
             self._proven.add(number)
         number, reader = self._reader
         return reader.view(record - self._starts[number])
 
-    def _prove(self, shard: Shard) -> Reader:
+    def _open_proven(self, shard: Shard) -> Reader:
         """Opens a sealed shard. Raises :class:`StoreError` if its SHA-256 or manifest differs from the receipt."""
         path = self.path / STORE / shard.name
         try:

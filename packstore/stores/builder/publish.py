@@ -64,12 +64,12 @@ class Staging:
         parent = destination.parent
         if not parent.is_dir():
             raise DestinationError(f"{printable(str(parent))} is not a directory; make it first")
-        self._check()
+        self._must_replace()
         self.work = WorkDirectory(destination)
         try:
             with writing(destination):
                 if self.work.undo_swap():
-                    self._check()
+                    self._must_replace()
                 self.run = self.choose_run()
             self.path = self.run / STORE
         except BaseException:
@@ -89,8 +89,8 @@ class Staging:
         """
         with writing(self.destination):
             sync(self.path)
-            if self._check():
-                self._replace()
+            if self._must_replace():
+                self._replace_store()
             else:
                 _rename_new(self.path, self.destination)
                 try:
@@ -114,8 +114,9 @@ class Staging:
         """Unlocks the work directory and leaves its content, so that another run can resume from it."""
         self.work.release()
 
-    def _check(self) -> bool:
-        """Returns whether there is a store to replace. Raises :class:`DestinationError` if the destination is taken."""
+    def _must_replace(self) -> bool:
+        """Returns whether there is a store to replace. Raises :class:`DestinationError` if something else is at the
+        destination."""
         shown = printable(str(self.destination))
         with writing(self.destination):
             try:
@@ -139,31 +140,33 @@ class Staging:
         self._owned(self.destination)
         return True
 
-    def _replace(self) -> None:
-        """Exchanges the staged store with the one at the destination; exchanges them back if that one was changed
+    def _replace_store(self) -> None:
+        """Exchanges the staged store and the store at the destination, and makes that durable.
+
+        Exchanges them back, and raises :class:`DestinationError`, if another process has replaced the destination
         meanwhile.
         """
         old = device_and_inode(self.destination)
         self._owned(self.destination)
-        _swap(self.path, self.destination)
+        _exchange_paths(self.path, self.destination)
         # The old store is now at the staging path: prove that it is the one that was checked.
         if device_and_inode(self.path) != old:
-            _swap(self.path, self.destination)
+            _exchange_paths(self.path, self.destination)
             raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
         try:
             sync_directory(self.destination.parent)
         except OSError:
-            _swap(self.path, self.destination)
+            _exchange_paths(self.path, self.destination)
             raise
         self._published = True
 
 
 def exchange(staged: Path, destination: Path) -> None:
     """Exchanges the staged store and the one at the destination."""
-    _swap(staged, destination)
+    _exchange_paths(staged, destination)
 
 
-def _swap(a: Path, b: Path) -> None:
+def _exchange_paths(a: Path, b: Path) -> None:
     """Exchanges two existing paths: atomically if the system can, else by renames that are rolled back on failure."""
     if _renameat2(a, b, _EXCHANGE):
         return

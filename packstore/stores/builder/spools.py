@@ -213,12 +213,13 @@ def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryv
     Raises :class:`StoreError` for anything else.
     """
     try:
-        return [value if type(value) is bytes else _flatten(value) for value in values]
+        return [value if type(value) is bytes else _value_bytes(value) for value in values]
     except (TypeError, ValueError) as error:
         raise StoreError(f"values of {name!r} must be bytes or contiguous memoryviews: {error}") from None
 
 
-def _flatten(value: Buffer) -> bytes | memoryview:
+def _value_bytes(value: Buffer) -> bytes | memoryview:
+    """Views a value as flat bytes; ``b""`` if it is empty."""
     view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
 

@@ -194,7 +194,7 @@ class WorkDirectory:
             except FileNotFoundError:
                 return False
         try:
-            locked = _lock(descriptor)
+            locked = _lock_owner_file(descriptor)
             there = os.fstat(descriptor)
             try:
                 current = (self.path / OWNER).lstat()
@@ -372,7 +372,7 @@ def is_held(path: Path, owner: Owner) -> bool:
     except OSError:
         return False
     try:
-        locked = _lock(descriptor)
+        locked = _lock_owner_file(descriptor)
         if locked is None:
             return owner.host != socket.gethostname() or _process_exists(owner.pid)
         return not locked
@@ -441,7 +441,7 @@ def _remove_content(path: Path) -> None:
         remove_empty(path)
 
 
-def _lock(descriptor: int) -> bool | None:
+def _lock_owner_file(descriptor: int) -> bool | None:
     """Locks an open owner file. Returns whether that worked, or None on a file system without locks."""
     if fcntl is None:
         return None

@@ -25,9 +25,10 @@ class FileBytes:
     def __init__(self, data: memoryview) -> None:
         self.data = data
 
-    def piece(self, start: int, size: int, what: str) -> memoryview:
-        """Returns ``size`` bytes from ``start`` on. Raises :class:`Hdf5Error` naming ``what`` unless they lie in the
-        file.
+    def checked_slice(self, start: int, size: int, what: str) -> memoryview:
+        """Views ``size`` bytes from ``start`` on.
+
+        Raises :class:`Hdf5Error`, which names the structure ``what``, if they exceed the file.
         """
         if not 0 <= start <= start + size <= len(self.data):
             raise Hdf5Error(f"its {what} lies outside the file (at byte {start})")

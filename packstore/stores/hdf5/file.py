@@ -69,7 +69,7 @@ class Hdf5File(FileBytes):
     def __init__(self, data: memoryview) -> None:
         """Reads the superblock of ``data``, the whole file."""
         super().__init__(data)
-        superblock = _SUPERBLOCK.unpack(self.piece(0, _SUPERBLOCK.size, "superblock"))
+        superblock = _SUPERBLOCK.unpack(self.checked_slice(0, _SUPERBLOCK.size, "superblock"))
         signature, version, offsets, lengths, _, base, extension, end, root, checksum = superblock
         if signature != SIGNATURE:
             raise Hdf5Error("it does not begin with HDF5's signature")
@@ -85,7 +85,7 @@ class Hdf5File(FileBytes):
 
     def messages(self, address: int) -> list[HeaderMessage]:
         """Returns the messages of the object at ``address``, continuations included."""
-        head = self.piece(address, 6, "object header")
+        head = self.checked_slice(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
             raise UnsupportedHdf5Error("it has an object header of version 1")
         if bytes(head[:5]) != b"OHDR\x02":
@@ -93,7 +93,7 @@ class Hdf5File(FileBytes):
         flags = head[5]
         start = address + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
         width = 1 << (flags & 3)
-        size = int.from_bytes(self.piece(start, width, "object header"), "little")
+        size = int.from_bytes(self.checked_slice(start, width, "object header"), "little")
         start += width
         messages: list[HeaderMessage] = []
         chunks = [(address, start, size)]
@@ -102,7 +102,7 @@ class Hdf5File(FileBytes):
             total += size
             if count >= _MAX_CHUNKS or total > _MAX_HEADER:
                 raise Hdf5Error(f"the object header at byte {address} does not end")
-            body = self.piece(start, size + 4, "object header")
+            body = self.checked_slice(start, size + 4, "object header")
             if hash_lookup3(self.data[begin : start + size]) != int.from_bytes(body[size:], "little"):
                 raise Hdf5Error(f"the checksum of the object header at byte {begin} does not match")
             for message in _split_messages(body[:size], 6 if flags & 4 else 4):
@@ -110,7 +110,7 @@ class Hdf5File(FileBytes):
                     messages.append(message)
                     continue
                 begin, length = _unpack(_CONTINUATION, message.body)
-                if length < 8 or bytes(self.piece(begin, 4, "object header")) != b"OCHK":
+                if length < 8 or bytes(self.checked_slice(begin, 4, "object header")) != b"OCHK":
                     raise Hdf5Error(f"there is no continued object header at byte {begin}")
                 chunks.append((begin, begin + 4, length - 8))
         return messages

@@ -32,7 +32,7 @@ class Heap:
         """Reads the heap's header at ``address``."""
         self._file = file
         self._address = address
-        raw = file.piece(address, _HEAP.size, "heap")
+        raw = file.checked_slice(address, _HEAP.size, "heap")
         header = _HEAP.unpack(raw)
         if header[:2] != (b"FRHP", 0) or hash_lookup3(raw[:-4]) != header[-1]:
             raise Hdf5Error(f"the heap at byte {address} is broken")
@@ -79,7 +79,7 @@ class Heap:
                 if number == wanted:
                     if size > _MAX_OBJECT:
                         raise Hdf5Error(f"an attribute has {size} bytes")
-                    return self._file.piece(address, size, "attribute")
+                    return self._file.checked_slice(address, size, "attribute")
             raise Hdf5Error("a large object of a heap is missing")
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
@@ -105,7 +105,7 @@ class Heap:
 
     def _read_block(self, address: int, size: int) -> memoryview:
         """Reads and checks a direct block of ``size`` bytes at ``address``."""
-        block = self._file.piece(address, size, "heap")
+        block = self._file.checked_slice(address, size, "heap")
         at = 13 + self._offset_size
         if bytes(block[:5]) != b"FHDB\0" or int.from_bytes(block[5:13], "little") != self._address:
             raise Hdf5Error(f"there is no block of the heap at byte {address}")
@@ -120,7 +120,7 @@ class Heap:
         """Returns the address of block ``place``, from the root block."""
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
-        block = self._file.piece(self._root, size + 4, "heap")
+        block = self._file.checked_slice(self._root, size + 4, "heap")
         if bytes(block[:5]) != b"FHIB\0" or hash_lookup3(block[:size]) != int.from_bytes(block[size:], "little"):
             raise Hdf5Error(f"the heap's root block at byte {self._root} is broken")
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
@@ -133,7 +133,7 @@ class Heap:
         """Yields the records of a B-tree, each with the tree's type."""
         if tree == UNDEFINED:
             return
-        raw = self._file.piece(tree, _TREE.size, "index")
+        raw = self._file.checked_slice(tree, _TREE.size, "index")
         signature, version, kind, node, width, depth, _, _, root, count, _, checksum = _TREE.unpack(raw)
         if (signature, version) != (b"BTHD", 0) or hash_lookup3(raw[:-4]) != checksum:
             raise Hdf5Error(f"the index at byte {tree} is broken")
@@ -148,7 +148,7 @@ class Heap:
         size = _RECORD_AT + count * width + (count + 1) * (8 + digits)
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")
-        raw = self._file.piece(root, size + 4, "index")
+        raw = self._file.checked_slice(root, size + 4, "index")
         if bytes(raw[:4]) != b"BTIN" or hash_lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
             raise Hdf5Error(f"the node of an index at byte {root} is broken")
         for child in range(count + 1):
@@ -165,7 +165,7 @@ class Heap:
         size = _RECORD_AT + count * width
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")
-        raw = self._file.piece(address, size + 4, "index")
+        raw = self._file.checked_slice(address, size + 4, "index")
         if bytes(raw[:4]) != b"BTLF" or hash_lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
             raise Hdf5Error(f"the node of an index at byte {address} is broken")
         for i in range(count):

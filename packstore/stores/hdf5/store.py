@@ -79,9 +79,9 @@ class Hdf5Writer(FileWriter):
             if self._nbytes == 0:
                 offset = 0
             elif offset != IMAGES_START:
-                _move(self._file, IMAGES_START, offset, self._nbytes)  # this h5py allocates differently
-            _copy(skeleton, self._file, 0, offset)
-            _copy(skeleton, self._file, offset + self._nbytes, end)
+                _move_range(self._file, IMAGES_START, offset, self._nbytes)  # this h5py allocates differently
+            _copy_range(skeleton, self._file, 0, offset)
+            _copy_range(skeleton, self._file, offset + self._nbytes, end)
             self._file.truncate(end)
             self.suspend()
         finally:
@@ -305,7 +305,7 @@ def _write_dataset(group: Any, name: str, dtype: str, data: NDArray[Any]) -> Non
         dataset.write_direct(np.ascontiguousarray(data))
 
 
-def _copy(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
+def _copy_range(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
     """Copies the bytes from ``start`` to ``stop`` to the same place in another file."""
     source.seek(start)
     target.seek(start)
@@ -315,7 +315,7 @@ def _copy(source: IO[bytes], target: IO[bytes], start: int, stop: int) -> None:
         start += len(data)
 
 
-def _move(file: IO[bytes], source: int, target: int, size: int) -> None:
+def _move_range(file: IO[bytes], source: int, target: int, size: int) -> None:
     """Moves ``size`` bytes within a file; the two places may overlap."""
     positions = range(0, size, _COPY_BYTES)
     for position in reversed(positions) if target > source else positions:

@@ -88,7 +88,7 @@ def walk_in_bulk(pages: Pages, prefixes: Sequence[bytes], *, overflow: bool) -> 
         level_pages = words.read_2(nodes) | words.read_2(nodes + 2) << 16 | words.read_2(nodes + 4) << 32
         # Checked at each level: a damaged tree that names pages repeatedly would grow exponentially.
         all_pages = np.sort(np.concatenate([all_pages, level_pages]))
-        _require(all_pages[1:] != all_pages[:-1])
+        _require_all(all_pages[1:] != all_pages[:-1])
     entries = other_keys = 0
     for first in range(0, len(level_pages), _CHUNK):
         some = slice(first, first + _CHUNK)
@@ -97,12 +97,12 @@ def walk_in_bulk(pages: Pages, prefixes: Sequence[bytes], *, overflow: bool) -> 
                 entries += len(item.numbers)
             else:
                 entries, other_keys = entries + 1, other_keys + 1
-            _require(np.array(entries <= pages.entries and other_keys <= _MOST_OTHER_KEYS))
+            _require_all(np.array(entries <= pages.entries and other_keys <= _MOST_OTHER_KEYS))
             yield item
-    _require(np.array(entries == pages.entries))
+    _require_all(np.array(entries == pages.entries))
 
 
-def _require(condition: NDArray[np.bool_]) -> None:
+def _require_all(condition: NDArray[np.bool_]) -> None:
     """Raises :class:`IrregularError` unless all of ``condition`` is true."""
     if not condition.all():
         raise IrregularError
@@ -129,23 +129,23 @@ class _NodeTable(NamedTuple):
 def _read_nodes(pages: Pages, words: _FileWords, numbers: Numbers, flags: int) -> _NodeTable:
     """Reads and checks all nodes of the pages ``numbers``, which must have ``flags``."""
     tree = pages.tree
-    _require((numbers >= 2) & (numbers <= tree.last_page))
+    _require_all((numbers >= 2) & (numbers <= tree.last_page))
     start = numbers * tree.page_size
     lower, upper = words.read_2(start + 12), words.read_2(start + 14)
-    _require((words.read_8(start) == numbers) & (words.read_2(start + 10) == flags))
-    _require((lower > HEADER.size) & (lower % 2 == 0) & (lower <= upper) & (upper <= tree.page_size))
+    _require_all((words.read_8(start) == numbers) & (words.read_2(start + 10) == flags))
+    _require_all((lower > HEADER.size) & (lower % 2 == 0) & (lower <= upper) & (upper <= tree.page_size))
     counts = (lower - HEADER.size) >> 1
     # No more pointers than nodes fit into a page: a damaged page could point to one node many times.
-    _require(HEADER.size + counts * (2 + NODE.size) <= tree.page_size)
+    _require_all(HEADER.size + counts * (2 + NODE.size) <= tree.page_size)
     page = np.repeat(np.arange(len(numbers)), counts)
     within = np.arange(len(page)) - np.repeat(np.cumsum(counts) - counts, counts)
     pointers = words.read_2(start[page] + HEADER.size + 2 * within)
-    _require((upper[page] <= pointers) & (pointers <= tree.page_size - NODE.size) & (pointers % 2 == 0))
+    _require_all((upper[page] <= pointers) & (pointers <= tree.page_size - NODE.size) & (pointers % 2 == 0))
     nodes = start[page] + pointers
-    _require(np.diff(np.sort(nodes)) != 0)
+    _require_all(np.diff(np.sort(nodes)) != 0)
     keys = words.read_2(nodes + 6)
     ends = start[page] + tree.page_size
-    _require((keys <= MAX_KEY_SIZE) & (nodes + NODE.size + keys <= ends))
+    _require_all((keys <= MAX_KEY_SIZE) & (nodes + NODE.size + keys <= ends))
     return _NodeTable(nodes, keys, ends, page, within)
 
 
@@ -160,8 +160,8 @@ def _read_leaves(
     sizes = words.read_2(nodes) | words.read_2(nodes + 2) << 16
     big = words.read_2(nodes + 4)
     values = nodes + NODE.size + keys
-    _require((big == 0) | (big == BIG))
-    _require(values + np.where(big, 8, sizes) <= ends)
+    _require_all((big == 0) | (big == BIG))
+    _require_all(values + np.where(big, 8, sizes) <= ends)
     apart = np.flatnonzero(big)
     values[apart] = _locate_values(pages, words, values[apart], sizes[apart], overflow)
     # ``kind``: index of a key's prefix in ``kinds``; -1 for a key without a record number.
@@ -175,7 +175,7 @@ def _read_leaves(
         kind[some[numbered]] = which
         digits[some[numbered]] = key_digits[numbered].astype(np.int64) @ 10 ** np.arange(KEY_SIZE - 1, -1, -1)
     others = np.flatnonzero(kind < 0)
-    _require(np.array(len(others) <= _MOST_OTHER_KEYS))
+    _require_all(np.array(len(others) <= _MOST_OTHER_KEYS))
     edges = np.sort(np.concatenate([[0, len(nodes)], others, others + 1, np.flatnonzero(np.diff(kind)) + 1]))
     edges = edges[np.diff(edges, prepend=-1) > 0]  # as np.unique, which imports numpy.ma
     for first, stop in pairwise(edges.tolist()):
@@ -189,12 +189,12 @@ def _read_leaves(
 def _require_same_keys(words: _FileWords, branches: Numbers, leaves: Numbers) -> None:
     """Raises :class:`IrregularError` unless each branch node has the same key as its leaf node."""
     keys = words.read_2(branches + 6)
-    _require(keys == words.read_2(leaves + 6))
+    _require_all(keys == words.read_2(leaves + 6))
     first, second, ten = branches + NODE.size, leaves + NODE.size, keys == KEY_SIZE
     digits = np.arange(KEY_SIZE)
-    _require(words.bytes[first[ten][:, None] + digits] == words.bytes[second[ten][:, None] + digits])
+    _require_all(words.bytes[first[ten][:, None] + digits] == words.bytes[second[ten][:, None] + digits])
     for one, other, size in zip(first[~ten].tolist(), second[~ten].tolist(), keys[~ten].tolist(), strict=True):
-        _require(words.bytes[one : one + size] == words.bytes[other : other + size])
+        _require_all(words.bytes[one : one + size] == words.bytes[other : other + size])
 
 
 def _locate_values(pages: Pages, words: _FileWords, places: Numbers, sizes: Numbers, overflow: bool) -> Numbers:
@@ -202,9 +202,9 @@ def _locate_values(pages: Pages, words: _FileWords, places: Numbers, sizes: Numb
     tree = pages.tree
     first = words.read_8(places)
     count = (HEADER.size - 1 + sizes) // tree.page_size + 1
-    _require((first >= 2) & (first <= tree.last_page) & (first + count - 1 <= tree.last_page))
+    _require_all((first >= 2) & (first <= tree.last_page) & (first + count - 1 <= tree.last_page))
     if overflow:
         start = first * tree.page_size
-        _require((words.read_8(start) == first) & (words.read_2(start + 10) == OVERFLOW_PAGE))
-        _require((words.read_2(start + 12) | words.read_2(start + 14) << 16) >= count)
+        _require_all((words.read_8(start) == first) & (words.read_2(start + 10) == OVERFLOW_PAGE))
+        _require_all((words.read_2(start + 12) | words.read_2(start + 14) << 16) >= count)
     return first * tree.page_size + HEADER.size

@@ -96,7 +96,7 @@ class Pages:
         self.map: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8)
         self.entries = self.tree.entries
         self._random = _map_without_readahead(descriptor)
-        self._random_at = _address(memoryview(self._random))
+        self._random_at = _memory_address(memoryview(self._random))
         self._lookups: dict[bytes, RecordLookup] = {}
         self.record = self.lookup(b"").value
 
@@ -112,8 +112,8 @@ class Pages:
         page.
         """
         if hasattr(mmap, "MADV_WILLNEED") and len(value):
-            start = (_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
-            stop = _address(value) - self._random_at + len(value)
+            start = (_memory_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
+            stop = _memory_address(value) - self._random_at + len(value)
             if 0 <= start < stop <= len(self._random):  # else the value comes from the map that find uses
                 self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
@@ -121,7 +121,7 @@ class Pages:
         """Returns the value of ``key`` as a view of the map, or None. Reads one page a level. Raises
         :class:`PageError`.
         """
-        place = _find(self._data, self.tree, key)
+        place = _find_value(self._data, self.tree, key)
         return None if place is None else self.map[place[0] : place[0] + place[1]]
 
     def header_faults(self) -> Iterator[str]:
@@ -230,8 +230,8 @@ class RecordLookup:
                         value = int.from_bytes(data[value : value + 8], "little") * size + HEADER.size
                         if 2 * size <= value <= value + nbytes <= (tree.last_page + 1) * size:
                             return data[value : value + nbytes]
-        # Not at the computed place: values before it are missing, or a page is damaged, which _find reports.
-        location = _find(self._data, tree, self._key % index)
+        # Not at the computed place: values before it are missing, or a page is damaged, which _find_value reports.
+        location = _find_value(self._data, tree, self._key % index)
         return None if location is None else memoryview(self._data)[location[0] : location[0] + location[1]]
 
 
@@ -267,7 +267,7 @@ def _first_record_from(key: bytes, prefix: bytes) -> int:
     return low + (10 ** (KEY_SIZE - digits) if key[digits:] > b"9" else 0)
 
 
-def _find(data: mmap.mmap, tree: TreeHeader, key: bytes) -> tuple[int, int] | None:
+def _find_value(data: mmap.mmap, tree: TreeHeader, key: bytes) -> tuple[int, int] | None:
     """Returns offset and size of the value of ``key``, or None. Reads one page a level. Raises :class:`PageError`."""
     page = tree.root
     for level in range(1, tree.depth + 1):
@@ -282,7 +282,8 @@ def _find(data: mmap.mmap, tree: TreeHeader, key: bytes) -> tuple[int, int] | No
     return _locate_value(data, tree, page, node) if _read_key(data, node) == key else None
 
 
-def _address(view: memoryview) -> int:
+def _memory_address(view: memoryview) -> int:
+    """Returns the address of a view's first byte in memory."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 

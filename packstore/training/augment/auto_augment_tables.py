@@ -10,7 +10,7 @@ Pair = tuple[tuple[str, float, int], tuple[str, float, int]]
 """Two operations: name, probability, magnitude of 10 (0 if it has none)."""
 
 
-def _parse(text: str) -> list[Pair]:
+def _parse_pairs(text: str) -> list[Pair]:
     """Parses pairs from lines such as ``Posterize .4 8, Rotate .6 9``."""
     pairs = []
     for line in text.strip().splitlines():
@@ -20,7 +20,7 @@ def _parse(text: str) -> list[Pair]:
 
 
 POLICIES = {
-    "imagenet": _parse("""
+    "imagenet": _parse_pairs("""
         Posterize 0.4 8, Rotate 0.6 9
         Solarize 0.6 5, AutoContrast 0.6 0
         Equalize 0.8 0, Equalize 0.6 0
@@ -47,7 +47,7 @@ POLICIES = {
         Color 0.6 4, Contrast 1.0 8
         Equalize 0.8 0, Equalize 0.6 0
     """),
-    "cifar10": _parse("""
+    "cifar10": _parse_pairs("""
         Invert 0.1 0, Contrast 0.2 6
         Rotate 0.7 2, TranslateX 0.3 9
         Sharpness 0.8 1, Sharpness 0.9 3
@@ -74,7 +74,7 @@ POLICIES = {
         Equalize 0.8 0, Invert 0.1 0
         TranslateY 0.7 9, AutoContrast 0.9 0
     """),
-    "svhn": _parse("""
+    "svhn": _parse_pairs("""
         ShearX 0.9 4, Invert 0.2 0
         ShearY 0.9 8, Invert 0.7 0
         Equalize 0.6 0, Solarize 0.6 6
@@ -108,7 +108,7 @@ POLICIES = {
 TIMM_POLICIES = {
     "original": [
         list(pair)
-        for pair in _parse("""
+        for pair in _parse_pairs("""
         PosterizeOriginal 0.4 8, Rotate 0.6 9
         Solarize 0.6 5, AutoContrast 0.6 5
         Equalize 0.8 8, Equalize 0.6 3
@@ -138,7 +138,7 @@ TIMM_POLICIES = {
     ],
     "originalr": [
         list(pair)
-        for pair in _parse("""
+        for pair in _parse_pairs("""
         PosterizeIncreasing 0.4 8, Rotate 0.6 9
         Solarize 0.6 5, AutoContrast 0.6 5
         Equalize 0.8 8, Equalize 0.6 3
@@ -168,7 +168,7 @@ TIMM_POLICIES = {
     ],
     "v0": [
         list(pair)
-        for pair in _parse("""
+        for pair in _parse_pairs("""
         Equalize 0.8 1, ShearY 0.8 4
         Color 0.4 9, Equalize 0.6 3
         Color 0.4 1, Rotate 0.6 8
@@ -198,7 +198,7 @@ TIMM_POLICIES = {
     ],
     "v0r": [
         list(pair)
-        for pair in _parse("""
+        for pair in _parse_pairs("""
         Equalize 0.8 1, ShearY 0.8 4
         Color 0.4 9, Equalize 0.6 3
         Color 0.4 1, Rotate 0.6 8

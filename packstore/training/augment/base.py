@@ -92,8 +92,9 @@ class GeometricOperation(Operation):
         return True
 
     @abstractmethod
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
-        """Tells if :class:`Crops` can describe this operation after the operations ``before``."""
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Tells if this operation and the operations ``before`` it can be described as one :class:`Crops`, for a single
+        resize."""
 
     @abstractmethod
     def plan(self, crops: Crops, draws: Draws) -> Crops:

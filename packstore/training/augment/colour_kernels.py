@@ -18,7 +18,7 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Blends with the mean of each image's gray."""
-    gray = _gray(images)
+    gray = _to_gray(images)
     # A sum of whole numbers does not depend on the order; a sum of float32 would.
     mean = gray.long().sum((-3, -2, -1), keepdim=True).double() / gray[0].numel()
     return _blend(images, mean.float(), factor)
@@ -26,7 +26,7 @@ def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Blends with gray."""
-    return _blend(images, _gray(images), factor)
+    return _blend(images, _to_gray(images), factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
 
 def to_gray(images: Tensor) -> Tensor:
     """Converts to gray in all three channels."""
-    return _gray(images).to(torch.uint8).expand_as(images).contiguous()
+    return _to_gray(images).to(torch.uint8).expand_as(images).contiguous()
 
 
 def invert(images: Tensor) -> Tensor:
@@ -130,8 +130,8 @@ def gaussian_blur(images: Tensor, size: tuple[int, int], sigma: Tensor) -> Tenso
         _reflect_indices(n, reach // 2, images.device) for n, reach in ((height, down), (width, across))
     )
     padded = images.float().index_select(2, rows_shown).index_select(3, columns_shown)
-    columns = _kernel(across, sigma[:, 0]).repeat_interleave(channels, 0)[:, None, None, :]
-    rows = _kernel(down, sigma[:, 1]).repeat_interleave(channels, 0)[:, None, :, None]
+    columns = _gaussian_kernel(across, sigma[:, 0]).repeat_interleave(channels, 0)[:, None, None, :]
+    rows = _gaussian_kernel(down, sigma[:, 1]).repeat_interleave(channels, 0)[:, None, :, None]
     planes = padded.reshape(1, batch * channels, *padded.shape[-2:])
     for weights in (rows, columns):
         planes = torch.nn.functional.conv2d(planes, weights, groups=batch * channels)
@@ -146,7 +146,8 @@ def _reflect_indices(length: int, reach: int, device: torch.device) -> Tensor:
     return torch.minimum(place, period - place) if length > 1 else place * 0
 
 
-def _kernel(size: int, sigma: Tensor) -> Tensor:
+def _gaussian_kernel(size: int, sigma: Tensor) -> Tensor:
+    """Computes the weights of a Gaussian blur, ``(B, size)``, for each of ``sigma`` ``(B,)``."""
     limit = (size - 1) / (2.0 * 2.0**0.5)
     x = torch.linspace(-limit, limit, size, dtype=torch.float32, device=sigma.device)
     return torch.softmax((x / sigma[:, None]).pow_(2).neg_(), 1)
@@ -157,7 +158,7 @@ def permute_channels(images: Tensor, order: Tensor) -> Tensor:
     return images.gather(1, order[:, :, None, None].expand_as(images))
 
 
-def _gray(images: Tensor) -> Tensor:
+def _to_gray(images: Tensor) -> Tensor:
     """Computes gray as whole numbers in float32, ``(B, 1, H, W)``; of gray images their values."""
     if images.shape[1] == 1:
         return images.float()

@@ -138,9 +138,9 @@ class PaddedImages:
         begins += ((left + self.padding) * element + numbers * (planes * tall * line))[:, None]
         begins = begins[:, None] + torch.arange(planes, device="cpu")[:, None] * (tall * line)
         length = columns * element
-        torch.index_select(_windows(self.pixels, length), 0, begins.view(-1), out=out.view(-1, length))
+        torch.index_select(_sliding_windows(self.pixels, length), 0, begins.view(-1), out=out.view(-1, length))
         if flip is not None:
-            _mirror(out, flip)
+            _mirror_rows(out, flip)
 
 
 def _as_planes(images: Tensor) -> Tensor:
@@ -162,7 +162,7 @@ def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> 
     return torch.where(y == inner, inner, height if mode == "constant" else inner) * stride
 
 
-def _windows(source: Tensor, length: int) -> Tensor:
+def _sliding_windows(source: Tensor, length: int) -> Tensor:
     """Views every run of ``length`` elements of contiguous ``source`` as overlapping rows."""
     return source.as_strided((max(0, source.numel() - length + 1), length), (1, 1))
 
@@ -221,11 +221,11 @@ def mirror(images: Tensor, flip: Tensor) -> Tensor:
     step = max(1, _CHUNK_BYTES // max(1, pixels[:1].nbytes))
     for start in range(0, len(images), step):
         part = result[start : start + step].copy_(pixels[start : start + step])
-        _mirror(part, flip[start : start + step])
+        _mirror_rows(part, flip[start : start + step])
     return _as_images(result)
 
 
-def _mirror(pixels: Tensor, flip: Tensor) -> None:
+def _mirror_rows(pixels: Tensor, flip: Tensor) -> None:
     """Mirrors some of contiguous ``pixels`` ``(b, P, H, W, E)`` in place."""
     chosen = flip.nonzero()[:, 0]
     turned = pixels.index_select(0, chosen).flip(3)

@@ -41,7 +41,7 @@ class _ImageByImage(GeometricOperation):
     def size_after(self, size: Size | None) -> Size | None:
         return None
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return False
 
 
@@ -150,7 +150,7 @@ class RandomIoUCrop(_ImageByImage):
             aspect = wide / np.where(some, tall, 1)
             some &= (aspect >= self.min_aspect_ratio) & (aspect <= self.max_aspect_ratio)
             parts = np.stack([left, top, left + wide, top + tall], 1).astype(np.float32)
-            overlaps = np.where(centres_inside(boxes, parts[:, None]), _iou(boxes, parts[:, None]), -1).max(1)
+            overlaps = np.where(centres_inside(boxes, parts[:, None]), _box_iou(boxes, parts[:, None]), -1).max(1)
             some &= (overlaps >= 0) & (overlaps >= least)
             if some.any():
                 chosen = int(some.argmax())
@@ -206,7 +206,7 @@ def centres_inside(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDA
     return inside
 
 
-def _iou(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
+def _box_iou(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
     """Computes intersection over union, float32, as torchvision's ``box_iou``."""
     shared = (np.minimum(boxes[:, 2:], part[..., 2:]) - np.maximum(boxes[:, :2], part[..., :2])).clip(0).prod(-1)
     areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (boxes, part)]

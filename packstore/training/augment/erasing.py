@@ -56,7 +56,7 @@ class RandomErasing(ProgramOperation):
         if isinstance(self.value, str):
             fits = self.value in ("random", "color")
         else:
-            fits = len(self._values) == 3 and all(isinstance(n, int | float) for n in self._values)
+            fits = len(self._channel_values) == 3 and all(isinstance(n, int | float) for n in self._channel_values)
         if not fits:
             raise UsageError(
                 "RandomErasing: value should be a number, one for each of 3 channels, 'random' or 'color', got "
@@ -67,7 +67,8 @@ class RandomErasing(ProgramOperation):
             raise UsageError(f"RandomErasing: count should be 1 … 100 or (least, most), got {self.count!r}")
 
     @property
-    def _values(self) -> tuple[Any, ...]:
+    def _channel_values(self) -> tuple[Any, ...]:
+        """The value of each channel; a single number counts for all three."""
         return tuple(self.value) if isinstance(self.value, list | tuple) else (self.value,) * 3
 
     @property
@@ -116,7 +117,7 @@ class RandomErasing(ProgramOperation):
         draw += 2 * _ATTEMPTS
         bits = draws.bits(draw, 3)
         top, left = bits[0] * (height - tall + 1).clip(1) >> 32, bits[1] * (width - wide + 1).clip(1) >> 32
-        values: tuple[Any, ...] = self._values
+        values: tuple[Any, ...] = self._channel_values
         if self.value == "random":
             values = seed_parameters(bits[2])
         elif self.value == "color":
@@ -160,18 +161,18 @@ class Cutout(ProgramOperation):
         return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
 
     def program(self, draws: Draws, size: Size) -> Program:
-        starts = [self._start(draws, length, draw) for draw, length in enumerate(size)]
+        starts = [self._draw_start(draws, length, draw) for draw, length in enumerate(size)]
         first = [start.clip(0) for start in starts]
         sides = [
             (start + self.size).clip(max=length) - at for start, at, length in zip(starts, first, size, strict=True)
         ]
         return step(len(draws), Code.ERASE, *first, *sides, *(self.fill,) * 3)
 
-    def _start(self, draws: Draws, length: int, draw: int) -> Array:
+    def _draw_start(self, draws: Draws, length: int, draw: int) -> Array:
         return draws.integers(length, draw) - self.size // 2
 
     def _draw_covered(self, draws: Draws, length: int, draw: int) -> Tensor:
-        start = self._start(draws, length, draw)[:, None]
+        start = self._draw_start(draws, length, draw)[:, None]
         place = torch.arange(length, device=draws.records.device)
         covered: Tensor = (place >= start) & (place < start + self.size)
         return covered

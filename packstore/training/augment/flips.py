@@ -52,7 +52,7 @@ class RandomHorizontalFlip(GeometricOperation):
         """Draws the flip as a program, for use in :class:`RandomApply` and other operations of operations."""
         return step(len(draws), Code.MIRROR, where=self.flip_mask(draws))
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return True
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:

@@ -99,7 +99,7 @@ class Resize(GeometricOperation):
             return max(1, int(self.size * height / width)), self.size
         return self.size, max(1, int(self.size * width / height))
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return all(op.mirrors for op in before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
@@ -149,8 +149,8 @@ class CenterCrop(GeometricOperation):
     def size_after(self, size: Size | None) -> Size | None:
         return self._size_pair
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
-        return crop_composes(self._size_pair, before)
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        return crop_composes_after(self._size_pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         rows, columns = self._size_pair
@@ -210,12 +210,14 @@ class RandomCrop(GeometricOperation):
 
     def _draw_corners(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
         """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``."""
-        self._check(size)
+        self._check_size(size)
         (rows, columns), padding = self._size_pair, self.padding
         top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding
         return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
 
-    def _check(self, size: Sequence[int]) -> None:
+    def _check_size(self, size: Sequence[int]) -> None:
+        """Raises :class:`UsageError` if images of ``size`` are smaller than the crop with its padding, or than the
+        padding mode needs."""
         (rows, columns), (height, width) = self._size_pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
         if rows > padded[0] or columns > padded[1]:
@@ -233,10 +235,10 @@ class RandomCrop(GeometricOperation):
     def size_after(self, size: Size | None) -> Size | None:
         return self._size_pair
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         if self.pad_if_needed and (self.fill != 0 or any(isinstance(op, CenterCrop | RandomCrop) for op in before)):
             return False
-        return self.padding == 0 and crop_composes(self._size_pair, before)
+        return self.padding == 0 and crop_composes_after(self._size_pair, before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
         window, padding = crops.window, self.padding
@@ -311,7 +313,7 @@ class RandomResizedCrop(GeometricOperation):
     def size_after(self, size: Size | None) -> Size | None:
         return self._size_pair
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return all(op.mirrors for op in before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
@@ -432,7 +434,7 @@ def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) ->
     return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
-def crop_composes(size: Size, before: Sequence[GeometricOperation]) -> bool:
+def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Tells if a window of ``size`` can follow the operations ``before``.
 
     It may not exceed an earlier crop, outside of which are zeros while the image has pixels there.

@@ -142,13 +142,13 @@ def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
     raise UsageError(f"{name} {problem}: {instead}")
 
 
-def _parameters(images: Tensor, steps: Steps, *places: int) -> list[Tensor]:
+def _parameter_columns(images: Tensor, steps: Steps, *places: int) -> list[Tensor]:
     """Returns columns of parameters as float32 ``(B, 1, 1, 1)`` on the images' device."""
     values = torch.from_numpy(np.ascontiguousarray(steps["p"][:, list(places)].T)).to(images.device, non_blocking=True)
     return [each[:, None, None, None] for each in values]
 
 
-def _seeds(steps: Steps, first: int) -> NDArray[np.int64]:
+def _join_seeds(steps: Steps, first: int) -> NDArray[np.int64]:
     """Joins two parameters of 16 bits to a 32-bit seed."""
     low, high = (steps["p"][:, first + n].astype(np.int64) for n in range(2))
     return low | high << 16
@@ -156,7 +156,7 @@ def _seeds(steps: Steps, first: int) -> NDArray[np.int64]:
 
 def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[Tensor, Steps], Tensor]:
     """Wraps a kernel so that it takes its parameters from a program's steps."""
-    return lambda images, steps: kernel(images, *_parameters(images, steps, *places))
+    return lambda images, steps: kernel(images, *_parameter_columns(images, steps, *places))
 
 
 def _blur(images: Tensor, steps: Steps) -> Tensor:
@@ -171,8 +171,8 @@ def _blur(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _noise(images: Tensor, steps: Steps) -> Tensor:
-    mean, sigma = _parameters(images, steps, 0, 1)
-    return warps.add_noise(images, mean, sigma, _seeds(steps, 2), bool(steps["flags"][0]))
+    mean, sigma = _parameter_columns(images, steps, 0, 1)
+    return warps.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
 
 
 def _permute(images: Tensor, steps: Steps) -> Tensor:
@@ -183,7 +183,7 @@ def _permute(images: Tensor, steps: Steps) -> Tensor:
 def _erase(images: Tensor, steps: Steps) -> Tensor:
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
     if flags == 1:
-        return warps.erase_with_noise(images, boxes, _seeds(steps, 4))
+        return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4))
     return warps.erase(images, boxes, steps["p"][:, 4:7])
 
 

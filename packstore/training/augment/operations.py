@@ -95,7 +95,7 @@ def split_operations(
         if isinstance(op, RandomCrop) and op.padding:
             if not padded or not all(before.mirrors for before in planned):
                 break
-        elif not op.composes(planned):
+        elif not op.composes_after(planned):
             break
         planned.append(op)
     return tuple(planned), tuple(ops[len(planned) :])

@@ -69,14 +69,16 @@ class Recipe(list[Any]):
 
     def __repr__(self) -> str:
         if self.views is None:
-            return f"[{_lines(self, '    ')}\n]"
+            return f"[{_format_operations(self, '    ')}\n]"
         views = "".join(
-            f"\n    {name!r}: ({n}, [{_lines(ops, ' ' * 8)}\n    ])," for name, (n, ops) in self.views.items()
+            f"\n    {name!r}: ({n}, [{_format_operations(ops, ' ' * 8)}\n    ]),"
+            for name, (n, ops) in self.views.items()
         )
         return f"{{{views}\n}}"
 
 
-def _lines(operations: Any, indent: str) -> str:
+def _format_operations(operations: Any, indent: str) -> str:
+    """Formats each operation on a line of its own, with ``indent`` before it."""
     return "".join(f"\n{indent}{operation!r}," for operation in operations)
 
 

@@ -60,7 +60,7 @@ class _DrawnSize(GeometricOperation):
     def size_after(self, size: Size | None) -> Size | None:
         return None
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return all(op.mirrors for op in before)
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
@@ -216,14 +216,14 @@ class Pad(GeometricOperation):
         object.__setattr__(self, "padding", given * (4 // len(given)))
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        left, top, right, bottom = self._sides
+        left, top, right, bottom = self._paddings
         if self.padding_mode == "constant":
             return torch.nn.functional.pad(images, (left, right, top, bottom), value=self.fill)
         height, width = images.shape[-2:]
         least = 1 if self.padding_mode == "reflect" else 0
         if self.padding_mode != "edge" and max(top - height, bottom - height, left - width, right - width) > -least:
             raise UsageError(
-                f"Pad: padding {self._sides} with padding_mode {self.padding_mode!r} needs larger images than "
+                f"Pad: padding {self._paddings} with padding_mode {self.padding_mode!r} needs larger images than "
                 f"{height}x{width}"
             )
         rows = source_index(torch.arange(-top, height + bottom), height, self.padding_mode)
@@ -231,17 +231,17 @@ class Pad(GeometricOperation):
         return images[..., rows.to(images.device)[:, None], columns.to(images.device)]
 
     def size_after(self, size: Size | None) -> Size | None:
-        left, top, right, bottom = self._sides
+        left, top, right, bottom = self._paddings
         return None if size is None else (size[0] + top + bottom, size[1] + left + right)
 
-    def composes(self, before: Sequence[GeometricOperation]) -> bool:
+    def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         crops = any(
             isinstance(op, CenterCrop | RandomCrop) for op in before
         )  # crops outside of the image show other pixels
         return self.padding_mode == "constant" and self.fill == 0 and not crops
 
     def plan(self, crops: Crops, draws: Draws) -> Crops:
-        left, top, right, bottom = self._sides
+        left, top, right, bottom = self._paddings
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)
         return with_window(crops.replace(pads=self.padding_mode, fill=self.fill), zero - top, zero - left, size)
@@ -251,7 +251,8 @@ class Pad(GeometricOperation):
         return self.padding_mode
 
     @property
-    def _sides(self) -> tuple[int, int, int, int]:
+    def _paddings(self) -> tuple[int, int, int, int]:
+        """Pixels to add at the left, top, right and bottom."""
         assert not isinstance(self.padding, int)
         left, top, right, bottom = self.padding
         return left, top, right, bottom

@@ -92,18 +92,20 @@ class Placement:
 
         ``h`` is the largest height; of lower results only their own rows count. Not for warped images.
         """
-        return self._sources(0)
+        return self._trace_axis(0)
 
     @cached_property
     def columns(self) -> Numbers:
         """Source column of each column, like :attr:`rows`: ``(B, w)``."""
-        return self._sources(1)
+        return self._trace_axis(1)
 
-    def _sources(self, axis: int) -> Numbers:
+    def _trace_axis(self, axis: int) -> Numbers:
+        """Returns the source row (``axis`` 0) or column of each row or column of the results, through all moves; -1 for
+        none."""
         found = None
         for move in self.moves:
             assert isinstance(move, Move)
-            source = _sources(move, axis)
+            source = _trace_move(move, axis)
             if found is not None:
                 earlier = np.take_along_axis(found, source.clip(0), 1)
                 source = np.where(source < 0, -1, earlier)
@@ -214,11 +216,11 @@ def place_boxes(
         return boxes, np.ones(len(boxes), np.bool_)
     with np.errstate(over="ignore", invalid="ignore"):  # of boxes near the limit of float32, or with NaN
         shown = move_boxes(placement, boxes, rows, clip=True)
-        area = _area(shown)
+        area = _box_areas(shown)
         keep = area >= min_area
         if min_visible > 0:
             # Both by the same rounded arithmetic, so that a box of which nothing is cut off has all of its area.
-            keep &= area >= min_visible * _area(move_boxes(placement, boxes, rows, clip=False))
+            keep &= area >= min_visible * _box_areas(move_boxes(placement, boxes, rows, clip=False))
     return shown, keep
 
 
@@ -253,12 +255,12 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
     if points.shape[-1] == 3:
         # Move it as a box of one pixel: after any resizing and mirroring, its area shows if it is visible.
         pixels = np.concatenate([flat[:, :2], flat[:, :2] + 1], 1)
-        shown = _area(move_boxes(placement, pixels, rows, clip=True)) > 0
+        shown = _box_areas(move_boxes(placement, pixels, rows, clip=True)) > 0
         result[~shown | (flat[:, 2] == 0)] = 0
     return result.reshape(points.shape)
 
 
-def _sources(move: Move, axis: int) -> Numbers:
+def _trace_move(move: Move, axis: int) -> Numbers:
     """Maps each row (``axis`` 0) or column of the result of ``move`` to one of its input; -1 for none."""
     crops = move.crops
     start, length = crops.box[:, [axis]], crops.box[:, [2 + axis]]
@@ -321,7 +323,8 @@ def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: 
     return points
 
 
-def _area(boxes: Floats) -> NDArray[np.float64]:
+def _box_areas(boxes: Floats) -> NDArray[np.float64]:
+    """Computes the area of each box, float64; 0 for a box whose right or bottom side is before the other."""
     sides = (boxes[:, 2:] - boxes[:, :2]).clip(0).astype(np.float64)
     area: NDArray[np.float64] = sides[:, 0] * sides[:, 1]
     return area

@@ -95,21 +95,21 @@ class TimmAugment(ProgramOperation):
     def __post_init__(self) -> None:
         check_interpolation(self, self.interpolation, (*INTERPOLATIONS, "random"))
         parse_fill(self, self.fill)
-        _parse(self.config)
+        _parse_notation(self.config)
 
     @property
     def moves_pixels(self) -> bool:
         return True
 
     def program(self, draws: Draws, size: Size) -> Program:
-        plan = _parse(self.config)
+        plan = _parse_notation(self.config)
         if not plan.chains:
-            return self._chain(plan, draws, size)
+            return self._draw_chain(plan, draws, size)
         mixed = draws.child(2)
-        chains = [self._chain(plan, mixed.child(number), size) for number in range(plan.chains)]
+        chains = [self._draw_chain(plan, mixed.child(number), size) for number in range(plan.chains)]
         return mix_chains(chains, chain_weights(draws, plan.alpha, plan.chains))
 
-    def _chain(self, plan: _Plan, draws: Draws, size: Size) -> Program:
+    def _draw_chain(self, plan: _Plan, draws: Draws, size: Size) -> Program:
         """Draws the steps of one chain for all images and steps at once: numpy takes microseconds a call."""
         steps = plan.steps
         program = new_program(len(draws), steps)
@@ -196,7 +196,7 @@ class _Plan:
         return list(self.names)
 
     @cached_property
-    def _table(self) -> Floats:
+    def _pair_table(self) -> Floats:
         """Learned pairs: of each step the number of its name, its probability and its magnitude."""
         names = self.operations
         pairs = [[(names.index(name), share, level) for name, share, level in pair] for pair in self.learned]
@@ -205,7 +205,7 @@ class _Plan:
     def choose(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
         """Draws for each image and step, ``(B, steps)``: operation, probability and magnitude."""
         if self.learned:
-            found = self._table[draws.integers(len(self.learned), 0)]
+            found = self._pair_table[draws.integers(len(self.learned), 0)]
             return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
         if self.weights is None:
             which = draws.integers(len(self.names), 0, self.steps).T
@@ -226,7 +226,8 @@ _PARTS: dict[str, dict[str, str]] = {
 
 
 @lru_cache(64)
-def _parse(config: str) -> _Plan:
+def _parse_notation(config: str) -> _Plan:
+    """Parses a policy in timm's notation, as ``rand-m9-mstd0.5``. Raises :class:`UsageError` for unknown parts."""
     first, *parts = config.split("-") if isinstance(config, str) else [""]
     plan, chosen, increasing = _Plan(), "", False
     if first in TIMM_POLICIES:

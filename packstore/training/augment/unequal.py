@@ -232,14 +232,14 @@ class DrawnOperations:
         self._moves: list[Move | Warp] = []
         everywhere = np.ones(len(sizes), np.bool_)
         for stream, op in enumerate(ops):
-            self._add(op, draws.replace(stream=stream), everywhere)
+            self._draw_operation(op, draws.replace(stream=stream), everywhere)
         self.placement = Placement(tuple(self._moves), self._sizes)
 
-    def _add(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Draws an operation for the images ``rows``, and adds it."""
+    def _draw_operation(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
+        """Draws an operation for the images ``rows``, and adds its moves and programs to those drawn before."""
         if contains_geometry(op):
             for part, own, mine in op.select_parts(draws, rows):
-                self._add(part, own, mine)
+                self._draw_operation(part, own, mine)
         elif isinstance(op, GeometricOperation):
             self._add_move(op, draws, rows)
         elif isinstance(op, ProgramOperation):

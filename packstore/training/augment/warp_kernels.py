@@ -34,7 +34,7 @@ def affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]
     scaled = matrix / np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = [values[:, None, None] for values in _on_device(scaled.T, device)]
     grid = torch.stack((x * m[0] + y * m[1] + m[2], x * m[3] + y * m[4] + m[5]), 3)
-    return _sample(images, grid, flags)
+    return _sample_grid(images, grid, flags)
 
 
 def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
@@ -50,10 +50,10 @@ def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArra
     below = x * c[6] + y * c[7] + 1
     across = (x * c[0] + y * c[1] + c[2]) / below - 1
     down = (x * c[3] + y * c[4] + c[5]) / below - 1
-    return _sample(images, torch.stack((across, down), 3), flags)
+    return _sample_grid(images, torch.stack((across, down), 3), flags)
 
 
-def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
+def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
     """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``; fills outside pixels."""
     mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
@@ -79,7 +79,7 @@ def _sample(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
 
 def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int64], clips: bool) -> Tensor:
     """Adds normally distributed noise with ``mean`` and ``sigma``, float32 ``(B, 1, 1, 1)`` in values of 255."""
-    noise = torch.stack([_normal(seed, images.shape[1:], images.device) for seed in seeds.tolist()])
+    noise = torch.stack([_normal_noise(seed, images.shape[1:], images.device) for seed in seeds.tolist()])
     result = images.to(torch.int16) + (mean + noise * sigma).to(torch.int16)
     return (result.clamp_(0, 255) if clips else result).to(torch.uint8)
 
@@ -119,14 +119,14 @@ def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np
 
 def _random_pixels(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
     mean, deviation = (torch.tensor(v, device=device)[: shape[0], None, None] for v in IMAGENET_BYTES)
-    return (_normal(seed, shape, device) * deviation + mean).round_().clamp_(0, 255)
+    return (_normal_noise(seed, shape, device) * deviation + mean).round_().clamp_(0, 255)
 
 
 IMAGENET_BYTES = ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
 """Mean and standard deviation of ImageNet's pixels, in values of 255 (torchvision's 0.485 … 0.225)."""
 
 
-def _normal(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
+def _normal_noise(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
     """Computes nearly normal numbers, float32 ``(C, H, W)``: sums of four random bytes, equal on any device.
 
     They reach 3.45 deviations. Number ``i`` is the ``i``-th in the order ``(H, W, C)``.

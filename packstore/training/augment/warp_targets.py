@@ -75,7 +75,7 @@ class Warp:
         if code == Code.IDENTITY:
             return mask
         height, width = mask.shape[-2:]
-        across, down = _grid(Code(int(code)), p, height, width)
+        across, down = _sampling_grid(Code(int(code)), p, height, width)
         # Positions and rounding as in torch's grid_sample.
         x, y = (np.rint(((each + 1) * n - 1) / 2) for each, n in ((across, width), (down, height)))
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -108,7 +108,7 @@ def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matri
     return np.asarray(invert(inverse), np.float64)
 
 
-def _grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
+def _sampling_grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
     """Computes where a warp samples, in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`."""
     half = np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = p[:6] / half

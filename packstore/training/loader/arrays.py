@@ -19,21 +19,22 @@ def as_arrays(item: Any, columns: Collection[str], images: Collection[str], as_d
         channels_last: See :class:`packstore.PackedLoader`.
     """
     if as_dict:
-        return {name: _convert(value, channels_last and name in images) for name, value in item.items()}
+        return {name: _to_numpy(value, channels_last and name in images) for name, value in item.items()}
     if len(columns) == 1:
-        return _convert(item, channels_last)
-    return tuple(_convert(value, channels_last and name in images) for name, value in zip(columns, item, strict=True))
+        return _to_numpy(item, channels_last)
+    return tuple(_to_numpy(value, channels_last and name in images) for name, value in zip(columns, item, strict=True))
 
 
-def _convert(value: Any, channels_last: bool) -> Any:
+def _to_numpy(value: Any, channels_last: bool) -> Any:
+    """Converts the tensors in a batch, however nested, to numpy arrays; bfloat16 to float32."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
         return (tensor.movedim(-3, -1) if channels_last and tensor.ndim >= 3 else tensor).numpy()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_convert(part, channels_last) for part in value))
+        return type(value)(*(_to_numpy(part, channels_last) for part in value))
     if isinstance(value, list | tuple):
-        return type(value)(_convert(part, channels_last) for part in value)
+        return type(value)(_to_numpy(part, channels_last) for part in value)
     if isinstance(value, dict):
-        return {key: _convert(part, channels_last) for key, part in value.items()}
+        return {key: _to_numpy(part, channels_last) for key, part in value.items()}
     return value

@@ -146,13 +146,13 @@ class MaskField(BatchField):
             context.placement.prepare_masks()
         dtype = self._batch_dtype(headers)
         if self._form is not None:
-            shapes = self._shapes(context, stored)
+            shapes = self._row_shapes(context, stored)
             host = new_buffer((int(shapes.prod(1).sum()),), dtype)
             return MaskRows(host, missing, column, stored, headers, self._fill_value, shapes, self._form)
         host = new_buffer((len(stored), *column.shape[:-2], *self._common_size(context, stored, headers)), dtype)
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
-    def _shapes(self, context: Context, stored: Sequence[Any]) -> NDArray[np.int64]:
+    def _row_shapes(self, context: Context, stored: Sequence[Any]) -> NDArray[np.int64]:
         """Returns the shape of each row; of missing volumes the leading axes are 0."""
         axes = len(self.column.layout or "HW")
         if axes == 2:

@@ -96,7 +96,7 @@ class Epochs:
             UsageError: The epoch would have no batches; or ranks would draw different records from the sampler.
         """
         self.order = self._order_now()
-        generator = self._generator
+        generator = self._sampler_generator
         self.generator_state = None if generator is None else bytes(generator.get_state().tolist()).hex()
         if self._sampler is None:
             _refuse_empty(self.order)
@@ -106,16 +106,16 @@ class Epochs:
     def restore_generator(self, state: str | None) -> None:
         """Sets the state of the sampler's generator, so that it draws the epoch of that :attr:`generator_state`
         again."""
-        if self._generator is None or state is None:
+        if self._sampler_generator is None or state is None:
             return
         try:
-            self._generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8, device="cpu"))
+            self._sampler_generator.set_state(torch.tensor(list(bytes.fromhex(state)), dtype=torch.uint8, device="cpu"))
         except (RuntimeError, TypeError, ValueError) as error:
             raise UsageError(f"the loader's state has a generator that torch refuses: {error}") from error
         self.generator_state = state
 
     @property
-    def _generator(self) -> torch.Generator | None:
+    def _sampler_generator(self) -> torch.Generator | None:
         """Generator that the sampler draws from; None without."""
         generator = getattr(self._sampler, "generator", None)
         return generator if isinstance(generator, torch.Generator) else None
@@ -142,14 +142,14 @@ class Epochs:
         return self._options.rank is None and hasattr(self._sampler, "num_replicas") and hasattr(self._sampler, "rank")
 
     @property
-    def _replicas(self) -> int:
+    def _sampler_ranks(self) -> int:
         """Number of ranks among which the sampler divides its records."""
         return int(self._sampler.num_replicas) if self._sampler_shares else 1  # type: ignore[union-attr]
 
     @property
     def global_batch_size(self) -> int:
         """Number of records of a full batch, over all ranks."""
-        return self.order.global_batch_size * self._replicas
+        return self.order.global_batch_size * self._sampler_ranks
 
     def take_epoch_of_sampler(self) -> int | None:
         """Returns the epoch that the user has set in the sampler since the last call, and remembers it; None for
@@ -177,11 +177,11 @@ class Epochs:
         """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks."""
         order = self._order_with_length()
         whole = batches * self.order.global_batch_size if order is None else order.position(batches)
-        return whole * self._replicas
+        return whole * self._sampler_ranks
 
     def batches_before(self, position: int) -> int:
         """Returns the number of batches that contain the first ``position`` records of an epoch, over all ranks."""
-        order, position = self._order_with_length(), position // self._replicas
+        order, position = self._order_with_length(), position // self._sampler_ranks
         return position // self.order.global_batch_size if order is None else order.batches_before(position)
 
     @property

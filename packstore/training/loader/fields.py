@@ -236,7 +236,7 @@ class RaggedRows(ColumnRows):
     missing: NDArray[np.bool_] | None
 
     def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        flat, rows, count = self._select(kept)
+        flat, rows, count = self._select_kept(kept)
         if self.form == "list":
             return [flat]
         numbers = torch.from_numpy(rows)
@@ -253,7 +253,7 @@ class RaggedRows(ColumnRows):
         first = next(there)
         if self.form == "padded":
             return Padded(first, next(there))
-        _, rows, count = self._select(kept)
+        _, rows, count = self._select_kept(kept)
         if self.form == "multi_hot":
             result = torch.zeros((count, self.classes), device=first.device)
             # The 1 is made on the device: copying one from the host would make the host wait.
@@ -263,7 +263,7 @@ class RaggedRows(ColumnRows):
         parts = [first[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
         return fill_missing(parts, self.missing, kept)
 
-    def _select(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
+    def _select_kept(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
         """Selects values, row numbers and count of the rows ``kept``."""
         if kept is None:
             return self.flat, self.rows, self.count

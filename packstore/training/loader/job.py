@@ -70,10 +70,11 @@ class BatchJob:
         self._buffer = ring.buffer(
             self._slot, 0, (len(self.ids), *assembler.shape_for(self.ids & MASK)), assembler.dtype
         )
-        self._prepared = pool.submit(self._prepare, ring, pool, threads)
+        self._prepared = pool.submit(self._prepare_batch, ring, pool, threads)
         return self
 
-    def _prepare(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
+    def _prepare_batch(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
+        """Reads records and columns, plans the rows, and submits the slices. Runs in a thread of the pool."""
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
@@ -160,7 +161,7 @@ class BatchJob:
             if self._error is not None:
                 raise self._error
             start = perf_counter()
-            self._wait()
+            self._wait_for_slices()
             self._pipeline.stats.add("wait", perf_counter() - start)
             if self._slot.shipment is None or self._torch_modes != _torch_modes():
                 self._send(ring)
@@ -171,9 +172,10 @@ class BatchJob:
                 ring.release(self._slot, (images, shared))
             return Batch(item, self._sent, self._records - self._sent)
         finally:
-            self._release()
+            self._break_cycle()
 
-    def _wait(self) -> None:
+    def _wait_for_slices(self) -> None:
+        """Waits until all slices are written or have failed. Raises nothing."""
         assert self._prepared is not None
         if self._prepared.exception() is None and self._slices:
             # Wait for the last slice first: waking for each slice would take the GIL from the working threads.
@@ -183,9 +185,11 @@ class BatchJob:
 
     def _send(self, ring: Ring) -> None:
         with self._pipeline.stats.measure("copy"):
-            self._ship(ring)
+            self._send_batch(ring)
 
-    def _ship(self, ring: Ring) -> None:
+    def _send_batch(self, ring: Ring) -> None:
+        """Leaves out failed records and starts the copy of the batch's tensors to the device. Raises the errors of
+        slices."""
         assert self._prepared is not None
         self._slot.shipment, self._torch_modes = None, _torch_modes()
         columns = self._prepared.result()
@@ -272,9 +276,9 @@ class BatchJob:
         for future in (self._prepared, *self._slices):
             if future is not None:
                 future.cancel()
-        self._release()
+        self._break_cycle()
 
-    def _release(self) -> None:
+    def _break_cycle(self) -> None:
         """Breaks the reference cycle of job and futures, so that buffers are freed without the garbage collector."""
         self._buffer, self._prepared, self._slices = torch.empty(0, device="cpu"), None, []
         self._called, self._images, self._error = [], [], None

@@ -97,7 +97,7 @@ class Pipeline:
         )
         self.programs = self.division.programs
         self.device_steps = DeviceSteps(dataset.manifest, options, self.stats, self.division, normalizer, mode)
-        self.kernel = self._kernel(image) if kernel else None
+        self.kernel = self._make_kernel(image) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
         of_columns = dataset, options, self._further_assembler, self._further_images
         self.fields: BatchFields | ViewFields = (
@@ -148,7 +148,7 @@ class Pipeline:
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
         return operations_at_decoding(self.dataset, self.options.augment, image)
 
-    def _kernel(self, image: Column) -> Kernel | None:
+    def _make_kernel(self, image: Column) -> Kernel | None:
         """Makes the kernel for resident images; None for small images that are only gathered, which torch does as
         fast."""
         crops, programs, finish = self.division.crops, self.division.programs, self.division.finish

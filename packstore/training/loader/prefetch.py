@@ -81,12 +81,12 @@ class prefetch:  # noqa: N801 - used like a function
         waiting: deque[tuple[Shipment, Rebuild]] = deque()
         for batch in self.iterable:
             tensors: list[torch.Tensor] = []
-            rebuild = _flatten(batch, tensors)
+            rebuild = _take_tensors(batch, tensors)
             waiting.append((transport.send(tuple(tensors), self._on_device), rebuild))
             if len(waiting) > self._ahead:
-                yield _receive(*waiting.popleft())
+                yield _receive_batch(*waiting.popleft())
         while waiting:
-            yield _receive(*waiting.popleft())
+            yield _receive_batch(*waiting.popleft())
 
     def _on_device(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         return [self._normalize_images(t) if _is_image(t) else t for t in there]
@@ -112,7 +112,8 @@ def _is_image(tensor: torch.Tensor) -> bool:
     return tensor.ndim == 4 and tensor.shape[1] == 3
 
 
-def _receive(shipment: Shipment, rebuild: Rebuild) -> Any:
+def _receive_batch(shipment: Shipment, rebuild: Rebuild) -> Any:
+    """Waits for the tensors of a shipment, and puts them into the structure of the batch."""
     return rebuild(iter(shipment.receive()))
 
 
@@ -121,21 +122,21 @@ def _replace_values(mapping: Any, values: dict[Any, Any]) -> Any:
     return mapping
 
 
-def _flatten(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
+def _take_tensors(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
     """Appends all tensors of ``batch`` to ``tensors``; returns a function that rebuilds the structure around other
     tensors."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return lambda there: next(there)
     if isinstance(batch, dict):
-        parts = {name: _flatten(value, tensors) for name, value in batch.items()}
+        parts = {name: _take_tensors(value, tensors) for name, value in batch.items()}
         if type(batch) is dict:
             return lambda there: {name: part(there) for name, part in parts.items()}
         like = copy.copy(batch)  # of its own kind, such as a defaultdict; with places instead of values
         like.update(dict.fromkeys(like))
         return lambda there: _replace_values(copy.copy(like), {name: part(there) for name, part in parts.items()})
     if isinstance(batch, (tuple, list)):
-        items, kind = [_flatten(value, tensors) for value in batch], type(batch)
+        items, kind = [_take_tensors(value, tensors) for value in batch], type(batch)
         if hasattr(batch, "_fields"):
             return lambda there: kind(*(item(there) for item in items))
         return lambda there: kind([item(there) for item in items])

@@ -92,10 +92,11 @@ class Prepared:
         """Rows for pixels that the engine does not write: rows of ``out``, or bytes that are finished later.
         Created on first use."""
         with self._lock:
-            return self._rows
+            return self._row_writer
 
     @cached_property
-    def _rows(self) -> RowWriter:
+    def _row_writer(self) -> RowWriter:
+        """Writer of rows into ``out``, or, if pixels are finished later, into new memory for their bytes."""
         pixels = self.out
         if self.finish is not None:
             height, width = self.finish.size(self.out.shape[1:])

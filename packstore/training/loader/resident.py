@@ -58,7 +58,7 @@ class Resident:
     def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
         """Yields the batches of ``epoch`` from number ``first`` on; loads all images on the first call."""
         begin_in_fork()
-        images, pipeline = self._load(), self._pipeline
+        images, pipeline = self._load_once(), self._pipeline
         if pipeline.kernel is None:
             yield from self._iterate_batches(epoch, first, images, None)
             return
@@ -137,7 +137,8 @@ class Resident:
         """Builds the user's batch from the result of :meth:`DeviceSteps.mix`."""
         return self._pipeline.make_batch(made[0], columns, made[1])
 
-    def _load(self) -> torch.Tensor:
+    def _load_once(self) -> torch.Tensor:
+        """Returns the images on the device, and loads them if they are not loaded yet."""
         if self.images is None:
             pipeline = self._pipeline
             errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None

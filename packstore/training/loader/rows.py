@@ -97,7 +97,7 @@ class RowWriter:
         if is_single_threaded():
             # Mirroring before or after resizing gives the same bytes. Here it replaces the copy that resizing makes of
             # non-contiguous input.
-            source = _planes(pixels)
+            source = _as_planes(pixels)
             _resize(torch.flip(source, (3,)) if flip else source, size, False, None, None, out=out)
             return
         # Mirroring before or after resizing gives the same bytes, so the smaller image is mirrored.
@@ -105,10 +105,10 @@ class RowWriter:
         # torch would copy non-contiguous input with all its threads; numpy copies on this one.
         crop = np.array(pixels, order="C") if flip_first else np.ascontiguousarray(pixels)
         if flip_first:
-            _mirror(crop)
-        _resize(_planes(crop), size, False, None, None, out=out)
+            _mirror_row(crop)
+        _resize(_as_planes(crop), size, False, None, None, out=out)
         if flip and not flip_first:
-            _mirror(self.array[row])
+            _mirror_row(self.array[row])
 
 
 def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
@@ -117,7 +117,7 @@ def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-def _mirror(row: NDArray[Any]) -> None:
+def _mirror_row(row: NDArray[Any]) -> None:
     """Mirrors ``row``, ``(H, W, C)``, left to right in place."""
     lines = max(1, SERIAL_ELEMENTS // (row.shape[1] * row.shape[2]))
     for first in range(0, row.shape[0], lines):
@@ -125,7 +125,7 @@ def _mirror(row: NDArray[Any]) -> None:
         part.copy_(torch.flip(part, (1,)))
 
 
-def _planes(pixels: NDArray[Any]) -> torch.Tensor:
+def _as_planes(pixels: NDArray[Any]) -> torch.Tensor:
     """Returns ``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory. Do not write to it if
     ``pixels`` is read-only."""
     planes = pixels.transpose(2, 0, 1)[None]

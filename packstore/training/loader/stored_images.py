@@ -58,7 +58,7 @@ class StoredImages(ABC):
         self.is_main = column.name == "image"
         self._unchecked = reader.unchecked_reader
         self.view = self._unchecked.view if self.is_main else partial(stored_bytes, reader, column)
-        self.will_need = self._unchecked.will_need if self.is_main else _ignore
+        self.will_need = self._unchecked.will_need if self.is_main else _do_not_prefetch
         self.cold = COLD_BATCHES
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Any]:
@@ -228,5 +228,5 @@ class MappedImages(ArrayImages):
         return found
 
 
-def _ignore(record: int, view: Any) -> None:
+def _do_not_prefetch(record: int, view: Any) -> None:
     """Does nothing, in place of :meth:`Reader.will_need`, for columns beside the main image."""

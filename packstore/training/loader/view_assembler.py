@@ -129,7 +129,7 @@ class ViewAssembler(RecordAssembler):
             if self._images.mode in MODES:
                 requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
             for planned in prepared.views_planned:
-                self._cut(planned, rows, images, requests)
+                self._write_crops(planned, rows, images, requests)
         return failed
 
     def _decode_rows(
@@ -150,13 +150,13 @@ class ViewAssembler(RecordAssembler):
             if found.shape[:2] == said:
                 yield row, found
             elif self._alone:
-                self._replan(prepared, row, found.shape[:2])
+                self._replan_crops(prepared, row, found.shape[:2])
                 yield row, found
             else:
                 yield row, wrong_header_error(said, found.shape)
         self._stats.add_decoded(decoded)
 
-    def _replan(self, prepared: Prepared, row: int, size: Sequence[int]) -> None:
+    def _replan_crops(self, prepared: Prepared, row: int, size: Sequence[int]) -> None:
         """Plans the crops of a record again, if its header has another size than the image."""
         for planned in prepared.views_planned:
             view = planned.plan.view
@@ -166,7 +166,7 @@ class ViewAssembler(RecordAssembler):
             for name in ("box", "size", "window"):
                 getattr(planned.crops, name)[part] = getattr(crops, name)
 
-    def _cut(
+    def _write_crops(
         self,
         planned: _Planned,
         rows: Sequence[int],
