@@ -285,7 +285,8 @@ def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
 
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
-    """Builds a manifest for image files that were found without one; None if the images are not image files."""
+    """Builds a manifest for image files that were found without one, or returns None if the images are not image
+    files."""
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None

@@ -155,7 +155,7 @@ class Donor:
             raise CannotReplaceError(f"the source's sample cannot be used: {error}") from error
 
     def _row_checksum(self, entry: Entry) -> int | None:
-        """Returns the row checksum of a record made from this sample; None if the source lacks a field."""
+        """Returns the row checksum of a record made from this sample, or None if the source lacks a field."""
         try:
             fields = self._fields(entry)
         except CannotReplaceError:

@@ -377,7 +377,7 @@ def open_files(reader: Reader) -> Iterator[StoreFile | None]:
 
 
 def try_key(reader: Reader, record: int) -> str | None:
-    """Returns the key of a record for a report; None if it is damaged itself."""
+    """Returns the key of a record for a report, or None if it is damaged itself."""
     try:
         return reader.key(record)
     except (PackstoreError, IndexError, KeyError):

@@ -311,8 +311,8 @@ def proof_command(report: ConvertReport, source: Path, labels: Path | None, sour
 
 
 def _uint8_saving(report: ConvertReport) -> str | None:
-    """Describes the size with uint8 instead of floating point; None if the encoding is not floating point, or the
-    source is a store."""
+    """Describes the size with uint8 instead of floating point, or returns None if the encoding is not floating point,
+    or the source is a store."""
     manifest = report.manifest
     image = manifest.image
     if ENCODINGS[manifest.encoding].layout != "CHW" or manifest.origin.kind == "store":

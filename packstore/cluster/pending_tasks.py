@@ -70,7 +70,7 @@ class PendingTasks:
         return some[: max(idle, 0)]
 
     def seconds_to_straggler(self) -> float | None:
-        """Returns the seconds until the next task becomes a straggler; None if unknown, or if all are already."""
+        """Returns the seconds until the next task becomes a straggler, or None if unknown, or if all are already."""
         limit, now = self._straggler_limit(), time.monotonic()
         if limit is None:
             return None

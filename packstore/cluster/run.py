@@ -104,7 +104,7 @@ class ClusterRun:
         return self.object(f"done/{number:06d}.json")
 
     def read(self, name: str) -> bytes | None:
-        """Returns an object's bytes; None if it does not exist."""
+        """Returns an object's bytes, or None if it does not exist."""
         try:
             return self.objects.get(name)
         except MissingObjectError:

@@ -120,7 +120,7 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
 
 
 def read_export_manifest(folder: Path) -> ExportManifest | None:
-    """Reads the export manifest in a folder; None if there is none. Raises :class:`ManifestError`."""
+    """Reads the export manifest in a folder, or returns None if there is none. Raises :class:`ManifestError`."""
     file = folder / MANIFEST_FILE
     try:
         if not file.is_file():

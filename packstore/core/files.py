@@ -41,7 +41,7 @@ def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
 
 
 def url_message(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
-    """Returns the error text for the first of ``paths`` that is a URL; None if all are local."""
+    """Returns the error text for the first of ``paths`` that is a URL, or None if all are local."""
     for path in paths:
         url = None if path is None else split_url(path)
         if url is not None:
@@ -102,7 +102,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def file_size_limit() -> int | None:
-    """Returns the most bytes of a file that this process may write; None without a limit."""
+    """Returns the most bytes of a file that this process may write, or None without a limit."""
     if resource is None:
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -34,7 +34,7 @@ def record_length(header: bytes, left: int) -> int:
 
 
 def verify_data(data: bytes, length: int) -> bytes | None:
-    """Returns the first ``length`` bytes of ``data``; None unless the bytes after them are their checksum."""
+    """Returns the first ``length`` bytes of ``data``, or None unless the bytes after them are their checksum."""
     body, check = data[:length], data[length:]
     return body if len(check) == CHECK and _crc(body) == check else None
 

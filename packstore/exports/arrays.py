@@ -157,7 +157,7 @@ def array_name(column: str) -> str:
 
 
 def storable_class_names(manifest: Manifest) -> tuple[str, ...] | None:
-    """Returns the class names for the array ``class_names``; None if there are none, or strings cannot hold them."""
+    """Returns the class names for the array ``class_names``, or None if there are none, or strings cannot hold them."""
     return manifest.classes if can_be_strings(manifest.classes or ()) else None
 
 

@@ -203,7 +203,7 @@ def _element_dtype(column: Column) -> str:
 
 
 def _fixed_size(encoding: str) -> int | None:
-    """Returns the fixed size in bytes of an encoding; None if its values vary in size."""
+    """Returns the fixed size in bytes of an encoding, or None if its values vary in size."""
     name, _, rest = encoding.partition(":")
     if name in _CODES:
         return np.dtype(name).itemsize

@@ -131,7 +131,7 @@ class ExportStaging(Staging):
         return whole
 
     def _read_part(self, number: int) -> Part | None:
-        """Reads the receipt of a shard; None if it or its files are missing or incomplete."""
+        """Reads the receipt of a shard, or returns None if it or its files are missing or incomplete."""
         try:
             part = Part(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
             size = (self.path / (part.file or "")).stat().st_size
@@ -189,7 +189,7 @@ def find_owned_files(path: Path) -> list[Path]:
 
 
 def _read_from_file(path: Path) -> ExportManifest | None:
-    """Reads the export manifest of an export of one file of any kind; None if it is no export."""
+    """Reads the export manifest of an export of one file of any kind, or returns None if it is no export."""
     kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
     return next(
         (export_manifest for kind in kinds if (export_manifest := kind.read_export_manifest(path)) is not None), None
@@ -237,7 +237,7 @@ def _run_label(identity: str, path: Path) -> str:
 
 
 def _read_run_label(run: Path) -> str | None:
-    """Reads the label of a run; None if it cannot be read."""
+    """Reads the label of a run, or returns None if it cannot be read."""
     try:
         with (run / EXPORT).open("rb") as file:
             return file.read(_MAX_PART).decode("ascii")

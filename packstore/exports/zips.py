@@ -118,7 +118,7 @@ _MAX_MANIFEST_BYTES = 256 << 20
 
 
 def read_zip_file(path: Path, name: str) -> bytes | None:
-    """Reads a file of a zip; None if there is no such file, or it is larger than any export manifest."""
+    """Reads a file of a zip, or returns None if there is no such file, or it is larger than any export manifest."""
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
             data = file.read(_MAX_MANIFEST_BYTES + 1)

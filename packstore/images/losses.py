@@ -120,7 +120,8 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
 
 
 def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
-    """Describes the channels of ``found`` that ``wanted`` cannot store; None if it stores all, or may lose them."""
+    """Describes the channels of ``found`` that ``wanted`` cannot store, or returns None if it stores all, or may lose
+    them."""
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:
         if may_lose:

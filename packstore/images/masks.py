@@ -122,7 +122,7 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
 
 
 def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
-    """Returns the content of the IDAT chunks; None if any chunk could be refused by Pillow, which then judges the
+    """Returns the content of the IDAT chunks, or None if any chunk could be refused by Pillow, which then judges the
     file."""
     view, place, kind = memoryview(data), len(_SIGNATURE), b""
     found: list[memoryview] = []

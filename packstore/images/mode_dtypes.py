@@ -17,7 +17,7 @@ _IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": 
 
 
 def mode_dtype(dtype: np.dtype[Any]) -> str | None:
-    """Returns the dtype of a mode for values of a dtype, at least for small values; None if no mode has one."""
+    """Returns the dtype of a mode for values of a dtype, at least for small values, or None if no mode has one."""
     name = dtype.newbyteorder("=").name
     return EXACT.get(name) or _IF_SMALL.get(name)
 

@@ -46,7 +46,7 @@ IS_LFS_POINTER = "is a pointer of Git LFS without the file itself: run git lfs p
 
 
 def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
-    """Returns why an image of this size is refused, as a text to follow a file's name; None if it is accepted."""
+    """Returns why an image of this size is refused, as a text to follow a file's name, or None if it is accepted."""
     if width * height <= max_pixels:
         return None
     return (
@@ -56,7 +56,7 @@ def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
 
 
 def unread_bits(info: ImageInfo) -> str | None:
-    """Returns why an image of so many bits per sample is refused, as a text to follow a file's name; None if it is
+    """Returns why an image of so many bits per sample is refused, as a text to follow a file's name, or None if it is
     accepted."""
     if info.precision in _READABLE_BITS.get(info.kind, (info.precision,)):
         return None

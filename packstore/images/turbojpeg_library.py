@@ -58,8 +58,8 @@ def _find_with_symbols(wanted: str | None, symbols: tuple[str, ...]) -> str | No
 
 
 def turbo_version(name: str | None = None) -> str | None:
-    """Reads the version of a libturbojpeg, by default the system's, from the text in its file; None if unknown.
-    Loads the library."""
+    """Reads the version of a libturbojpeg, by default the system's, from the text in its file, or returns None if
+    unknown. Loads the library."""
     name = name or ctypes.util.find_library("turbojpeg")
     if name is None:
         return None

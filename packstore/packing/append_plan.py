@@ -301,7 +301,7 @@ def shards_to_link(plan: AppendPlan, other: Manifest) -> ShardList | None:
 
 
 def _shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
-    """Returns the numbers of the shards that contain only the requested split; None if one contains others too."""
+    """Returns the numbers of the shards that contain only the requested split, or None if one contains others too."""
     split = plan.options.split
     if split is None or not other.splits:
         return list(range(1 if other.shards is None else len(other.shards)))

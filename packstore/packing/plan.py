@@ -363,7 +363,7 @@ class _Probe:
 
 
 def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tuple[int, ...] | None:
-    """Returns the shape ``(H, W, 3)`` that the encoding demands of all records; None if they may differ. Raises
+    """Returns the shape ``(H, W, 3)`` that the encoding demands of all records, or None if they may differ. Raises
     :class:`UsageError` if the samples differ and the encoding needs one shape."""
     layout = ENCODINGS[encode.encoding].layout
     if layout is None:

@@ -194,7 +194,7 @@ def _empty_batch() -> PackedBatch:
 
 
 def _source_change_message(plan: Plan, before: SourcePosition) -> str | None:
-    """Returns why an interrupted run cannot be resumed with the source as it is now; None if it can. Lists the
+    """Returns why an interrupted run cannot be resumed with the source as it is now, or None if it can. Lists the
     entries that were read, again."""
     if before.skipped and plan.options.on_error != "skip":
         return f"it skipped {len(before.skipped)} bad samples"

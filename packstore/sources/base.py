@@ -303,7 +303,7 @@ class Source(ABC):
         return found.image if isinstance(found, Sample) else found
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Returns the name of file ``number`` of a column beside the main image, for messages; None if it has no
+        """Returns the name of file ``number`` of a column beside the main image, for messages, or None if it has no
         name."""
         return None
 

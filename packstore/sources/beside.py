@@ -149,8 +149,8 @@ def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple
 
 
 def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
-    """Finds the folder to which most of ``paths`` are relative, the first of equal ones; None if no path exists in
-    any."""
+    """Finds the folder to which most of ``paths`` are relative, the first of equal ones, or returns None if no path
+    exists in any."""
     wanted: dict[str, set[str]] = {}
     for path in paths:
         within, _, name = path.rpartition("/")

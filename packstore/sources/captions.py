@@ -257,7 +257,7 @@ def _parse_json_line(text: bytes) -> Iterator[_Line]:
 
 
 def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
-    """Returns the positions of file, caption and split in a header, -1 for no split; None if a column is missing or
+    """Returns the positions of file, caption and split in a header, -1 for no split, or None if a column is missing or
     unknown."""
     names = [name.strip().lower() for name in header]
     files = [n for n, name in enumerate(names) if name in _FILES]
@@ -322,7 +322,7 @@ def _strip_quotes(caption: str) -> str:
 
 
 def _find_image_folder(tree: Tree, file: str) -> str | None:
-    """Finds the folder to which most names in the file are relative; None if no image is there."""
+    """Finds the folder to which most names in the file are relative, or returns None if no image is there."""
     names = tree.names("").folders
     nested = [join(name, inner) for name in names for inner in ("images", name)]  # as Flickr8k's zip has it
     paths = (line.file for line in _read_captions(tree, file))

@@ -360,7 +360,7 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
 
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the class names of the datasets, which must be equal; None if they have none."""
+    """Returns the class names of the datasets, which must be equal, or None if they have none."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)

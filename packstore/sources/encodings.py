@@ -25,7 +25,7 @@ _BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"
 
 
 def find_encoding(columns: Sequence[str]) -> str | None:
-    """Returns the encoding that ``--column`` names; None if it names none. Raises :class:`UsageError` for an unknown
+    """Returns the encoding that ``--column`` names, or None if it names none. Raises :class:`UsageError` for an unknown
     one."""
     name = next((each.removeprefix(ROLE) for each in columns if each.startswith(ROLE)), None)
     try:
@@ -122,7 +122,7 @@ def _describe_line(data: bytes, place: int) -> str:
 
 
 def _find_non_utf8(data: bytes) -> int | None:
-    """Returns the place of the first byte that is not UTF-8; None if there is none."""
+    """Returns the place of the first byte that is not UTF-8, or None if there is none."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     for begin in range(0, len(data), _STEP):
         kept = len(decoder.getstate()[0])

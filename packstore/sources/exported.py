@@ -127,7 +127,7 @@ class ExportedFiles(ExportedRows):
 
 
 def _read_from_tree(tree: Tree) -> ExportManifest | None:
-    """Reads the export manifest of a tree; None if there is none. Raises :class:`ManifestError`."""
+    """Reads the export manifest of a tree, or returns None if there is none. Raises :class:`ManifestError`."""
     try:
         found = tree.stat(MANIFEST_FILE)
     except OSError:

@@ -46,7 +46,7 @@ class ExportedRows(RowSource):
     records."""
 
     def find_export_manifest(self) -> ExportManifest | None:
-        """Reads the export manifest; None if there is none. Raises :class:`ManifestError`."""
+        """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError`."""
         return read_export_manifest(self.path)
 
     def find_lines(self) -> RecordLines:

@@ -92,7 +92,7 @@ class NameCache:
         self._file.close()
 
     def get(self, directory: str) -> Names | None:
-        """Returns the cached names of a directory; None without any."""
+        """Returns the cached names of a directory, or None without any."""
         place = self._places.get(directory)
         if place is None:
             return None

@@ -92,8 +92,8 @@ def declare_mask_columns(palette: Palette) -> dict[str, Field]:
 
 
 def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
-    """Finds the palette in some folders; None if there is none. Raises :class:`AmbiguousSourceError` for several
-    that differ."""
+    """Finds the palette in some folders, or returns None if there is none. Raises :class:`AmbiguousSourceError` for
+    several that differ."""
     found: list[Palette] = []
     for folder in dict.fromkeys(folders):
         for name in tree.names(folder).files:

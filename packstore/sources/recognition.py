@@ -69,7 +69,7 @@ def list_array_kinds() -> str:
 
 
 def find_kind(path: Path) -> Kind | None:
-    """Returns the kind, other than ``store``, that a path is certainly or partially of; None if there is none."""
+    """Returns the kind, other than ``store``, that a path is certainly or partially of, or None if there is none."""
     kind: Kind
     for kind in SOURCES.values():
         try:
@@ -156,7 +156,7 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
 
 
 def _find_certain_kind(path: Path) -> Kind | None:
-    """Returns the first built-in kind that is certain of a path or asks about it; None if there is none."""
+    """Returns the first built-in kind that is certain of a path or asks about it, or None if there is none."""
     kind: Kind
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
         if not kind.reads(path):

@@ -187,7 +187,7 @@ def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequen
 
 
 def _length(value: Any) -> int | None:
-    """Returns the number of rows of a value; None if it has none."""
+    """Returns the number of rows of a value, or None if it has none."""
     return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
 
 

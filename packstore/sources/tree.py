@@ -206,7 +206,7 @@ class Tree(ABC):
         return nullcontext()
 
     def identity(self, directory: str) -> Identity | None:
-        """Returns numbers that identify a directory, whatever links lead to it; None if it is gone."""
+        """Returns numbers that identify a directory, whatever links lead to it, or None if it is gone."""
         return -1, hash(directory)
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:

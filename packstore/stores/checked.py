@@ -17,9 +17,8 @@ from packstore.stores.base import Problem, Reader
 
 
 def first_invalid_class(column: Column, data: Any) -> int | None:
-    """Returns the first number without a class among the stored values of a column of class numbers; None if all are
-    valid.
-    """
+    """Returns the first number without a class among the stored values of a column of class numbers, or None if all are
+    valid."""
     numbers: NDArray[Any] = (
         np.asarray(data) if column.kind == "fixed" else np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     )
@@ -169,7 +168,7 @@ class CheckedReader(Reader):
         return data
 
     def _try_value(self, column: Column, index: int) -> Any:
-        """Returns the value of a record; None if its offsets are damaged."""
+        """Returns the value of a record, or None if its offsets are damaged."""
         try:
             return self._reader.value(column.name, index)
         except StoreError:

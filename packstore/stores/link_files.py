@@ -131,7 +131,7 @@ class LinkedFiles:
 
 
 def offset_in_file(view: memoryview) -> int | None:
-    """Returns the offset in its file of a view of a map; None if it is not a view of a map."""
+    """Returns the offset in its file of a view of a map, or None if it is not a view of a map."""
     owner: Any = view
     while isinstance(owner, memoryview | np.ndarray):
         owner = owner.obj if isinstance(owner, memoryview) else owner.base

@@ -207,7 +207,8 @@ def relative_link(place: str, folder: Path) -> str:
 
 
 def link_base(manifest: Manifest, store: Path) -> Path | None:
-    """Returns the folder from which a store's relative links begin; None if its links are absolute, or it has none."""
+    """Returns the folder from which a store's relative links begin, or None if its links are absolute, or it has
+    none."""
     return folder_of(store) if manifest.options.get("link") == "relative" else None
 
 

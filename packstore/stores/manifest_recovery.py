@@ -48,7 +48,7 @@ class RecoveredManifest:
 
 
 def find_manifest(data: memoryview | bytes) -> RecoveredManifest | None:
-    """Returns the best manifest anywhere in ``data``; None if none can be read."""
+    """Returns the best manifest anywhere in ``data``, or None if none can be read."""
     return best_manifest(_find_texts(data))
 
 
@@ -118,9 +118,8 @@ def _find_texts(data: memoryview | bytes) -> Iterator[bytes]:
 
 
 def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
-    """Returns the manifest in ``text`` with one byte changed so that its digest matches; None if that does not
-    suffice.
-    """
+    """Returns the manifest in ``text`` with one byte changed so that its digest matches, or None if that does not
+    suffice."""
     for start in _find_digests(text):
         digest = text[start + len(_NAME) : start + len(_NAME) + 64]
         body = text[:start] + text[start + len(_NAME) + 64 + 2 :]
@@ -169,7 +168,7 @@ def _variants_of_digest(body: bytes, digest: bytes) -> Iterator[bytes]:
 
 
 def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
-    """Returns the manifest whose JSON without its digest is ``body``; None if that is invalid."""
+    """Returns the manifest whose JSON without its digest is ``body``, or None if that is invalid."""
     plain = _parse_json(body)
     if plain is None:
         return None

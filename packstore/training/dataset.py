@@ -493,7 +493,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     # Images -----------------------------------------------------------------------------------------------------
 
     def _try_gather_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
-        """Gathers images of ``records`` as a batch in memory of its own; None if they must be read one by one."""
+        """Gathers images of ``records`` as a batch in memory of its own, or returns None if they must be read one by
+        one."""
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
         reader = self.reader
@@ -563,7 +564,7 @@ def head_of(reader: Reader) -> RemoteHead | None:
 
 
 def image_array(reader: Reader) -> NDArray[Any] | None:
-    """Returns all images of a store as one mapped array ``(N, …)``; None if they must be read one by one: they
+    """Returns all images of a store as one mapped array ``(N, …)``, or None if they must be read one by one: they
     differ in shape, are verified one by one, or are not contiguous."""
     return reader.fixed_column("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
 

@@ -23,7 +23,7 @@ def column_names(manifest: Manifest) -> str:
 
 
 def choose_split(manifest: Manifest, split: str | None) -> str | None:
-    """Returns the name of the split to use; None without splits. Raises :class:`UsageError` for an unknown split, or
+    """Returns the name of the split to use, or None without splits. Raises :class:`UsageError` for an unknown split, or
     if there are several and none is named."""
     names = [s.name for s in manifest.splits]
     if split is None:

@@ -181,7 +181,7 @@ class Order:
         return torch.from_numpy(self._numpy_sequence(epoch, positions.cpu().numpy())).to(positions.device)
 
     def reads(self, epoch: int) -> Reads | None:
-        """Lists the shards that this rank reads, and when; None if that is unknown: without ``shards``, with
+        """Lists the shards that this rank reads, and when, or returns None if that is unknown: without ``shards``, with
         ``indices`` that are not shuffled, or with a ``mixture`` without fetched stores."""
         if self.lanes is not None:
             return self.lanes.reads(epoch, self.rank, self.world_size)

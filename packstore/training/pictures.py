@@ -65,7 +65,7 @@ class ImageReader:
     device: torch.device
 
     def of(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads the image of a record in the form that ``output`` names; None if it is missing."""
+        """Reads the image of a record in the form that ``output`` names, or returns None if it is missing."""
         if self.column.nullable and not reader.has_value(self.column.name, record):
             return None
         if output == "bytes":

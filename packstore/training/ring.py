@@ -311,7 +311,8 @@ def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor] | None:
-    """Lists all tensors in nested tuples, lists and dicts; None if there are other values that may contain some."""
+    """Lists all tensors in nested tuples, lists and dicts, or returns None if there are other values that may contain
+    some."""
     if isinstance(value, torch.Tensor):
         return [value]
     if value is None or isinstance(value, (str, bytes, int, float)):

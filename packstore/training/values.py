@@ -45,7 +45,7 @@ class ValueReader:
     max_pixels: int = MAX_PIXELS
 
     def of(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads the value of a record in the form that ``output`` names; None if it is missing."""
+        """Reads the value of a record in the form that ``output`` names, or returns None if it is missing."""
         column = self.column
         if column.kind == "fixed" and column.traits.has_classes and not column.nullable:
             return int(reader.value(column.name, record))

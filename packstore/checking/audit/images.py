@@ -292,9 +292,8 @@ class Inspection:
                 seen.findings.append(("truncated", record, f"{what}: {flaw}"))
 
     def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
-        """Returns height and width of a mask, and its values if their classes are to be checked; None without a
-        mask.
-        """
+        """Returns height and width of a mask, and its values if their classes are to be checked, or None without a
+        mask."""
         column = self._manifest.column(name)
         if not self._reader.has_value(name, record):
             return None

@@ -292,7 +292,7 @@ def drop_page_cache(path: Path) -> None:
 
 
 def _fixed_size(manifest: Manifest) -> tuple[int, int] | None:
-    """Returns height and width of all images; None if they differ."""
+    """Returns height and width of all images, or None if they differ."""
     image = manifest.image
     if image.kind != "fixed":
         return None

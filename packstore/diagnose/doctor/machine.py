@@ -73,7 +73,7 @@ def processor_facts() -> list[Fact]:
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Returns the cores that the control group (version 2, else 1) allows; None without a limit."""
+    """Returns the cores that the control group (version 2, else 1) allows, or None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()[:2]
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
 
 
 def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Returns the memory limit of the control group in bytes; None without a limit."""
+    """Returns the memory limit of the control group in bytes, or None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             text = (root / name).read_text().strip()
@@ -212,7 +212,7 @@ def measure_disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, f
 
 
 def _find_file_system(folder: Path) -> str | None:
-    """Returns the kind of ``folder``'s file system; None if unknown."""
+    """Returns the kind of ``folder``'s file system, or None if unknown."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:

@@ -189,7 +189,7 @@ def _copy_rate(torch: Any, host: Any) -> float:
 
 
 def _driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver; None if there is none."""
+    """Returns the version of the NVIDIA driver, or None if there is none."""
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
         found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())

@@ -206,7 +206,7 @@ class DocumentExport(LabelsExport):
 
 
 def single_polygon(obj: LabelledObject) -> list[float] | None:
-    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels; None if it has none or several."""
+    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels, or None if it has none or several."""
     shapes = obj.extra
     if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):
         return None

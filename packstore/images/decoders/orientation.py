@@ -116,7 +116,7 @@ def map_to_stored_box(box: Box, orientation: int, height: int, width: int) -> Bo
 
 
 def _parse_exif(exif: bytes) -> int | None:
-    """Returns the orientation in the first directory of EXIF data; None if it has none."""
+    """Returns the orientation in the first directory of EXIF data, or None if it has none."""
     start = len(_EXIF) if exif.startswith(_EXIF) else 0
     order = _HEADERS.get(exif[start : start + 4])
     if order is None:

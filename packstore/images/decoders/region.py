@@ -53,7 +53,8 @@ def region_library() -> str | None:
 
 
 def load_region() -> DecodeRegion | None:
-    """Loads the function that decodes regions; None without libjpeg-turbo 3. Raises as :func:`region_library`."""
+    """Loads the function that decodes regions, or returns None without libjpeg-turbo 3. Raises as
+    :func:`region_library`."""
     name = region_library()
     return None if name is None else _load(name)
 

@@ -240,8 +240,8 @@ class Encoding(ABC):
         """
 
     def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
-        """Describes how the record ``found`` differs from ``expected``, the same image encoded again; None if other
-        versions of the libraries explain the difference."""
+        """Describes how the record ``found`` differs from ``expected``, the same image encoded again, or returns None
+        if other versions of the libraries explain the difference."""
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         if self.layout is None:
             decoder = self.images.decoder
@@ -320,7 +320,7 @@ class Encoding(ABC):
         return EncodedImage(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
-        """Describes how the record ``found`` differs from the record of ``image``; None if it is right."""
+        """Describes how the record ``found`` differs from the record of ``image``, or returns None if it is right."""
         expected = self.keep(key, image) if self.passes_through else self.encode(key, image)
         if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
             return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"
@@ -334,7 +334,7 @@ class Encoding(ABC):
         return self.difference(expected, found)
 
     def _required_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
-        """Returns the shape that all records must have; None if they may differ."""
+        """Returns the shape that all records must have, or None if they may differ."""
         options = self.options
         if self.layout is None:
             return None

@@ -28,8 +28,8 @@ def byte_difference(found: memoryview, expected: memoryview) -> str:
 def compare_file(
     decoder: Decoder, wanted: Pixels, found: memoryview, measure: Callable[[Pixels, Pixels], str | None]
 ) -> str | None:
-    """Describes damage or another size of the image file ``found``, or the result of ``measure`` for its pixels and
-    the wanted ones; None if there is no difference."""
+    """Describes damage or another size of the image file ``found``, or the result of ``measure`` for its pixels and the
+    wanted ones, or returns None if there is no difference."""
     try:
         pixels = decoder.decode(found)
     except DecodeError as error:

@@ -83,7 +83,7 @@ def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
 
 
 def jpeg_difference(pixels: Pixels, wanted: Pixels, quality: int) -> str | None:
-    """Describes how decoded pixels differ beyond the tolerances; None if they do not."""
+    """Describes how decoded pixels differ beyond the tolerances, or returns None if they do not."""
     difference = np.abs(pixels.astype(np.int16) - wanted)
     mean = float(difference.mean())
     if mean > MEAN_TOLERANCE:

@@ -557,7 +557,7 @@ def _need_library() -> ctypes.CDLL:
 
 
 def engine_problem() -> str | None:
-    """Returns why the engine cannot be loaded, with the remedy; None if it can be loaded."""
+    """Returns why the engine cannot be loaded, with the remedy, or None if it can be loaded."""
     return _library()[1]
 
 

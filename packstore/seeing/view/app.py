@@ -344,7 +344,7 @@ async def _download_file(site: Site, request: Request) -> Response:
 
 
 def _select_command(reader: Reader, query: Query) -> str | None:
-    """Returns the ``packstore select`` command for a selection; None if its conditions cannot express the query."""
+    """Returns the ``packstore select`` command for a selection, or None if its conditions cannot express the query."""
     if query.ranges or query.kind is not None or query.mark is not None:
         return None
     column = class_column(reader.manifest)

@@ -122,7 +122,7 @@ class Images:
         return data, _SUFFIXES.get(kind, kind)
 
     def choose_window(self, record: int, column: Column) -> Window | None:
-        """Returns the window through which a record's image is shown; None if it has 8 bits."""
+        """Returns the window through which a record's image is shown, or None if it has 8 bits."""
         mode = column.pixels
         return None if mode.dtype == "uint8" else find_window(self._decode_in_mode(record, column), mode)
 

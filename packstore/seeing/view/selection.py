@@ -48,7 +48,7 @@ class Selection:
         return numbers[::-1] if self.descending else numbers
 
     def position(self, record: int) -> int | None:
-        """Returns the position of a record; None if it is not selected."""
+        """Returns the position of a record, or None if it is not selected."""
         if self.records is None:
             at = record - self.start if self.start <= record < self.stop else None
         else:

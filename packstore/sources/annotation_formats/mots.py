@@ -57,7 +57,7 @@ class MotsSource(DocumentSource):
             self.ignored["frames of a video without an image"] += len(frames)
 
     def _find_image_folder(self, file: str) -> str | None:
-        """Finds the folder of images for the file of a sequence; None if it is missing."""
+        """Finds the folder of images for the file of a sequence, or returns None if it is missing."""
         folder, _, name = file.rpartition("/")
         above = folder.rpartition("/")[0]
         sequence = name.removesuffix(".txt")

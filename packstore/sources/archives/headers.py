@@ -48,7 +48,7 @@ def next_header_offset(member: tarfile.TarInfo) -> int:
 
 
 def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
-    """Parses one header block at offset ``at``; None unless it is that of a plain file or directory."""
+    """Parses one header block at offset ``at``, or returns None unless it is that of a plain file or directory."""
     kind, numbers = block[156:157], _parse_numbers(block)
     if numbers is None or kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
         return None
@@ -66,7 +66,8 @@ def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
 
 
 def _parse_numbers(block: bytes) -> tuple[int, int] | None:
-    """Parses size and time of modification of a header; None if they have other widths, or the checksum is wrong."""
+    """Parses size and time of modification of a header, or returns None if they have other widths, or the checksum is
+    wrong."""
     if len(block) < _BLOCK or block[257:265] not in _MAGICS:
         return None
     numbers = _USUAL_NUMBERS.match(block, 124)

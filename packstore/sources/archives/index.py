@@ -196,7 +196,7 @@ class Index:
         return Member(*self.table[number].tolist())
 
     def find(self, name: bytes) -> int | None:
-        """Finds the number of a file by name; None if there is no such file."""
+        """Finds the number of a file by name, or returns None if there is no such file."""
         number = self._bisect(name)
         return number if number < len(self) and self.name(number) == name else None
 

@@ -277,7 +277,7 @@ def _find_label_candidates(arrays: Sequence[_NamedArray], image: _NamedArray) ->
 
 
 def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, options: SourceOptions) -> int | None:
-    """Returns the number of labels, which decides between layouts; None if it is not clear."""
+    """Returns the number of labels, which decides between layouts, or None if it is not clear."""
     if options.label_key is not None:
         found = _find_by_key(shown, arrays, options.label_key, "--label-key")
         return found.info.shape[0] if found.info.shape else 0

@@ -66,7 +66,7 @@ class ChunkFolderSource(ArraySource):
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object from a file; None if there is no file. Raises :class:`SourceError`."""
+    """Reads a JSON object from a file, or returns None if there is no file. Raises :class:`SourceError`."""
     if not path.is_file():
         return None
     try:

@@ -118,7 +118,7 @@ class _OpenN5(OpenArrays):
         return count_unwritten(shape, block, axis, places)
 
     def _read_block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
-        """Reads a block by its grid position; None if it was not written. Raises :class:`ValueError`."""
+        """Reads a block by its grid position, or returns None if it was not written. Raises :class:`ValueError`."""
         path = (self._path / name).joinpath(*map(str, reversed(place)))
         shown = printable(str(path.relative_to(self._path)))
         if not path.is_file():

@@ -115,8 +115,8 @@ class OpenArrays(ABC):
         return {}
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds the chunks of an array of numbers that were never written; None if all were, or if the format has no
-        such gaps."""
+        """Finds the chunks of an array of numbers that were never written, or returns None if all were, or if the
+        format has no such gaps."""
         return None
 
     @abstractmethod

@@ -194,8 +194,8 @@ def _bounded_store_class() -> Any:
 
 
 def _read_any_metadata(folder: Path) -> dict[str, Any] | None:
-    """Reads the metadata of the array or group in a folder; None if there are none. Prefers an array of version 2, then
-    version 3, then a group of version 2."""
+    """Reads the metadata of the array or group in a folder, or returns None if there are none. Prefers an array of
+    version 2, then version 3, then a group of version 2."""
     found = (read_metadata(folder / name) for name in _FILES)
     return next((plain for plain in found if plain is not None), None)
 

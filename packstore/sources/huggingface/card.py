@@ -104,7 +104,7 @@ def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any
 
 
 def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
-    """Returns the folder that holds all files of a configuration; None if that is the card's own."""
+    """Returns the folder that holds all files of a configuration, or None if that is the card's own."""
     try:
         files = _read_data_files(config.get("data_files"), config.get("data_dir"))
     except ValueError:

@@ -53,14 +53,14 @@ def feature_type(feature: Any) -> str:
 
 
 def item_feature(feature: Any) -> Any:
-    """Returns the feature of the items of a list; None if the feature is no list."""
+    """Returns the feature of the items of a list, or None if the feature is no list."""
     if isinstance(feature, list):
         return feature[0] if len(feature) == 1 else None
     return feature.get("feature") if feature_type(feature) in ("Sequence", "List", "LargeList") else None
 
 
 def class_names(feature: Any) -> tuple[str, ...] | None:
-    """Returns the class names of a feature; None if it is no ``ClassLabel``, or has no names."""
+    """Returns the class names of a feature, or None if it is no ``ClassLabel``, or has no names."""
     names = feature.get("names") if feature_type(feature) == "ClassLabel" else None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return None

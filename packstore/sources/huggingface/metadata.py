@@ -266,13 +266,13 @@ def _keep_value(value: Any) -> Any:
 
 
 def _to_class_number(value: Any) -> int | None:
-    """Converts a value to a class number; None if it is missing or below 0, which means an unknown class."""
+    """Converts a value to a class number, or returns None if it is missing or below 0, which means an unknown class."""
     number = -1 if value is None or value in _MISSING else int(value)
     return None if number < 0 else number
 
 
 def _to_text(value: Any) -> str | None:
-    """Converts a value to a text; None if it is missing or empty."""
+    """Converts a value to a text, or returns None if it is missing or empty."""
     return None if value is None or value == "" else str(value)
 
 

@@ -71,7 +71,7 @@ class OpenTable(ABC):
         return
 
     def locate(self, address: int) -> Location | None:
-        """Converts an address in memory to a place in the file; None if the file is not mapped there."""
+        """Converts an address in memory to a place in the file, or returns None if the file is not mapped there."""
         return None
 
     @abstractmethod

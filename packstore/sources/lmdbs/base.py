@@ -66,7 +66,8 @@ class Database:
         return found
 
     def get(self, key: bytes) -> bytes | None:
-        """Reads the value of a key; None if the key is missing. Raises :class:`ValueError` for a damaged page."""
+        """Reads the value of a key, or returns None if the key is missing. Raises :class:`ValueError` for a damaged
+        page."""
         try:
             found = self._pages.find(key)
         except PageError as error:
@@ -74,7 +75,7 @@ class Database:
         return None if found is None else found.tobytes()
 
     def text(self, key: bytes) -> str | None:
-        """Reads the value of a key as text; None if the key is missing, or the value is not UTF-8."""
+        """Reads the value of a key as text, or returns None if the key is missing, or the value is not UTF-8."""
         found = self.get(key)
         try:
             return None if found is None else found.decode("utf-8")

@@ -333,7 +333,7 @@ def _functional_groups(dataset: Any, frame: int) -> list[Any]:
 
 
 def _rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
-    """Returns the least and greatest possible value of rescaled pixels; None if some are no whole numbers."""
+    """Returns the least and greatest possible value of rescaled pixels, or None if some are no whole numbers."""
     table = find_element(dataset, frame, "ModalityLUTSequence")
     if table:
         return 0, (1 << int(table[0].LUTDescriptor[2])) - 1

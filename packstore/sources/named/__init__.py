@@ -183,7 +183,7 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
 
 
 def _lone_subfolder(tree: Tree, base: str) -> str | None:
-    """Returns the only folder in a folder; None if there are several, or files other than archives."""
+    """Returns the only folder in a folder, or None if there are several, or files other than archives."""
     names = tree.names(base)
     folders = [name for name in names.folders if not is_passed_over(name)]
     files = [name for name in names.files if not is_passed_over(name) and not name.lower().endswith(_ARCHIVES)]

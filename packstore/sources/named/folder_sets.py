@@ -218,8 +218,8 @@ class FolderSetSource(FileRowSource):
 
 
 def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, FolderSetMatch] | None:
-    """Finds the first row that matches all images of a tree, else the first that matches some; None if none does. Skips
-    rows whose required files are missing."""
+    """Finds the first row that matches all images of a tree, else the first that matches some, or returns None if none
+    does. Skips rows whose required files are missing."""
     found: list[tuple[FolderSet, FolderSetMatch]] = []
     for base in walk_lone_folders(tree):
         names = tree.names(base)

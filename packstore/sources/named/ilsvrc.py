@@ -272,7 +272,7 @@ def _find_layout(path: Path) -> _Layout:
 
 
 def _find_devkit(folder: Path) -> Path | None:
-    """Finds the devkit in a folder, unpacked or not; None if there is none."""
+    """Finds the devkit in a folder, unpacked or not, or returns None if there is none."""
     return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
 
 
@@ -294,7 +294,7 @@ def _is_val_archive(path: Path) -> bool:
 
 
 def _open_or_none(path: Path) -> Tree | None:
-    """Opens a folder or an archive; None if it is neither, or damaged."""
+    """Opens a folder or an archive, or returns None if it is neither, or damaged."""
     try:
         return open_tree(path)
     except SourceError:
@@ -312,8 +312,8 @@ def _holds_val(tree: Tree, folder: str) -> bool:
 
 
 def _find_stray_val(tree: Tree) -> str | None:
-    """Finds a folder of validation images without classes, as the only folder or called like a split; None if there is
-    none. An image folder would read it as a class, or as a split without classes."""
+    """Finds a folder of validation images without classes, as the only folder or called like a split, or returns None
+    if there is none. An image folder would read it as a class, or as a split without classes."""
     folder = ""
     for _ in range(_DEPTH):
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]

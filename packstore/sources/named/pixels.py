@@ -69,7 +69,7 @@ class PixelSource(RowSource):
         """Opens a file; returns a function that reads it, and one that closes it."""
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Returns the names of the classes; None if they have none."""
+        """Returns the names of the classes, or None if they have none."""
         return None
 
     def splits(self) -> Sequence[str]:

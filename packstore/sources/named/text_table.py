@@ -38,7 +38,7 @@ class TextTable:
                 yield fields
 
     def find_line(self, key: str) -> list[str] | None:
-        """Returns the fields of the first line that begins with ``key``; None if there is none."""
+        """Returns the fields of the first line that begins with ``key``, or None if there is none."""
         return next(self.find_lines(key), None)
 
     def find_lines(self, key: str) -> Iterator[list[str]]:

@@ -107,7 +107,7 @@ class ArrayRecordFiles:
             raise SourceError(f"{printable(str(self._paths[number]))} cannot be read as ArrayRecord: {why}")
 
     def read_checked(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads a record; None if it cannot be read."""
+        """Reads a record, or returns None if it cannot be read."""
         footer = self._chunk_index(number)
         chunk = bisect.bisect_right(footer.firsts, place) - 1
         try:

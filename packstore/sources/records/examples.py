@@ -98,7 +98,7 @@ class RecordFiles(Protocol):
         :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError`."""
 
     def read_checked(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads the data of a record and verifies its checksum; None if it is damaged."""
+        """Reads the data of a record and verifies its checksum, or returns None if it is damaged."""
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
         """Locates the data of a record; None if they are not plain bytes of the file."""
@@ -307,7 +307,7 @@ def largest_value_size(features: Mapping[str, Feature]) -> int:
 
 
 def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
-    """Reads the key of an example; None if it has none."""
+    """Reads the key of an example, or returns None if it has none."""
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None

@@ -147,7 +147,7 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
 
 
 def _fixed_size(encoding: str) -> int | None:
-    """Returns the size of all values of an encoding; None if each value has its own. Raises :class:`ValueError`."""
+    """Returns the size of all values of an encoding, or None if each value has its own. Raises :class:`ValueError`."""
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = rest.partition(":")

@@ -283,7 +283,7 @@ class RecordioSource(ShardSource):
         return _drop_identities(index)
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
-        """Reads paths of images by number from the list beside a file; None if there is none. Raises
+        """Reads paths of images by number from the list beside a file, or returns None if there is none. Raises
         :class:`SourceError`."""
         file = path.with_suffix(".lst")
         if not file.is_file():

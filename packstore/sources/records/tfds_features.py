@@ -179,7 +179,7 @@ def _unsupported_reason(leaf: Leaf) -> str:
 
 
 def _read_class_names(file: Path, count: int) -> tuple[str, ...] | None:
-    """Reads the names of a feature's classes; None if there are none, or if two are the same."""
+    """Reads the names of a feature's classes, or returns None if there are none, or if two are the same."""
     if not file.is_file():
         return None
     try:

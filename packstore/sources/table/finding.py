@@ -132,7 +132,8 @@ def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
 def examine_table(
     tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool
 ) -> Table | None:
-    """Finds the column of a table that names images; None if no column does. Raises :class:`AmbiguousSourceError`."""
+    """Finds the column of a table that names images, or returns None if no column does. Raises
+    :class:`AmbiguousSourceError`."""
     counters: dict[str, NamingCounter] = {}
     first: dict[str, Any] = {}
     rows = 0

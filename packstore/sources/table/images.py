@@ -133,7 +133,7 @@ class Naming:
             yield None if chosen is None else index.path(places[chosen], name, self.by_stem)
 
     def find_base(self, place: str, folder: str) -> str | None:
-        """Returns the folder in which the path ``folder`` leads to ``place``; None if it cannot. If the first parts
+        """Returns the folder in which the path ``folder`` leads to ``place``, or None if it cannot. If the first parts
         of ``folder`` are of another machine, returns ``..`` for each of them."""
         if not self.whole_path or not folder:
             return place

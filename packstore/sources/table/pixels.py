@@ -186,7 +186,7 @@ class PixelTableSource(TableSource):
 
 
 def find_square_shape(count: int) -> tuple[int, int, int] | None:
-    """Returns height, width and colours of an image of so many numbers; None if it is not a square."""
+    """Returns height, width and colours of an image of so many numbers, or None if it is not a square."""
     for colours in (1, 3):
         side = math.isqrt(count // colours)
         if colours * side * side == count and side * side >= _LEAST:

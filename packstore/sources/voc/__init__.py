@@ -211,8 +211,8 @@ def _find_image_folder(tree: Tree, base: str) -> str | None:
 
 
 def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
-    """Finds the folder of masks, or the one with ``PNG`` after its name (LabelMe) if the first has no masks; None if
-    both are missing."""
+    """Finds the folder of masks, or the one with ``PNG`` after its name (LabelMe) if the first has no masks, or returns
+    None if both are missing."""
     found = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
     return next((each for each in found if tree.names(join(base, each)).ending(".png")), found[0] if found else None)
 

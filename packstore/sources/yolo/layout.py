@@ -213,7 +213,7 @@ def _read_darknet(tree: Tree, file: str) -> YoloLayout:
 
 
 def _find_path_end(tree: Tree, path: str, suffix: str = "") -> str | None:
-    """Finds the longest end of a path that is a file with ``suffix``; None if there is none."""
+    """Finds the longest end of a path that is a file with ``suffix``, or returns None if there is none."""
     parts = _split_path(path) if path.endswith(suffix) else []
     return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), None)
 

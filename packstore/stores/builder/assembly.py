@@ -88,7 +88,7 @@ class ShardList:
         return list(dict.fromkeys(name for runs in self.runs for name, _ in runs))
 
     def splits(self) -> tuple[Split, ...] | None:
-        """Returns the splits as ranges; None if the records of one are not consecutive."""
+        """Returns the splits as ranges, or None if the records of one are not consecutive."""
         starts: list[tuple[str, int]] = []  # each split and its first record
         start = 0
         for name, count in (run for runs in self.runs for run in runs):

@@ -94,7 +94,7 @@ class Identity:
     source_change: Callable[[SourcePosition], str | None]
 
     def describe_difference(self, receipt: Receipt) -> str | None:
-        """Describes how the conversion of a receipt differs from this one; None if it does not."""
+        """Describes how the conversion of a receipt differs from this one, or returns None if it does not."""
         return describe_difference(receipt.fingerprint, self.fingerprint) or self.source_change(receipt.position)
 
 
@@ -132,7 +132,7 @@ class Receipt:
 
 
 def read_receipt(run: Path) -> Receipt | None:
-    """Reads the receipt of a run; None if there is none, or it is incomplete."""
+    """Reads the receipt of a run, or returns None if there is none, or it is incomplete."""
     try:
         outer = json.loads((run / RECEIPT).read_text("ascii"))
         plain = outer["receipt"]

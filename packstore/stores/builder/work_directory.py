@@ -306,7 +306,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Reads the owner of the work directory at ``path``; None if packstore cannot have written it."""
+    """Reads the owner of the work directory at ``path``, or returns None if packstore cannot have written it."""
     try:
         descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

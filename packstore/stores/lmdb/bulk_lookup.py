@@ -38,7 +38,7 @@ class LeafTable(NamedTuple):
 
 
 def list_leaves(pages: Pages) -> LeafTable | None:
-    """Lists the leaf pages; None if there are too many or a branch page is damaged."""
+    """Lists the leaf pages, or returns None if there are too many or a branch page is damaged."""
     tree = pages.tree
     if tree.entries > MOST_ENTRIES:
         return None
@@ -53,9 +53,8 @@ def list_leaves(pages: Pages) -> LeafTable | None:
 
 
 def locate_images(pages: Pages, leaves: LeafTable, records: Numbers) -> tuple[Numbers, Numbers] | None:
-    """Returns where in the file the images of ``records`` begin and their sizes in bytes, both ``int64``; None if any
-    record fails a check.
-    """
+    """Returns where in the file the images of ``records`` begin and their sizes in bytes, both ``int64``, or None if
+    any record fails a check."""
     tree, words = pages.tree, leaves.words
     size = tree.page_size
     leaf = np.searchsorted(leaves.firsts, records, "right") - 1

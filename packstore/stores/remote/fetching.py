@@ -41,7 +41,7 @@ class FetchingReader(Protocol):
 
 
 def as_fetching(reader: Reader) -> FetchingReader | None:
-    """Returns the object that fetches the parts of a reader; None if all parts are local."""
+    """Returns the object that fetches the parts of a reader, or None if all parts are local."""
     reader = reader.unchecked_reader
     if isinstance(reader, RemoteReader):
         return reader

@@ -177,7 +177,7 @@ class RemoteReader(ShardedReader):
             yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
     def _list_sizes(self) -> dict[str, int] | None:
-        """Returns the sizes of all objects of shards; None if they cannot be listed."""
+        """Returns the sizes of all objects of shards, or None if they cannot be listed."""
         if not self._objects.can_list:
             return None
         prefix = SHARDS if self.head.version is not None else "shard-"

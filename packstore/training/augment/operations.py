@@ -62,7 +62,7 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
 
 
 def _flip_mask_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
-    """Returns the images that the operation at ``place`` mirrors; None if it is not a flip. The crop before a flip
+    """Returns the images that the operation at ``place`` mirrors, or None if it is not a flip. The crop before a flip
     mirrors them too, so that each pixel is read and written once."""
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None

@@ -114,7 +114,7 @@ class Cut:
         return min(top, left) < 0 or top + height > self.size[0] or left + width > self.size[1]
 
     def compose(self, other: Cut) -> Cut | None:
-        """Combines this cut and a following one into one; None if that is not possible."""
+        """Combines this cut and a following one into one, or returns None if that is not possible."""
         top, left, height, width = self.window
         if not other.resizes:
             tall, wide = other.window[2:]

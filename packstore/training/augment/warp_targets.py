@@ -34,7 +34,7 @@ class Warp:
 
     @classmethod
     def from_steps(cls, steps: Any, sizes: Numbers) -> Warp | None:
-        """Builds the warp of a column of a program; None if it moves nothing."""
+        """Builds the warp of a column of a program, or returns None if it moves nothing."""
         codes = np.where(np.isin(steps["code"], GEOMETRIC), steps["code"], 0)
         if not codes.any():
             return None

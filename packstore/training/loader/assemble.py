@@ -125,7 +125,8 @@ class Assembler(ABC):
         """Reads ``records`` and plans their rows; returns the time when they were read."""
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
-        """Plans the records of several batches, without rows; None if each batch is to be planned on its own."""
+        """Plans the records of several batches, without rows, or returns None if each batch is to be planned on its
+        own."""
         return None
 
     def fill(

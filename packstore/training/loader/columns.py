@@ -211,7 +211,7 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
 
 
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
-    """Returns the reason why a dataset's columns prevent a resident loader; None if they do not: only keys and
+    """Returns the reason why a dataset's columns prevent a resident loader, or None if they do not: only keys and
     numbers of one shape can be resident."""
     for name in dataset.columns:
         column = dataset.manifest.column(name)

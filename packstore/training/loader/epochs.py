@@ -190,7 +190,7 @@ class Epochs:
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
 
     def reads(self, epoch: int) -> Reads | None:
-        """Lists the shards that this rank reads; None if unknown."""
+        """Lists the shards that this rank reads, or returns None if unknown."""
         return None if self._sampler is not None else self.order.reads(epoch)
 
     def reads_of_all(self, step: int) -> Reads:

@@ -69,7 +69,7 @@ class RowFormat:
 def final_format(
     manifest: Manifest, normalizer: Normalizer | None, channels_last: bool, mode: Mode
 ) -> RowFormat | None:
-    """Returns the final format of a loader's images, if threads can write it; None if they cannot, or if pixels stay
+    """Returns the final format of a loader's images, if threads can write it, or None if they cannot, or if pixels stay
     as they are."""
     floats = manifest.holds_floats
     stored = getattr(torch, manifest.image.dtype) if floats else torch.uint8

@@ -63,7 +63,7 @@ class Kernel:
     def for_column(
         cls, image: Column, operations: Sequence[GeometricOperation], finish: RowFormat | None, programs: Programs
     ) -> Kernel | None:
-        """Returns the work of the engine on the arrays of a column; None if it does not support them, or there is
+        """Returns the work of the engine on the arrays of a column, or None if it does not support them, or there is
         nothing to do. ``finish`` None keeps the pixels as they are stored."""
         if not engine_supports(image) or not (operations or programs or finish is not None):
             return None

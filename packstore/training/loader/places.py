@@ -143,7 +143,8 @@ def default_collate(dataset: PackedDataset, operations: Sequence[Step]) -> dict[
 
 
 def size_of_all(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
-    """Returns the final height and width of all images; None if they differ, or if the user wants a list or padding."""
+    """Returns the final height and width of all images, or None if they differ, or if the user wants a list or
+    padding."""
     if options.form_of_images is not None:
         return None
     return output_size(options.augment, _size_of_column(dataset.manifest.image))

@@ -31,7 +31,7 @@ class Group:
     _lock: Lock = field(default_factory=Lock)
 
     def plan(self, make: Callable[[Ids], Prepared | None]) -> Prepared | None:
-        """Returns the plan of all its batches, made by the first call; None if each is to be planned on its own."""
+        """Returns the plan of all its batches, made by the first call, or None if each is to be planned on its own."""
         with self._lock:
             if not self._planned:
                 self._plan, self._planned = make(self.ids), True

@@ -206,7 +206,7 @@ class RecordAssembler(Assembler):
             prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
 
     def _request_rows(self, prepared: Prepared, requests: Requests | None) -> Requests | None:
-        """Fills in the requests to the engine for the rows of a batch; None if it cannot do them."""
+        """Fills in the requests to the engine for the rows of a batch, or returns None if it cannot do them."""
         crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)
         window = out.shape[2:] if self.planes else out.shape[1:3]
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids)

@@ -99,7 +99,7 @@ class StoredImages(ABC):
         return None
 
     def array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
-        """Returns requests to the engine to process stored pixels; None if it cannot."""
+        """Returns requests to the engine to process stored pixels, or None if it cannot."""
         return None
 
 
