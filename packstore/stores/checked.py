@@ -46,10 +46,10 @@ class CheckedReader(Reader):
         self._sound: set[str] = set()
 
     def read(self, index: int) -> Buffer:
-        return self._check_record(index, self._reader.read(index))
+        return self._verify_record(index, self._reader.read(index))
 
     def view(self, index: int) -> Buffer:
-        return self._check_record(index, self._reader.view(index))
+        return self._verify_record(index, self._reader.view(index))
 
     def column(self, name: str) -> ColumnData:
         if name == "image":
@@ -118,6 +118,7 @@ class CheckedReader(Reader):
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:
+        """Checks the row checksum; a store without row checksums has its whole columns checked."""
         self._check_row(index, {})
 
     def _check_row(self, index: int, values: Mapping[str, Any]) -> None:
@@ -161,7 +162,7 @@ class CheckedReader(Reader):
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         return self._reader.check_structure(quick=quick, progress=progress)
 
-    def _check_record(self, index: int, data: Buffer) -> Buffer:
+    def _verify_record(self, index: int, data: Buffer) -> Buffer:
         """Checks the fields of a record and its image ``data``; returns the image."""
         self.check_fields(index)
         self.check_image(index, data)

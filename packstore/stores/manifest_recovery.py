@@ -179,6 +179,7 @@ def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
 
 
 def _parse_json(text: bytes) -> dict[str, object] | None:
+    """Parses a JSON object. Returns None if ``text`` is not one."""
     try:
         plain = json.loads(text)
     except (ValueError, RecursionError):

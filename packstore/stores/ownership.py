@@ -89,6 +89,7 @@ def remove_parts(path: Path, names: Iterable[str]) -> None:
 
 
 def _remove_part(path: Path, names: Iterable[str]) -> None:
+    """Removes a file; or from a folder the files ``names``, and then the folder if it is empty."""
     if path.is_dir() and not path.is_symlink():
         for name in names:
             (path / name).unlink(missing_ok=True)

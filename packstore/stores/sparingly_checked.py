@@ -61,10 +61,10 @@ class SparinglyCheckedReader(CheckedReader):
         self._first = random.SystemRandom().randrange(ARRAY_SHARE)
 
     def read(self, index: int) -> Buffer:
-        return self._check_record(index, self._reader.read(index))
+        return self._verify_record(index, self._reader.read(index))
 
     def view(self, index: int) -> Buffer:
-        return self._check_record(index, self._reader.view(index))
+        return self._verify_record(index, self._reader.view(index))
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
         reads = self._reads[records]
@@ -133,7 +133,7 @@ class SparinglyCheckedReader(CheckedReader):
             self.check_image(index, array.data, self._read_checksum(index))
         return array
 
-    def _check_record(self, index: int, data: Buffer) -> Buffer:
+    def _verify_record(self, index: int, data: Buffer) -> Buffer:
         """Checks an image file, or an array if it is due; returns it."""
         if self._all_images or self._count_read(index):
             self.check_image(index, data, self._read_checksum(index))

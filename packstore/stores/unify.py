@@ -96,6 +96,8 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
 
 
 def _as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
+    """Wraps a store so that its records are image files. Raises :class:`StoreError` for pixels that no PGM or PPM file
+    holds."""
     manifest, image = reader.manifest, reader.manifest.image
     encode: _Convert | None = None
     if not manifest.holds_files:
@@ -117,6 +119,7 @@ def _as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
 
 
 def _as_float32(reader: Reader) -> Reader:
+    """Wraps a store of tensors so that its records are float32."""
     image = reader.manifest.image
     if image.dtype == "float32":
         return reader
@@ -131,6 +134,7 @@ _Convert = Callable[[Reader, int, Buffer], Buffer]
 
 
 def _to_netpbm(reader: Reader, index: int, view: Buffer) -> Buffer:
+    """Makes a PGM or PPM file of a record's pixels."""
     image = reader.manifest.image
     shape = image.shape if image.kind == "fixed" else tuple(reader.value(image.shape_name, index).tolist())
     height, width, channels = shape
@@ -138,6 +142,7 @@ def _to_netpbm(reader: Reader, index: int, view: Buffer) -> Buffer:
 
 
 def _to_float32(reader: Reader, index: int, view: Buffer) -> Buffer:
+    """Converts a record's values to bytes of float32."""
     column = reader.manifest.image
     stored = np.frombuffer(view, NUMPY_DTYPE[column.dtype])
     if column.dtype == "bfloat16":  # the upper half of a float32

@@ -97,6 +97,7 @@ def unknown_argument(called: type, name: str) -> UnknownArgumentError:
 
 
 def _unknown_argument(called: type, name: str, title: str, meant: str | None) -> UnknownArgumentError:
+    """Returns the error for an unknown argument, which suggests ``meant``, or else the most similar argument."""
     if meant is None:
         taken = inspect.signature(vars(called)["__init__"]).parameters
         known = [each for each in taken if each not in ("self", "unknown")]

@@ -133,6 +133,7 @@ class Mix(ConcatDataset):
         return self.mixture.draws
 
     def _store_sizes(self) -> list[int]:
+        """Counts the records of the split in each store."""
         reader = self.reader
         assert isinstance(reader, ConcatReader)
         sizes = [0] * len(self.paths)

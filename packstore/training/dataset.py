@@ -269,6 +269,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return cast("list[int]", labels.tolist())
 
     def _check_labels(self) -> None:
+        """Verifies the column ``label``. Raises :class:`UsageError` if it is missing, is not one class a record, or
+        lacks values."""
         if not self.manifest.has_column("label"):
             raise UsageError(f"{self.path} has no labels; columns: {column_names(self.manifest)}")
         self.reader.verify_column("label")
@@ -349,6 +351,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return "\n".join(lines)
 
     def _describe_item(self) -> str:
+        """Describes the type and device of an item, for ``repr``."""
         names = ", ".join(self.columns)
         where = f"on {self.device}"
         if self.output == "dict":
@@ -362,6 +365,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return open_checked(self.path, self.checksums, head)
 
     def _record_of_item(self, index: int) -> int:
+        """Converts the index of an item to a record number; a negative index counts from the end. Raises
+        :class:`IndexError`."""
         if index < 0:
             index += self._length
         if not 0 <= index < self._length:
@@ -427,6 +432,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _call_transform(self, image: Any) -> Any:
+        """Applies the user's transform to an image. Adds a hint to errors that an unsuitable type of image may
+        cause."""
         assert self.transform is not None
         try:
             return self.transform(image)
@@ -531,6 +538,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return ImageListReader(self._image_reader(column))
 
     def _column_reader(self, column: Column) -> ImageReader | ImageListReader | ValueReader:
+        """Returns the reader that converts a column's values to the form of items."""
         if column.name == "image":
             return self.pictures
         if column.form == "files":

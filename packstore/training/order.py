@@ -139,7 +139,8 @@ class Order:
         return start + first, start + stop
 
     def position(self, batches: int) -> int:
-        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks."""
+        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks. Dropped records
+        are not counted."""
         whole = self.count - self.dropped_count
         return min(batches * self.global_batch_size, whole) if batches < self.count_batches() else whole
 
@@ -210,6 +211,8 @@ class Order:
         return positions if self.indices is None else self.indices[positions]
 
     def _in_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:
+        """Maps positions to records: shuffles blocks of consecutive records, then the records within windows of several
+        blocks."""
         # Within windows first: which place of the sequence of shuffled blocks comes at each position?
         span = block * (self.window or BLOCKS_A_WINDOW)
         windows = positions // span
@@ -228,6 +231,7 @@ class Order:
 
 
 def _check_shards(shards: Any, length: int) -> NDArray[np.int64]:
+    """Returns the first records of shards as read-only int64. Raises :class:`UsageError` unless they ascend from 0."""
     array = np.asarray(shards)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise UsageError(f"shards should be a one-dimensional array of integers, got {array.dtype} {array.shape}")
@@ -239,6 +243,7 @@ def _check_shards(shards: Any, length: int) -> NDArray[np.int64]:
 
 
 def _check_indices(indices: Any, length: int) -> NDArray[np.int64]:
+    """Returns record numbers as int64. Raises :class:`UsageError` if they are no integers, or out of range."""
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError(f"indices should be a one-dimensional array of integers, got {array.dtype} {array.shape}")

@@ -126,6 +126,7 @@ def _each_by_network(
 
 
 def _by_sorting(positions: Array, length: int, seed: int, epoch: int, stream: int) -> Array:
+    """Maps positions to records by sorting a random number for each record: for short sequences."""
     if isinstance(positions, np.ndarray):
         records: Array = np.arange(length, dtype=np.int64)
     else:
@@ -164,6 +165,7 @@ class _Network:
         return _Network(self.length[chosen], self.shift[chosen], self.radix[chosen], self.keys[:, chosen])
 
     def _encrypt(self, values: Array) -> Array:
+        """Permutes numbers below a power of two times the radix, by rounds of a Feistel network."""
         high, low = values >> self.shift, values & ((1 << self.shift) - 1)
         for i in range(0, _ROUNDS, 2):
             low ^= _round_bits(high, self.keys[i]) & ((1 << self.shift) - 1)

@@ -107,6 +107,8 @@ class HostTransport(Transport):
         return torch.from_numpy(lent).view(dtype).view(*shape)
 
     def _take_buffer(self, nbytes: int) -> NDArray[np.uint8]:
+        """Takes a returned buffer of at most twice the size, and drops those of other sizes; allocates a new one if
+        none fits."""
         for _ in range(len(self._returned)):
             try:
                 memory = self._returned.popleft()

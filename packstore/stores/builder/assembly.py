@@ -141,10 +141,10 @@ def build_head(
     skipped: Sequence[Skipped] = (),
     versions: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Builds the manifest of a store of these shards; whatever the arguments do not give is taken from ``base``.
+    """Builds the manifest of a store that consists of the shards ``parts``.
 
     Args:
-        base: Manifest to take everything else from.
+        base: Manifest from which all other fields are taken.
         parts: The shards, each with its number in the new store.
         columns: All columns with the bytes of all records.
         options: Options of all records; None takes those of ``base``.

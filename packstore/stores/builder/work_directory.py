@@ -244,6 +244,7 @@ class WorkDirectory:
         return owner
 
     def _in_use_error(self, owner: Owner | None) -> DestinationError:
+        """Returns the error for a destination that another process is writing."""
         who = "another process"
         if owner is not None:
             who = f"process {owner.pid} on {printable(owner.host)}"
@@ -252,6 +253,7 @@ class WorkDirectory:
         )
 
     def _write_owner(self, descriptor: int) -> None:
+        """Writes destination, process, host and time to the owner file."""
         text = json.dumps(
             {
                 "what": _MAGIC,
@@ -457,6 +459,7 @@ def _lock_owner_file(descriptor: int) -> bool | None:
 
 
 def _process_exists(pid: int) -> bool:
+    """Tells if a process of this number runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -145,9 +145,10 @@ class Hdf5File(FileBytes):
                 return value
         return None
 
-    def dataset(self, address: int) -> Extent:
-        """Locates the dataset at ``address``. Raises :class:`UnsupportedHdf5Error` unless it is plain and
-        contiguous.
+    def find_dataset(self, address: int) -> Extent:
+        """Returns dtype, shape, place and size of the values of the dataset at ``address``.
+
+        Raises :class:`UnsupportedHdf5Error` if it is no dataset, is not contiguous, or has filters or external files.
         """
         bodies: dict[int, memoryview] = {}
         for kind, body in self.messages(address):

@@ -185,6 +185,7 @@ def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path)
 def _map_column(
     file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
 ) -> WholeColumn:
+    """Maps a column of any kind. Raises :class:`StoreError` if a dataset is missing, or has another shape or dtype."""
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
         return _map_dataset(file, members, column.name, *wanted, mapped, shown)
@@ -218,7 +219,7 @@ def _map_dataset(
     """
     address = _dataset_address(members, name, shown)
     try:
-        extent = file.dataset(address)
+        extent = file.find_dataset(address)
     except UnsupportedHdf5Error as error:
         raise StoreError(
             f"{shown}: dataset {name!r} is not plain and contiguous ({error}); packstore did not write it"

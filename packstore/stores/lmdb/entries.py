@@ -18,7 +18,8 @@ _REPORT_EVERY = 1 << 14
 
 
 def column_prefixes(manifest: Manifest) -> list[bytes]:
-    """Returns the key prefixes of the columns with one value per key; ten digits of the record number follow them."""
+    """Returns the prefix ``name/`` of the keys of each column that has one entry per record. Ten digits, the record
+    number, complete a key."""
     return [f"{column.name}/".encode("ascii") for column in manifest.columns[1:] if column.one_by_one]
 
 

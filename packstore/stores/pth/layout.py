@@ -68,7 +68,7 @@ def build_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int
     for shown, record in central:
         yield f"the directory's record of entry {shown!r}", position, record
         position += len(record)
-    yield "the end of the directory", position, _end_record(len(entries), start, position - start)
+    yield "the end of the directory", position, _directory_end(len(entries), start, position - start)
 
 
 def padding_field(position: int, name: bytes) -> bytes:
@@ -101,8 +101,9 @@ def _directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position:
     return record + name + extra
 
 
-def _end_record(count: int, start: int, size: int) -> bytes:
-    """Returns the end of the directory, in zip64 form if it needs that."""
+def _directory_end(count: int, start: int, size: int) -> bytes:
+    """Returns the end of the zip's directory. Begins with zip64's record and locator if numbers are too large without
+    them."""
     end64 = b""
     if count > zipfile.ZIP_FILECOUNT_LIMIT or start > _LIMIT or size > _LIMIT:
         end64 = _END64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, start)

@@ -129,6 +129,7 @@ def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
 
 
 def _has_own_digest(data: bytes) -> bool:
+    """Tells if ``data`` is a JSON object whose entry ``digest`` is the digest of the other entries."""
     try:
         plain = json.loads(data)
         return bool(plain.pop("digest") == sha256_json(plain))

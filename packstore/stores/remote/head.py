@@ -78,6 +78,10 @@ def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
 
 
 def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
+    """Reads the manifest and shard table of version ``newest``, or, if it is 0, of a store without versions.
+
+    Raises :class:`MissingStoreError` if there is no store.
+    """
     name = version_name(newest) if newest else MANIFEST_FILE
     try:
         text = _read_bounded(objects, name)

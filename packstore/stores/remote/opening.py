@@ -98,6 +98,7 @@ def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: 
 
 
 def _recognise_start(path: UrlPath, start: bytes) -> Format:
+    """Returns the format of a store by its first bytes. Raises :class:`StoreError` if no format recognises them."""
     formats: list[Format] = list(FORMATS.values())
     for format in formats:
         if format.recognises(path, start):

@@ -31,6 +31,7 @@ def place_clip(placement: Placement, row: int, clip: Tensor) -> Tensor:
 
 
 def _warp(warp: Warp, row: int, frames: Tensor) -> Tensor:
+    """Applies the warp of one image to ``frames``."""
     code = Code(int(warp.codes[row]))
     if code in (Code.MIRROR, Code.FLIP):
         return frames.flip(-1 if code == Code.MIRROR else -2)

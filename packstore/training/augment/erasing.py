@@ -108,6 +108,7 @@ class RandomErasing(ProgramOperation):
         return *(pick(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
 
     def _draw_box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
+        """Draws one box for each image; nothing is erased if no attempt gives a box smaller than the image."""
         height, width = size
         tall, wide, found = self._try_boxes(draws, size, count, draw, 0, 1)
         left = np.flatnonzero(~found)

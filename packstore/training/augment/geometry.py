@@ -361,6 +361,7 @@ class RandomResizedCrop(GeometricOperation):
         return samplings_of(self.interpolation, self.antialias)
 
     def _central_box(self, height: Array, width: Array) -> tuple[Array, Array]:
+        """Returns height and width of the largest box whose ratio of width to height :attr:`ratio` allows."""
         low, high = self.ratio
         ratio = to_float64(width) / to_float64(height)
         rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)

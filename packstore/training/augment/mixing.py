@@ -191,6 +191,10 @@ class BatchMixer:
         return labels[partners].mul_(rest[:, None]).add_(labels.mul(share[:, None]))
 
     def _one_hot(self, labels: Tensor, classes: int | None) -> Tensor:
+        """Converts labels to smoothed probabilities of classes, ``(B, classes)``.
+
+        Raises :class:`UsageError` if ``classes`` is None, or, on the CPU, if a label is out of range.
+        """
         if classes is None:
             raise UsageError("mix=: the store has no class names to count; say BatchMixer([...], num_classes=…)")
         off = self.label_smoothing / classes

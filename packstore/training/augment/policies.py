@@ -105,6 +105,7 @@ def write_steps(
 
 
 def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
+    """Computes the matrices that map pixels of the result to the source, for an operation that moves pixels."""
     count, (height, width) = len(magnitude), size
     if name == "Rotate":
         return rotation(count, magnitude)

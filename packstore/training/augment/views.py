@@ -94,6 +94,7 @@ def parse_views(views: Any) -> Views | None:
 
 
 def _parse_count(name: Any, value: Any) -> tuple[int, Any]:
+    """Returns number of crops and operations of a view. Raises :class:`UsageError` for another value."""
     if not isinstance(name, str):
         raise UsageError(f"a view should have a text as its name, got {name!r}")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):

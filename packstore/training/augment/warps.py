@@ -148,6 +148,7 @@ class RandomAffine(_Warp):
             check_range(self, "scale", self.scale, 1e-6, 1e6)
 
     def _shear_ranges(self) -> tuple[Range, Range]:
+        """Returns the ranges of degrees by which to shear in x and in y."""
         if self.shear is None:
             return (0.0, 0.0), (0.0, 0.0)
         if isinstance(self.shear, list | tuple) and len(self.shear) == 4:

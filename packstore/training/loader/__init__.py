@@ -306,6 +306,7 @@ class PackedLoader:
         return items
 
     def _iterate_items(self, epoch: int, first: int) -> Generator[Any, None, None]:
+        """Yields the items of an epoch from batch ``first`` on, and counts them in the statistics."""
         process = os.getpid()
         with closing(self._producer.batches(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch

@@ -58,6 +58,8 @@ class Suspects:
                 yield row, self._mismatch_error(int(self.records[row]), self.expected[place], found)
 
     def _mismatch_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
+        """Returns the error for a wrong checksum. Marks the record, so that a cached copy of its shard is verified
+        before its next use."""
         try:
             key = self.reader.unchecked_reader.key(record)
         except StoreError:

@@ -330,6 +330,7 @@ def _refuse_unseeded(sampler: Any, world_size: int) -> None:
 
 
 def _refuse_empty(order: Order) -> None:
+    """Raises :class:`UsageError` if an epoch has no batches."""
     if not order.count_batches():
         raise UsageError(
             f"an epoch has no batches: {order.count:,} records, a global batch of {order.global_batch_size:,} "

@@ -312,6 +312,7 @@ class RaggedField(BatchField):
         return RaggedRows(as_tensor(column, flat), rows, len(counts), self._form, classes, missing)
 
     def _check_parallel(self, context: Context, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
+        """Raises :class:`StoreError` if a record has more or fewer rows than in the column that this one describes."""
         for row in np.flatnonzero(counts != expected).tolist():
             record, where = context.numbers[row], printable(str(context.reader.path))
             raise StoreError(

@@ -115,6 +115,8 @@ class BatchJob:
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
     def _fill_slice(self, prepared: Prepared, columns: BatchColumns | ViewColumns, first: int, stop: int) -> list[int]:
+        """Writes rows ``first`` to ``stop`` of the batch and returns the rows that failed. Runs in a thread of the
+        pool."""
         failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
         failed += columns.fill(first, stop, failed)
         if self._called:

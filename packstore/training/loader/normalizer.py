@@ -80,6 +80,7 @@ class Normalizer:
         return self._multiply_add(images, *self._there)
 
     def _multiply_add(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        """Computes ``images * scale + shift`` in the dtype wanted."""
         # uint8 times float32 is float32 in one pass; the second pass shifts and rounds to the dtype wanted.
         scaled = images * scale
         if self.dtype == torch.float32:

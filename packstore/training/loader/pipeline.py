@@ -131,6 +131,7 @@ class Pipeline:
         return self._assembler
 
     def _main_assembler(self) -> Assembler:
+        """Makes the assembler of the column ``image``."""
         image, division, alone = self.dataset.manifest.image, self.division, not self.fields.carried
         decoder, checks = self.dataset.decoder, self.checks
         if self.views is not None and self.views.plans:
