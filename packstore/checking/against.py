@@ -32,7 +32,7 @@ _CAPPED = 256
 
 
 def source_split(manifest: Manifest) -> str | None:
-    """Returns the split of its source that a store was packed from; None for all of it."""
+    """Returns the split of its source that a store was packed from, or None for all of it."""
     split = manifest.options.get("split")
     return split if isinstance(split, str) else None
 

@@ -189,7 +189,7 @@ def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -
 
 
 def _read_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
-    """Recovers the manifest of a sharded store; None if it cannot be read. Adds notes."""
+    """Recovers the manifest of a sharded store, or returns None if it cannot be read. Adds notes."""
     try:
         with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
             text = file.read(MAX_JSON_BYTES)

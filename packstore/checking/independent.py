@@ -57,7 +57,7 @@ def count_independently(path: Path) -> dict[str, int]:
 
 
 def suffix_of(name: str) -> str:
-    """Returns the last suffix in lower case with its dot; ``""`` for none, a number, or more than 12 characters."""
+    """Returns the last suffix in lower case with its dot, or ``""`` for none, a number, or more than 12 characters."""
     stem, _, suffix = posixpath.basename(name).rpartition(".")
     return f".{suffix.lower()}" if stem and 0 < len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 

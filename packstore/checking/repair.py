@@ -388,7 +388,7 @@ class _ColumnValues:
                 self.opens = False
 
     def get(self, record: int) -> Any:
-        """Returns a value: an array or scalar, or if ragged bytes or a memoryview; None if it cannot be read."""
+        """Returns a value (array or scalar; bytes or memoryview if ragged), or None if it cannot be read."""
         try:
             return self._reader.value(self._name, record)
         except (StoreError, IndexError):

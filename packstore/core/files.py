@@ -35,7 +35,7 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
-    """Splits a URL into its scheme, in lower case, and the rest after the slashes; None for a local path."""
+    """Splits a URL into its scheme, in lower case, and the rest after the slashes, or returns None for a local path."""
     url = _URL.fullmatch(os.fsdecode(path))
     return None if url is None or Path(url[1]).exists() else (url[1][:-1].lower(), url[2])
 

@@ -37,7 +37,7 @@ def load_yaml(data: bytes) -> Any:
 
 
 def _find_refused(yaml: Any, data: bytes) -> str:
-    """Returns why a document is refused: aliases or too many levels; ``""`` if it is not."""
+    """Returns why a document is refused (aliases or too many levels), or ``""`` if it is not."""
     depth = 0
     for event in yaml.parse(data, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)

@@ -62,7 +62,7 @@ class Record:
     inexact: set[str] = field(default_factory=set)
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of a column as :meth:`packstore.stores.Reader.item` does; None if it is missing."""
+        """Returns the value of a column as :meth:`packstore.stores.Reader.item` does, or None if it is missing."""
         column = self.columns[name]
         if not self.has_value(name):
             return None

@@ -198,7 +198,8 @@ def _size_for_labels(data: bytes) -> tuple[int, int]:
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:
-    """Finds the column of captions: ``captions`` (lists of strings), ``caption`` or ``text``; None if there is none."""
+    """Finds the column of captions: ``captions`` (lists of strings), ``caption`` or ``text``, or returns None if there
+    is none."""
     types = {"captions": "json", "caption": "text", "text": "text"}
     return next(
         (name for name in types for column in columns if (column.name, column.type) == (name, types[name])), None

@@ -107,7 +107,7 @@ class RecordPaths:
         return f"{_shorten_file_name(stem)}.{suffix if kept else record.extension}"
 
     def _read_label(self, record: Record) -> int | None:
-        """Returns the label of a record; -1 if it is missing, None in a store without labels."""
+        """Returns the label of a record, -1 if it is missing, or None in a store without labels."""
         if self.classes.names is None:
             return None
         return int(record.stored["label"]) if record.has_value("label") else -1
@@ -187,7 +187,7 @@ def make_distinct(names: Sequence[str]) -> list[str]:
 
 
 def _split_suffix(path: str) -> tuple[str, str]:
-    """Splits an image suffix off a path; ``""`` if the path ends with none."""
+    """Splits an image suffix off a path, or returns ``""`` if the path ends with none."""
     stem, dot, suffix = path.rpartition(".")
     if not dot or suffix.lower() not in IMAGE_SUFFIXES or stem.endswith("/") or not stem:
         return path, ""

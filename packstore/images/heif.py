@@ -94,7 +94,7 @@ def heif_header(data: bytes) -> HeifHeader:
 
 
 def _bits_of_codec(data: bytes, name: bytes, start: int) -> int:
-    """Returns the bits per sample in a decoder's configuration (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3); 0 for
+    """Returns the bits per sample in a decoder's configuration (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3), or 0 for
     other boxes."""
     if name == b"av1C":
         flags = data[start + 2]

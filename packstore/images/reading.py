@@ -80,7 +80,7 @@ class Reading:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """Values that become 0 and 255; None unless :attr:`depth` names them."""
+        """The values that become 0 and 255, or None if :attr:`depth` does not name them."""
         match = None if self.depth is None else _DEPTH.fullmatch(self.depth)
         return None if match is None or match[1] is None else (float(match[1]), float(match[2]))
 

@@ -23,7 +23,7 @@ _ADVICE = "correct it or unset it"
 
 
 def library_from_environment() -> str | None:
-    """Returns the value of ``PACKSTORE_TURBOJPEG``: a library file, or empty for none; None if it is not set."""
+    """Returns the value of ``PACKSTORE_TURBOJPEG``, or None if it is not set. An empty value means: no library."""
     return os.environ.get(_VARIABLE)
 
 

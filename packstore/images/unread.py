@@ -40,7 +40,7 @@ _STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
 def unread_kind(start: bytes) -> str | None:
-    """Returns the kind of an unread image by the first bytes of its file, such as ``a Photoshop``; None for no
+    """Returns the kind of an unread image by the first bytes of its file, such as ``a Photoshop``, or None for no
     image, or a kind that packstore reads."""
     if start[128:132] == _DICOM:
         return "a DICOM"

@@ -93,7 +93,7 @@ def pack_shard(
 
 
 def label_of(entry: Entry) -> int:
-    """Returns the class by which an entry is counted: its first label; 0 without labels."""
+    """Returns the class by which an entry is counted: its first label, or 0 without labels."""
     return entry.labels[0] if entry.labels else 0
 
 

@@ -308,8 +308,8 @@ class Source(ABC):
         return None
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the bytes of the image that :meth:`read` returns: in a file on this machine or in an object; None
-        if they are not one range of it. Called before :meth:`read`. Thread-safe."""
+        """Locates the bytes of the image that :meth:`read` returns: in a file on this machine or in an object, or
+        returns None if they are not one range of it. Called before :meth:`read`. Thread-safe."""
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -353,7 +353,7 @@ class Source(ABC):
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason why a file is left out; None for the usual reason by its name."""
+        """Returns the reason why a file is left out, or None for the usual reason by its name."""
         return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
 
     def expects_left(self, path: str) -> bool:

@@ -128,7 +128,7 @@ def is_caption(raw: bytes) -> bool:
 
 
 def _find_split(folder: str) -> str:
-    """Returns the first folder in a path that has a name of a split; ``""`` for none."""
+    """Returns the first folder in a path that has a name of a split, or ``""`` for none."""
     return next((part.lower() for part in folder.split("/") if part.lower() in SPLIT_ORDER), "")
 
 

@@ -177,13 +177,13 @@ def hash_stems(names: Iterable[str]) -> NDArray[np.int64]:
 
 
 def suffix_of(name: str) -> str:
-    """Returns the last suffix in lower case with its dot; ``""`` for none."""
+    """Returns the last suffix in lower case with its dot, or ``""`` for none."""
     stem, dot, suffix = name.rpartition(".")
     return f".{suffix.lower()}" if stem and dot and suffix else ""
 
 
 def split_tail(stem: str) -> tuple[str, str] | None:
-    """Splits ``a_WORD`` into ``a`` and ``word``; None if it does not end with a word."""
+    """Splits ``a_WORD`` into ``a`` and ``word``, or returns None if it does not end with a word."""
     match = _TAIL.fullmatch(stem)
     return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
 

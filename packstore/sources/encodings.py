@@ -48,7 +48,7 @@ def use_encoding(encoding: str | None) -> Iterator[None]:
 
 
 def active_encoding() -> str | None:
-    """Returns the encoding for trees that are opened now; None for UTF-8 alone."""
+    """Returns the encoding for trees that are opened now, or None for UTF-8 alone."""
     return _active.get()
 
 

@@ -51,7 +51,7 @@ class IgnoreRules:
         )
 
     def ignore_reason(self, directory: str, name: str) -> str | None:
-        """Returns the reason to leave out a file that a pattern matches; None for other files."""
+        """Returns the reason to leave out a file that a pattern matches, or None for other files."""
         return IGNORED if self.hides(f"{directory}/{name}" if directory else name) else None
 
 
@@ -111,7 +111,7 @@ def visible_paths(folder: Path) -> Iterator[Path]:
 
 
 def _relative_to(path: Path, root: Path) -> str | None:
-    """Returns the path relative to ``root``, ``""`` for itself; None for a path outside."""
+    """Returns the path relative to ``root``, ``""`` for itself, or None for a path outside."""
     base = root if path.is_relative_to(root) else root.absolute()
     if not path.is_relative_to(base):
         return None

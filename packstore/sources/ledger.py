@@ -187,7 +187,7 @@ def count_suffixes(names: Iterable[str], counts: Counter[str]) -> None:
 
 
 def suffix_for_count(name: str) -> str:
-    """Returns the last suffix in lower case with its dot; ``""`` for none, a number, or more than 12 characters."""
+    """Returns the last suffix in lower case with its dot, or ``""`` for none, a number, or more than 12 characters."""
     stem, _, suffix = name.rpartition(".")
     return f".{suffix.lower()}" if stem and suffix and len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 

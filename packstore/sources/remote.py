@@ -200,7 +200,7 @@ class RemotePath(UrlPath):
         return NeedsCopyError(f"{printable(str(self))} is one object")
 
     def _mode(self) -> int:
-        """Returns ``st_mode`` of the object or folder; 0 if nothing is there."""
+        """Returns ``st_mode`` of the object or folder, or 0 if nothing is there."""
         try:
             return self.stat().st_mode
         except FileNotFoundError:
@@ -356,6 +356,7 @@ def _modified_ns(info: ObjectInfo) -> int:
 
 
 def _hash_etag(info: ObjectInfo) -> int:
-    """Hashes the ETag, so that changed content has another number whatever its size and time; 0 without an ETag."""
+    """Hashes the ETag, so that changed content has another number whatever its size and time, or returns 0 without an
+    ETag."""
     digest = hashlib.sha256((info.etag or "").encode()).digest()
     return int.from_bytes(digest[:7], "big") if info.etag else 0

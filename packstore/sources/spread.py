@@ -77,7 +77,7 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
 
 
 def split_of_folder(folder: str) -> str:
-    """Returns the only split in the words of a folder's path; ``""`` for none or several."""
+    """Returns the only split in the words of a folder's path, or ``""`` for none or several."""
     found = {word for word in _folder_words(folder) if word in SPLIT_ORDER}
     return found.pop() if len(found) == 1 else ""
 

@@ -139,7 +139,7 @@ class Tree(ABC):
         since it was listed: another size or time of modification."""
 
     def locate(self, key: str) -> Location | None:
-        """Locates the bytes of a file on this machine; None if they are compressed or elsewhere."""
+        """Locates the bytes of a file on this machine, or returns None if they are compressed or elsewhere."""
         return None
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:

@@ -94,7 +94,7 @@ def nbytes_of(value: Any) -> int:
 
 
 def _file_size(path: Any) -> int:
-    """Returns the bytes of a file; 0 if it cannot be reached."""
+    """Returns the bytes of a file, or 0 if it cannot be reached."""
     try:
         return Path(path).stat().st_size
     except OSError:
@@ -285,7 +285,7 @@ def looks_like_mask(name: str) -> bool:
 
 
 def _infer_by_type(name: str, value: Any) -> Field | None:
-    """Infers the field of a Pillow image or a torchvision tensor; None for other types."""
+    """Infers the field of a Pillow image or a torchvision tensor, or returns None for other types."""
     if is_pil(value):
         numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
         return Mask() if numbers or looks_like_mask(name) else Image()

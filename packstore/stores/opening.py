@@ -25,9 +25,8 @@ START_BYTES = 512
 
 
 def recognise_store(path: Path) -> Format | None:
-    """Returns the format of the store at ``path``; None for a sharded one. Raises :class:`StoreError` if there is no
-    store.
-    """
+    """Returns the format of the store at ``path``, or None for a sharded one. Raises :class:`StoreError` if there is no
+    store."""
     shown = printable(str(path))
     try:
         if path.is_dir():

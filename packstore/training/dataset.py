@@ -565,7 +565,7 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 
 
 def head_of(reader: Reader) -> RemoteHead | None:
-    """Returns the version that other processes should open, whatever has been appended since; None for a local
+    """Returns the version that other processes should open, whatever has been appended since, or None for a local
     store."""
     remote = reader.unchecked_reader
     return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None

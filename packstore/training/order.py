@@ -159,7 +159,7 @@ class Order:
 
     @cached_property
     def lanes(self) -> Lanes | None:
-        """Lanes of the sequence; None if it has none."""
+        """Lanes of the sequence, or None if it has none."""
         if self.shards is None or not self.shuffle or not self.count:
             return None
         return Lanes(self.shards, self.count, self.global_batch_size, self.window or SHARDS_A_WINDOW, self.seed)

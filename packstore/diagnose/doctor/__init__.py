@@ -121,7 +121,7 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
 
 
 def matching_torchvision(torch_version: str) -> str | None:
-    """Returns the releases of torchvision for a release of torch, 0.N+15 for 2.N, as pip writes them; None if the
+    """Returns the releases of torchvision for a release of torch, 0.N+15 for 2.N, as pip writes them, or None if the
     version is not of torch 2."""
     release = re.match(r"2\.(\d+)(?:\.|$)", torch_version)
     return f"torchvision==0.{int(release[1]) + 15}.*" if release else None

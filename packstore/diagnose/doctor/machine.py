@@ -240,7 +240,7 @@ def _cpu_model() -> str:
 
 
 def _limit_or_none(limit: int) -> int | None:
-    """Returns a limit; None for no limit."""
+    """Returns a limit, or None for no limit."""
     return None if limit == resource.RLIM_INFINITY else limit
 
 

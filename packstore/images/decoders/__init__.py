@@ -219,7 +219,8 @@ class Decoder:
         return self.has_regions and info.kind == "jpeg"
 
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes ``box`` with a library that decodes regions; None if there is none, or the file does not allow it."""
+        """Decodes ``box`` with a library that decodes regions, or returns None if there is none, or the file does not
+        allow it."""
         # Check the end marker: a truncated file may have all rows of the box.
         known = self._region is not None and self.reading.is_plain and data[-2:] == _END
         header = _fast_header(data, info) if known else None

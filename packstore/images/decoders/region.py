@@ -47,7 +47,7 @@ class _Region(ctypes.Structure):
 
 
 def region_library() -> str | None:
-    """Finds the library that decodes regions, for :mod:`ctypes`; None if there is none. Raises as
+    """Finds the library that decodes regions, for :mod:`ctypes`, or returns None if there is none. Raises as
     :func:`packstore.images.turbojpeg_library.find_library`."""
     return find_library(*_FUNCTIONS)
 

@@ -40,8 +40,8 @@ def compare_file(
 
 
 def pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
-    """Counts the pixels that differ by more than ``allowed`` of 255 in any channel, in words; None if there are
-    none."""
+    """Counts the pixels that differ by more than ``allowed`` of 255 in any channel, in words, or returns None if there
+    are none."""
     differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
     unequal = differ.any(2)
     if not unequal.any():

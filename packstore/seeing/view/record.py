@@ -171,7 +171,7 @@ def _read_exif(reader: Reader, record: int) -> dict[str, str]:
 
 
 def _shard_of(reader: Reader, record: int) -> str | None:
-    """Returns the name of a record's shard; None for a store without shards."""
+    """Returns the name of a record's shard, or None for a store without shards."""
     shards = reader.manifest.shards
     if shards is None:
         return None

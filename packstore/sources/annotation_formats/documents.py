@@ -313,7 +313,8 @@ def _image_path(name: Any) -> str:
 
 
 def split_from_file(file: str) -> str:
-    """Returns the split in the name of a file, or else in the name of one of its folders; ``""`` if there is none."""
+    """Returns the split in the name of a file, or else in the name of one of its folders, or ``""`` if there is
+    none."""
     *folders, name = file.lower().split("/")
     words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]
     return next((word for word in words if word in SPLIT_ORDER), "")

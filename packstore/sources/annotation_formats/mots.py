@@ -81,7 +81,7 @@ class MotsSource(DocumentSource):
 
     def _find_mask(self, image: str) -> str | None:
         """Finds the mask of an image: ``instances/0002/000000.png`` of ``training/image_02/0002/000000.png``, or
-        ``instances/000001.png`` of ``img1/000001.jpg``; None if it is missing."""
+        ``instances/000001.png`` of ``img1/000001.jpg``, or returns None if it is missing."""
         *folders, sequence, name = image.split("/")
         name = f"{name.rpartition('.')[0]}.png"
         tops = ["/".join(folders[:n]) for n in range(len(folders), -1, -1)]

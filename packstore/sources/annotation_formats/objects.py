@@ -142,7 +142,7 @@ def object_from_run_lengths(
 
 
 def nonempty_text(value: Any) -> str | None:
-    """Returns a text that is not empty; None for any other value."""
+    """Returns a text that is not empty, or None for any other value."""
     return value if isinstance(value, str) and value else None
 
 

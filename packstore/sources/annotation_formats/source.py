@@ -182,7 +182,7 @@ def _annotation_folders(path: str, images: str, annotations: str) -> Iterator[st
 
 
 def _split_from_path(path: str) -> str:
-    """Returns the first folder in a path with the name of a split, in lower case; ``""`` if there is none."""
+    """Returns the first folder in a path with the name of a split, in lower case, or ``""`` if there is none."""
     return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 

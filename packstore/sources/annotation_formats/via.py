@@ -119,7 +119,7 @@ def _read_csv(text: str) -> dict[str, Any]:
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
     """Finds the class among the attributes of a region: an attribute with a name such as ``class``, or else the only
-    one; None if neither exists. The value of check boxes is the one that is checked."""
+    one, or returns None if neither exists. The value of check boxes is the one that is checked."""
     texts: dict[str, str] = {}
     for name, value in attributes.items():
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]

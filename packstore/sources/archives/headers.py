@@ -83,7 +83,8 @@ def _byte_sum(block: bytes) -> int:
 
 
 def _parse_pax_fields(data: bytes) -> dict[bytes, bytes] | None:
-    """Parses a pax block (POSIX.1-2017); None if a field is not one of :data:`_PLAIN_FIELDS`, or is damaged."""
+    """Parses a pax block (POSIX.1-2017), or returns None if a field is not one of :data:`_PLAIN_FIELDS`, or is
+    damaged."""
     found: dict[bytes, bytes] = {}
     while data:
         digits, _, rest = data.partition(b" ")

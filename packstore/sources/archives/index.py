@@ -240,6 +240,6 @@ class Index:
 
 
 def normalise_member_name(name: str) -> bytes | None:
-    """Removes empty parts and ``.`` from a member's name; None if it leads out of the archive."""
+    """Removes empty parts and ``.`` from a member's name, or returns None if it leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts or "\0" in name else "/".join(parts).encode("utf-8", "surrogateescape")

@@ -106,8 +106,8 @@ def read_tar(path: Path) -> Index:
 
 
 def detect_compression(path: Path) -> str | None:
-    """Detects the compression of a file by its first bytes (``gz``, ``bz2``, ``xz`` or ``zst``); None if there is
-    none."""
+    """Detects the compression of a file by its first bytes (``gz``, ``bz2``, ``xz`` or ``zst``), or returns None if
+    there is none."""
     with path.open("rb") as file:
         return _match_compression(file.read(8))
 

@@ -156,7 +156,7 @@ def _decode_name(raw: bytes, flags: int) -> str:
 
 
 def _dos_time_ns(date: int, time: int) -> int:
-    """Converts date and time of MS-DOS, taken as UTC, to nanoseconds since 1970; 0 if they are invalid."""
+    """Converts date and time of MS-DOS, taken as UTC, to nanoseconds since 1970, or returns 0 if they are invalid."""
     day = (1980 + (date >> 9), date >> 5 & 15, date & 31, time >> 11, time >> 5 & 63, 2 * (time & 31))
     try:
         return calendar.timegm(day) * 10**9

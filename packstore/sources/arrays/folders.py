@@ -136,7 +136,7 @@ def find_chunks(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def parse_shape(value: Any, least: int) -> tuple[int, ...] | None:
-    """Converts a list of whole numbers, none below ``least``, to a shape; None for any other value."""
+    """Converts a list of whole numbers, none below ``least``, to a shape, or returns None for any other value."""
     fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)
     return tuple(value) if fits else None
 

@@ -249,7 +249,7 @@ class _OpenHdf5(OpenArrays):
         return count_unwritten(dataset.shape, chunk, axis, inside)
 
     def _find_contiguous(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
-        """Returns offset, dtype and shape of a contiguous dataset of plain numbers; None for any other."""
+        """Returns offset, dtype and shape of a contiguous dataset of plain numbers, or None for any other."""
         import h5py
 
         if name not in self._places:

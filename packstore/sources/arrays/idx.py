@@ -246,7 +246,7 @@ class _OpenIdx(OpenArrays):
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches the name of an idx file; None for other files."""
+    """Matches the name of an idx file, or returns None for other files."""
     match = _NAME.fullmatch(path.name)
     return match if match and path.is_file() else None
 

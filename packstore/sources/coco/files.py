@@ -156,8 +156,10 @@ def has_all(tree: Tree, folder: str, names: list[str]) -> bool:
 
 
 def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
-    """Finds the folder of the masks of a file of annotations: it has the name of the file plus ``end``, or, without
-    ``end``, may be the folder of the file; None if there is none."""
+    """Finds the folder of the masks of an annotation file, or returns None if there is none.
+
+    The folder has the name of the file plus ``end``. Without ``end``, it may also be the folder that holds the file.
+    """
     beside = file.path.rpartition("/")[0]
     stem = file.path.rpartition("/")[2].rpartition(".")[0]
     above = beside.rpartition("/")[0]

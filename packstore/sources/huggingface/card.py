@@ -156,7 +156,7 @@ def _read_features(value: Any) -> dict[str, Any]:
 
 
 def _read_feature(item: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Converts a feature of an image, another file or a class, or a list of such; None for others. Raises
+    """Converts a feature of an image, another file or a class, or a list of such, or returns None for others. Raises
     :class:`ValueError`."""
     inner = next((item[name] for name in ("list", "sequence", "large_list") if name in item), None)
     if inner is not None:

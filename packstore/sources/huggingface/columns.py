@@ -312,7 +312,7 @@ def _classify_type(type: Any) -> ValueKind:
 
 
 def _classify_list(type: Any) -> str:
-    """Returns the kind of the items of a list; ``""`` for other types."""
+    """Returns the kind of the items of a list, or ``""`` for other types."""
     return _classify_item(type.value_type) if is_list(type) else ""
 
 

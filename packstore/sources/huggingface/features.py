@@ -47,7 +47,7 @@ def read_features(schema: Any) -> dict[str, Any]:
 
 
 def feature_type(feature: Any) -> str:
-    """Returns the name of a feature's type, such as ``ClassLabel``; ``""`` for none."""
+    """Returns the name of a feature's type, such as ``ClassLabel``, or ``""`` for none."""
     name = feature.get("_type") if isinstance(feature, dict) else None
     return name if isinstance(name, str) else ""
 

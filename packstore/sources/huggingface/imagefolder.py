@@ -251,8 +251,8 @@ class HfImageFolderSource(FileRowSource):
         return in_packing_order({lower_known_split(self._split_of(file)) for file in self._main_files()})
 
     def _split_of(self, file: str) -> str:
-        """Returns the split of an image; ``""`` without splits, and for an image to which the card gives none. Raises
-        :class:`SourceError` for two splits."""
+        """Returns the split of an image, or ``""`` without splits, and for an image to which the card gives none.
+        Raises :class:`SourceError` for two splits."""
         if self._patterns is None:
             return ""
         found = find_splits(file, self._patterns)

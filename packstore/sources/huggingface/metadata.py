@@ -277,7 +277,7 @@ def _to_text(value: Any) -> str | None:
 
 
 def _number_parser(kind: type[int] | type[float]) -> Callable[[Any], Any]:
-    """Returns a function that parses texts as numbers of a type; None for a missing one."""
+    """Returns a function that parses texts as numbers of a type, or None for a missing one."""
     return lambda value: None if value is None or value in _MISSING else kind(value)
 
 

@@ -43,7 +43,7 @@ class ObjectColumn:
     convention: str = ""
 
     def boxes_of(self, value: Any) -> Any:
-        """Returns the boxes of a row as they are in the table; None for none."""
+        """Returns the boxes of a row as they are in the table, or None for none."""
         return _get_member(value, self.boxes) if self.boxes else value
 
     def labels_of(self, value: Any) -> list[int] | None:
@@ -148,7 +148,7 @@ def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
 
 
 def classify_value(value: Any) -> ValueKind | None:
-    """Returns the kind of a value of JSON; None for a value of any kind, such as an empty list."""
+    """Returns the kind of a value of JSON, or None for a value of any kind, such as an empty list."""
     if isinstance(value, dict):
         return {name: kind for name, each in value.items() if isinstance(kind := _classify_list(each), str)}
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
@@ -169,7 +169,7 @@ def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | N
 
 
 def _classify_list(value: Any) -> str | None:
-    """Returns the common kind of the items of a list; ``""`` if they differ, None for an empty or missing list."""
+    """Returns the common kind of the items of a list, ``""`` if they differ, or None for an empty or missing list."""
     if value is None or value == []:
         return None
     kinds = {_classify_item(each) for each in value} if isinstance(value, list) else {""}

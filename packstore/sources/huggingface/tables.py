@@ -133,7 +133,7 @@ class TableSource(ScannedTables):
         return self._read_row(block, row)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the image of a row that :meth:`fetch` has read; None for other rows."""
+        """Locates the image of a row that :meth:`fetch` has read, or returns None for other rows."""
         return ref.location if isinstance(ref, _RowValues) else None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -316,5 +316,5 @@ def _find_block(blocks: Iterator[_Block], row: int) -> _Block:
 
 
 def _paths_of(value: Any) -> Any:
-    """Returns the path of a file, or the list of paths of several; None for none."""
+    """Returns the path of a file, or the list of paths of several, or None for none."""
     return [getattr(each, "path", None) for each in value] if isinstance(value, list) else getattr(value, "path", None)

@@ -216,7 +216,7 @@ def find_lmdbs(path: Path) -> list[Path]:
 
 
 def _split_from_name(path: Path) -> str:
-    """Returns the split in the name of an LMDB; ``""`` if there is none."""
+    """Returns the split in the name of an LMDB, or ``""`` if there is none."""
     name = path.name.lower().removesuffix(".lmdb").removesuffix("_lmdb").removesuffix(".mdb")
     words = name.replace("-", "_").replace(".", "_").split("_")
     return next((word for word in words if word in SPLIT_ORDER), "")

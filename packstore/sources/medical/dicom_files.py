@@ -356,7 +356,7 @@ def _read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
 
 
 def _clamp_int64(value: Any) -> int:
-    """Converts a number to an int within 64 bits; 0 for none."""
+    """Converts a number to an int within 64 bits, or returns 0 for none."""
     return 0 if value in (None, "") else max(-(1 << 63), min(int(value), (1 << 63) - 1))
 
 

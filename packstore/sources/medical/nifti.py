@@ -285,7 +285,7 @@ def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
 
 
 def _split_of(path: str) -> str:
-    """Returns ``train`` for ``train/a.nii`` and ``imagesTr/a.nii``; ``""`` for no split."""
+    """Returns ``train`` for ``train/a.nii`` and ``imagesTr/a.nii``, or ``""`` for no split."""
     for folder in path.lower().split("/")[:-1]:
         match = _FOLDER.fullmatch(folder)
         if folder in SPLIT_ORDER:

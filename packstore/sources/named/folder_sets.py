@@ -166,7 +166,7 @@ class FolderSetSource(FileRowSource):
         return super().left_reason(folder, name)
 
     def _split_of(self, match: re.Match[str]) -> str:
-        """Returns the name of an image's split; ``""`` without the group."""
+        """Returns the name of an image's split, or ``""`` without the group."""
         found = match.groupdict().get("split") or ""
         return self.row.splits.get(found, found.lower())
 

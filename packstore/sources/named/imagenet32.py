@@ -60,7 +60,7 @@ class ImageNet32Source(PixelSource):
         self.normalization = "imagenet"
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Returns the wnids in ``map_clsloc.txt`` in the order of their numbers; None without that file."""
+        """Returns the wnids in ``map_clsloc.txt`` in the order of their numbers, or None without that file."""
         file = self.path / _NAMES
         if not file.is_file():
             return None

@@ -53,8 +53,8 @@ class Stl10Source(PixelSource):
         return {**super().fields(), **({"folds": Array("bool", (10,), optional=True)} if folds else {})}
 
     def class_names(self) -> tuple[str, ...] | None:
-        """Reads ``class_names.txt``; None if there is no such file. Raises :class:`SourceError` unless it has ten
-        different names."""
+        """Reads ``class_names.txt``, or returns None if there is no such file. Raises :class:`SourceError` unless it
+        has ten different names."""
         if not has_path(self._tree, self._base.rstrip("/"), _NAMES):
             return None
         lines = read_text(self._tree, self._base + _NAMES).decode("utf-8-sig").split("\n")

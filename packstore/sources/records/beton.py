@@ -230,7 +230,7 @@ class BetonSource(ShardSource):
         return np.clip(np.where(images["mode"] == _JPG, jpg, raw), 0, self._betons[number].nbytes)
 
     def _allocated_sizes(self, number: int, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Returns the bytes that were allocated at offsets; 0 if there was nothing."""
+        """Returns the number of bytes that were allocated at each of ``places``, 0 if there was nothing."""
         starts, sizes = self._allocation_tables[number]
         if not len(starts):
             return np.zeros(len(places), np.uint64)

@@ -101,7 +101,7 @@ class RecordFiles(Protocol):
         """Reads the data of a record and verifies its checksum, or returns None if it is damaged."""
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
-        """Locates the data of a record; None if they are not plain bytes of the file."""
+        """Locates the data of a record, or returns None if they are not plain bytes of the file."""
 
     def close(self) -> None:
         """Closes files that no thread reads; reading opens them again."""
@@ -317,5 +317,5 @@ def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
 
 
 def _digest_key(key: str | None) -> int:
-    """Hashes a key; 0 for None."""
+    """Hashes a key, or returns 0 for None."""
     return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1

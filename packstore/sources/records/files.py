@@ -51,7 +51,7 @@ class OpenFiles:
             raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
     def locate_span(self, number: int, start: int, size: int) -> Location | None:
-        """Locates ``size`` bytes of a file; None if it was decompressed."""
+        """Locates ``size`` bytes of a file, or returns None if it was decompressed."""
         path = self._paths[number]
         if number not in self._plain:
             opened, lying = os.fstat(self[number].descriptor), path.stat()

@@ -56,7 +56,8 @@ class Numbering:
     why: str = ""
 
     def __call__(self, number: int) -> int | None:
-        """Converts a number to that of its class; None for -1, which means no label. Raises :class:`ValueError`."""
+        """Converts a number to that of its class, or returns None for -1, which means no label. Raises
+        :class:`ValueError`."""
         if number == -1:
             return None
         found = number - self.first if self.numbers is None else self.numbers.get(number, -1)

@@ -185,7 +185,7 @@ class RecordioSource(ShardSource):
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the image; None if its record has several parts."""
+        """Locates the image, or returns None if its record has several parts."""
         number, place = ref[:2]
         *_, (_, start, size) = _find_parts(self._files[number], place)
         return self._files.locate_span(number, place, start + size - place)

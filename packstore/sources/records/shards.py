@@ -142,7 +142,7 @@ def refuse_missing(path: Path, kind: str, missing: Sequence[str]) -> None:
 
 
 def find_split_in_name(name: str) -> str:
-    """Returns the part of a file's name that is a split; ``""`` if there is none."""
+    """Returns the part of a file's name that is a split, or ``""`` if there is none."""
     parts = [part.lower() for part in re.split(r"[-_.]", name)]
     return next((part for part in parts if part in SPLIT_ORDER), "")
 

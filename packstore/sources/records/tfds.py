@@ -151,7 +151,7 @@ class TfdsSource(ExampleSource):
         )
 
     def _decode_leaf(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
-        """Decodes the value of a column; None if it is missing. Raises :class:`ValueError`."""
+        """Decodes the value of a column, or returns None if it is missing. Raises :class:`ValueError`."""
         name = leaf.feature
         if len(leaf.lengths) > 1:
             flat = features.get(f"{name}/ragged_flat_values", Feature())

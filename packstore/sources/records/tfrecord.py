@@ -117,7 +117,8 @@ class TfrecordSource(ExampleSource):
         return found
 
     def _read_shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
-        """Reads height, width and channels of an image of raw pixels; None for channels that are not recorded."""
+        """Reads height, width and channels of an image of raw pixels. The channels are None if they are not
+        recorded."""
         height, width, channels = (
             None if name is None else features.get(name) for name in self._raw_shape_features or ()
         )
@@ -304,7 +305,7 @@ def _bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColu
 
 
 def _decode_bytes(feature: Feature, message: Message) -> Any:
-    """Decodes the only value of bytes; None for no value. Raises :class:`ValueError`."""
+    """Decodes the only value of bytes, or returns None for no value. Raises :class:`ValueError`."""
     values = feature.bytes(message) if feature.kind == "bytes" else []
     if len(values) > 1 or feature.kind != "bytes":
         raise ValueError(f"found {len(values)} values, expected one of bytes")
@@ -312,13 +313,13 @@ def _decode_bytes(feature: Feature, message: Message) -> Any:
 
 
 def _decode_text(feature: Feature, message: Message) -> str | None:
-    """Decodes the only text; None for no value. Raises :class:`ValueError`."""
+    """Decodes the only text, or returns None for no value. Raises :class:`ValueError`."""
     value = _decode_bytes(feature, message)
     return None if value is None else value.decode("utf-8")
 
 
 def _decode_number(feature: Feature, message: Message) -> Any:
-    """Decodes the only number; None for no value. Raises :class:`ValueError`."""
+    """Decodes the only number, or returns None for no value. Raises :class:`ValueError`."""
     values = _decode_numbers(feature, message)
     if len(values) > 1:
         raise ValueError(f"found {len(values)} numbers, expected one")

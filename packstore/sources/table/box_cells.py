@@ -35,7 +35,7 @@ def letters_and_digits(name: str) -> str:
 
 
 def parse_number_cell(value: Any) -> float | None:
-    """Returns the number in a cell; None for other values and NaN."""
+    """Returns the number in a cell, or None for other values and NaN."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -105,13 +105,13 @@ def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
 
 
 def parse_text_list(value: Any) -> list[str] | None:
-    """Parses a cell with a list of texts, also in the notation of JSON or Python; None for other values."""
+    """Parses a cell with a list of texts, also in the notation of JSON or Python, or returns None for other values."""
     found = _parse_list(value) if isinstance(value, str) and value[:1] == "[" else value
     return found if isinstance(found, list) and all(isinstance(each, str) for each in found) else None
 
 
 def _parse_list(text: str) -> Any:
-    """Parses a list or an object in the notation of JSON, Python or numpy; None for other texts."""
+    """Parses a list or an object in the notation of JSON, Python or numpy, or returns None for other texts."""
     plain = text if '"' in text else text.replace("'", '"')
     whole = re.sub(r"(?<=\d)\.(?!\d)", "", plain)
     for each in (plain, plain.replace("(", "[").replace(")", "]"), re.sub(r"(?<=\d)\s+(?=[-\d])", ", ", whole)):

@@ -284,7 +284,7 @@ def _find_flags(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]
 
 
 def parse_flag(value: Any) -> int | None:
-    """Returns the flag in a cell, 0, 1 or -1; None for a blank cell."""
+    """Returns the flag in a cell, 0, 1 or -1, or None for a blank cell."""
     shown = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return _FLAGS.get(shown)
 

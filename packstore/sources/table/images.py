@@ -90,7 +90,7 @@ def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
 
 
 def split_path(value: Any) -> tuple[str, str] | None:
-    """Splits a cell into folder and name; None for a cell that is not a path."""
+    """Splits a cell into folder and name, or returns None for a cell that is not a path."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value or len(value) > 4096 or "\n" in value or "\0" in value:

@@ -202,7 +202,8 @@ def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[Pi
 
 
 def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
-    """Recognises a table of pixels by its first lines; None for another table. Raises :class:`AmbiguousSourceError`."""
+    """Recognises a table of pixels by its first lines, or returns None for another table. Raises
+    :class:`AmbiguousSourceError`."""
     start = tree.first_bytes(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None

@@ -492,6 +492,6 @@ def _read_sides(image: bytes) -> tuple[int, int]:
 
 
 def _find_split_in_path(path: bytes) -> str:
-    """Returns the first folder in a path that has a name of a split; ``""`` for none."""
+    """Returns the first folder in a path that has a name of a split, or ``""`` for none."""
     parts = path.decode("utf-8", "surrogateescape").split("/")[:-1]
     return next((part.lower() for part in parts if part.lower() in SPLIT_ORDER), "")

@@ -187,8 +187,8 @@ class VocSource(FileRowSource):
 
 
 def _find_voc_folder(tree: Tree) -> str | None:
-    """Finds the folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``; None if
-    there is none. Raises :class:`AmbiguousSourceError` for several, since the task decides which images belong
+    """Finds the folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``, or returns
+    None if there is none. Raises :class:`AmbiguousSourceError` for several, since the task decides which images belong
     together."""
     if _find_image_folder(tree, "") is not None:
         return ""

@@ -144,7 +144,7 @@ class WorkDirectory:
 
     def find_finished_growth(self) -> object:
         """Returns the request, as given to :func:`growth.grow`, of a run that was killed after it had appended to the
-        store; None if there is no such run."""
+        store, or None if there is no such run."""
         for run in self.runs():
             growth = _read_growth(self._destination, run / GROWTH)
             if growth is not None and growth["done"]:

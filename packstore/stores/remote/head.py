@@ -49,7 +49,7 @@ class RemoteHead:
 
 
 def find_newest_version(objects: ObjectStore) -> int:
-    """Lists the versions of the store and returns the newest one's number; 0 if there is none."""
+    """Lists the versions of the store and returns the newest one's number, or returns 0 if there is none."""
     numbers = (version_number(info.name) for info in objects.list(VERSIONS))
     return max((number for number in numbers if number is not None), default=0)
 

@@ -37,7 +37,7 @@ def version_name(number: int) -> str:
 
 
 def version_number(name: str) -> int | None:
-    """Returns the number of the version whose head has this name; None for another object."""
+    """Returns the number of the version whose head has this name, or None for another object."""
     match = _VERSION.fullmatch(name)
     return None if match is None else int(match[1]) or None
 
@@ -64,7 +64,7 @@ def shard_objects(table: ShardTable) -> list[str]:
 
 
 def digest_in_name(name: str) -> str | None:
-    """Returns the digits of the SHA-256 in the name of a table or shard; None for another object."""
+    """Returns the digits of the SHA-256 in the name of a table or shard, or None for another object."""
     match = _TABLE.fullmatch(name) or _SHARD.fullmatch(name)
     return None if match is None else match[1]
 

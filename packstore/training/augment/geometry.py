@@ -45,7 +45,7 @@ def samplings_of(interpolation: str, antialias: bool) -> set[int]:
 
 
 def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """Draws :attr:`Crops.sampling` for an operation that resizes; None for bilinear."""
+    """Draws :attr:`Crops.sampling` for an operation that resizes, or returns None for bilinear."""
     numbers = sorted(operation.samplings)
     if numbers == [0]:
         return None

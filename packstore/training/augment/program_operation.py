@@ -79,7 +79,7 @@ def contains_geometry(part: Any) -> bool:
 
 
 def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
-    """Converts a fill to three bytes; None for none. Raises :class:`UsageError` for other values."""
+    """Converts a fill to three bytes, or returns None for none. Raises :class:`UsageError` for other values."""
     values = (fill,) * 3 if isinstance(fill, int | float) else fill
     if values is None:
         return None

@@ -152,7 +152,7 @@ class Epochs:
         return self.order.global_batch_size * self._sampler_ranks
 
     def take_epoch_of_sampler(self) -> int | None:
-        """Returns the epoch that the user has set in the sampler since the last call, and remembers it; None for
+        """Returns the epoch that the user has set in the sampler since the last call, and remembers it, or None for
         none."""
         epoch = getattr(self._sampler, "epoch", None)
         if not hasattr(self._sampler, "set_epoch") or not isinstance(epoch, int) or epoch == self._sampler_epoch:
@@ -207,7 +207,7 @@ class Epochs:
         return hashlib.sha256(b"".join(each.tobytes() for each in starts)).hexdigest() if starts else None
 
     def _order_with_length(self) -> Order | None:
-        """Returns the order of an epoch with its length; None for a sampler without a length."""
+        """Returns the order of an epoch with its length, or None for a sampler without a length."""
         if self._sampler is None:
             return self.order
         return _sampler_order(self.order, len(self._sampler)) if isinstance(self._sampler, Sized) else None

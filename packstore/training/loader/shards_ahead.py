@@ -155,7 +155,8 @@ class ShardsAhead:
                 self._failed = True
 
     def _take_next(self) -> int | None:
-        """Waits until there is room for the next shard, and returns its index in the list; None if there is none."""
+        """Waits until there is room for the next shard, and returns its index in the list, or returns None if there is
+        none."""
         with self._changed:
             while not self._closed and self._taken < len(self._shards):
                 place = self._taken

@@ -83,7 +83,7 @@ class StoredImages(ABC):
         return {}
 
     def header(self, view: Any) -> Header:
-        """Parses the header of an image file; None for an array, or if it cannot be read."""
+        """Parses the header of an image file, or returns None for an array, or if it cannot be read."""
         return None
 
     def decodes_part(self, header: Header) -> bool:
