@@ -174,7 +174,7 @@ def open_damaged(path: Path) -> Reader:
 
 
 def refuse_name(destination: Path, format: str) -> None:
-    """Raises :class:`DestinationError` for a name that is taken, or whose suffix is that of another format."""
+    """Raises :class:`DestinationError` if something is at the path, or the path has the suffix of another format."""
     shown = printable(str(destination))
     if os.path.lexists(destination):
         raise DestinationError(f"{shown} exists already; choose another name")

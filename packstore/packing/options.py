@@ -102,8 +102,8 @@ class ConvertOptions(SourceArguments):
         return split_columns(self.columns)[1]
 
     def answers_of(self, column: str) -> Answers:
-        """Returns the answers that hold for a column beside the main image: its own, else those of all columns, of
-        whose modes only ``keep`` is for other columns than the main one."""
+        """Returns the answers that hold for a column beside the main image: the column's own answers, else the answers
+        for all columns. Of the modes for all columns only ``keep`` applies to it."""
         own = self.column_answers.get(column, {})
         mode = KEEP if self.mode == KEEP and own.get("depth") in (None, KEEP) else None
         depth = None if own.get("mode") == KEEP and self.depth != KEEP else self.depth

@@ -274,7 +274,7 @@ class Reader(ABC):
         return np.zeros(1, np.int64)
 
     def part_places(self) -> list[str]:
-        """Returns the place of each of :meth:`parts`: its path, or at a URL that of the object with its data."""
+        """Returns the place of each of :meth:`parts`: its path, or, for a store at a URL, the URL of its object."""
         return [str(self.path)]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:

@@ -151,11 +151,9 @@ def _to_float32(reader: Reader, index: int, view: Buffer) -> Buffer:
 
 
 class UnifiedReader(Reader):
-    """Reads a store and converts its images to another stored form. Its parts and checksums are those of the store,
-    of unconverted images.
+    """Reads a store and converts its images to another stored form.
 
-    Attributes:
-        store: The reader of the store itself.
+    Parts and checksums are those of the store itself: they belong to the unconverted images.
     """
 
     def __init__(self, store: Reader, manifest: Manifest, convert: _Convert | None) -> None:

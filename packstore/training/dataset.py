@@ -513,7 +513,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self.pictures.finish(torch.from_numpy(for_torch(images, self.manifest.image)))
 
     def _each_image(self, records: NDArray[np.int64]) -> Iterable[Any]:
-        """Reads the images of ``records`` in the form of items; None for each if items have no image."""
+        """Reads the image of each of ``records`` in the form of items. Each is None if items have no image."""
         if "image" not in self.columns:
             return [None] * len(records)
         gathered = self._try_gather_images(records)
@@ -527,7 +527,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return ImageReader(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
 
     def decoder_of(self, column: Column) -> Decoder:
-        """Returns the decoder of a column of images: the dataset's, or for a further column one of its mode."""
+        """Returns the decoder of a column of images: the dataset's for ``image``, else a decoder for the column's own
+        mode."""
         if column.name == "image":
             return self.decoder
         reading = Reading.of_column(column, self.manifest.options)

@@ -63,6 +63,9 @@ class _Deck:
 class Lanes:
     """Order of an epoch's records in lanes, for all ranks.
 
+    The shards, in random order, are cut into lanes of equal length. Each batch takes equally many records from every
+    lane.
+
     Attributes:
         starts: First record of each non-empty shard.
         lanes: Number of lanes: the divisor of the global batch with the most divisors of its own (the largest of

@@ -88,7 +88,8 @@ class Decoder:
     """
 
     def __init__(self, name: str, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> None:
-        """Use :func:`get_decoder`. Raises :class:`UsageError` as that does."""
+        """Call :func:`get_decoder` instead, which also checks the arguments. Raises :class:`UsageError` as that
+        function does."""
         self.name = name
         self.max_pixels = max_pixels
         self.reading = reading

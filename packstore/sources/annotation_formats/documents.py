@@ -133,7 +133,8 @@ class DocumentSource(AnnotatedSource):
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
     def _read_files(self) -> Iterator[Any]:
-        """Reads all files: yields further images and raw annotation of each entry, and collects its image and split."""
+        """Reads all files: yields the other images and the raw annotation of each entry, and collects its image and
+        split."""
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
         for file in self._files:

@@ -48,7 +48,8 @@ def next_header_offset(member: tarfile.TarInfo) -> int:
 
 
 def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
-    """Parses one header block at offset ``at``, or returns None unless it is that of a plain file or directory."""
+    """Parses one header block at offset ``at``, or returns None if it is not the header of a plain file or
+    directory."""
     kind, numbers = block[156:157], _parse_numbers(block)
     if numbers is None or kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
         return None

@@ -240,7 +240,7 @@ def _list_names(path: Path) -> set[str]:
 
 
 def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
-    """Opens the archive at ``path``, or returns None if its first members are those of no layout."""
+    """Opens the archive at ``path``, or returns None if its first members belong to no layout."""
     try:
         with path.open("rb") as file:
             if file.read(3) != b"\x1f\x8b\x08":

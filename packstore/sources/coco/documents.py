@@ -274,6 +274,6 @@ def _describe_entry(entry: dict[str, Any]) -> str:
 
 
 def _strip_absolute(name: str) -> str:
-    """Returns the last part of an absolute path, which is that of another machine; other paths unchanged."""
+    """Returns the last part of an absolute path, which was valid on another machine; returns other paths unchanged."""
     absolute = name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:[\\/]", name)
     return re.split(r"[\\/]", name)[-1] if absolute else name

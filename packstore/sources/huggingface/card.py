@@ -26,12 +26,12 @@ _RELEVANT = re.compile(rb"^(configs|dataset_info)\s*:", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Content of a card.
+    """Settings in the head of a dataset card: the ``README.md`` of a dataset of the Hugging Face Hub.
 
     Attributes:
-        data_files: Patterns of the files of each split; None if it has none.
+        data_files: Patterns of the files of each split; None if the card states none.
         features: Features by column, of images, other files and classes only; values of other columns show their types.
-        drop_labels: Names of folders are no classes; None if it does not state that.
+        drop_labels: Names of folders are no classes; None if the card does not state that.
     """
 
     data_files: dict[str, list[str]] | None = None
@@ -40,10 +40,11 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """Reads the card in a folder; returns an empty one if there is none.
+    """Reads the dataset card in a folder. Returns an empty one if the folder has none.
 
     Raises :class:`SourceError` for a malformed card, :class:`AmbiguousSourceError` for several configurations without a
-    default."""
+    default.
+    """
     path = folder / CARD
     if not path.is_file():
         return Card()
@@ -104,7 +105,7 @@ def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any
 
 
 def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
-    """Returns the folder that holds all files of a configuration, or None if that is the card's own."""
+    """Returns the folder that holds all files of a configuration, or None if that is the folder of the card."""
     try:
         files = _read_data_files(config.get("data_files"), config.get("data_dir"))
     except ValueError:

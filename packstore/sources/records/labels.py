@@ -56,7 +56,7 @@ class Numbering:
     why: str = ""
 
     def __call__(self, number: int) -> int | None:
-        """Converts a number to that of its class, or returns None for -1, which means no label. Raises
+        """Converts a number to the number of its class, or returns None for -1, which means no label. Raises
         :class:`ValueError`."""
         if number == -1:
             return None

@@ -65,7 +65,7 @@ def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.i
 
 
 def check_classes(column: Column, numbers: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` if a number is not that of one of the column's classes."""
+    """Raises :class:`StoreError` if a number is not the number of one of the column's classes."""
     count = len(column.classes or ())
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise StoreError(

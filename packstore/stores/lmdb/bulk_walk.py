@@ -61,7 +61,7 @@ class _FileWords:
         return numbers
 
     def read_8(self, positions: Numbers) -> Numbers:
-        """Reads 8-byte numbers, also at odd offsets; those of 2**63 and more come out negative."""
+        """Reads 8-byte numbers, also at odd offsets. Numbers from 2**63 on come out negative."""
         numbers: Numbers = self.bytes[positions[:, None] + np.arange(8)].view("<i8").reshape(-1)
         return numbers
 

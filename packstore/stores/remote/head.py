@@ -132,7 +132,8 @@ def read_writable_head(url: UrlPath) -> RemoteHead:
 
 
 def _table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
-    """Yields possible names of the table: that of a version or of the hint, or that in a plain copy."""
+    """Yields the names that the shard table may have: its name in a version, then its name in a plain copy of the
+    store."""
     assert manifest.shards is not None
     if version or not can_list:
         yield table_name(manifest.shards)

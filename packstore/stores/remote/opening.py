@@ -56,7 +56,7 @@ def read_remote_manifest(path: UrlPath) -> Manifest:
 
 
 def _is_local_file(path: UrlPath) -> bool:
-    """Returns whether a ``file://`` URL is that of a file, below which nothing can be listed."""
+    """Tells if a ``file://`` URL names a file, not a folder."""
     found = split_url(path)
     return found is not None and found[0] == "file" and Path("/" + found[1]).is_file()
 

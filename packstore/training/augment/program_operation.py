@@ -44,7 +44,8 @@ class ProgramOperation(Operation):
 
 
 def operation_name(operation: Any) -> str:
-    """Returns the name of an operation's class, and in brackets those of the operations it contains."""
+    """Returns the name of an operation's class, followed by the names of the operations that it contains, in
+    brackets."""
     parts = getattr(operation, "transforms", ())
     return type(operation).__name__ + (f"([{', '.join(map(operation_name, parts))}])" if parts else "")
 

@@ -37,8 +37,8 @@ class View:
         return derive_key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
     def ids(self, ids: Array) -> Array:
-        """Returns distinct ids of all crops of records ``ids`` ``(B,)``, those of a record together: ``(B *
-        count,)``."""
+        """Returns distinct ids of all crops of records ``ids`` ``(B,)``: ``(B * count,)``, all crops of a record
+        together."""
         return join([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
 
     def crop_ids(self, ids: Array, number: int) -> Array:

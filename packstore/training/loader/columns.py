@@ -44,10 +44,8 @@ class BatchColumns:
         self._rows = rows
 
     def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
-        """Decodes masks and further images of rows ``first`` … ``stop - 1``, except rows in ``failed``.
-
-        Returns:
-            Rows that fail here."""
+        """Decodes masks, and images of columns beside the main one, of rows ``first`` … ``stop - 1``, except rows in
+        ``failed``."""
         found: list[int] = []
         for rows in self._rows.values():
             found += rows.fill(self._context, first, stop, self.failed | {*failed, *found})

@@ -206,7 +206,7 @@ def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: fl
 
 @dataclass(eq=False)
 class ImageRows(ColumnRows):
-    """Rows of further images, in a buffer like that of the main ones."""
+    """Rows of images of a column beside the main one, in a buffer like the buffer of the main images."""
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None

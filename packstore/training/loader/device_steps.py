@@ -133,7 +133,7 @@ class DeviceSteps:
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
     def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
-        """Applies the geometric operations from index ``first`` on to further images of the records."""
+        """Applies the geometric operations from index ``first`` on to images of another column of the records."""
         operations = self._options.augment[first:]
         moving = [_keep_moves(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)

@@ -29,7 +29,7 @@ class CropAssembler(Assembler):
     def __init__(
         self, images: MappedImages, kernel: Kernel, stats: Stats, checks: Checks | None, finish: RowFormat | None
     ) -> None:
-        """``kernel`` is the work of the engine; the other arguments are those of an :class:`Assembler`."""
+        """``kernel`` is the work of the engine; for the other arguments see :class:`Assembler`."""
         super().__init__(images, stats, checks, finish)
         self._array = images.array
         self._kernel = kernel

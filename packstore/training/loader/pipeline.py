@@ -196,7 +196,8 @@ class Pipeline:
         return self._new_assembler(column, self._at_decoding(column), alone=False)
 
     def _further_images(self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """Processes images of a further column on the device: geometric operations and normalisation."""
+        """Processes the images of a column beside the main one on the device: geometric operations and
+        normalisation."""
         first = len(self._at_decoding(column))
         other = column.layout != "CHW" and column.pixels != self.dataset.reading.pixels
         moved = self.device_steps.move(images, ids, epoch, first)
