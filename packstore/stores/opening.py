@@ -50,8 +50,10 @@ def recognise_store(path: Path) -> Format | None:
 
 
 def looks_like_store(path: Path, start: bytes) -> bool:
-    """Tells if ``path`` is a store by its first bytes ``start``, or by the files of a folder. Opening it may still
-    fail."""
+    """Tells if ``path`` looks like a store by its first bytes, or by the files of a folder. Opening it may still fail.
+
+    ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`.
+    """
     if not path.is_dir():
         return _recognise_file(path, start) is not None
     sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-*"))

@@ -154,6 +154,9 @@ class UnifiedReader(Reader):
     """Reads a store and converts its images to another stored form.
 
     Parts and checksums are those of the store itself: they belong to the unconverted images.
+
+    Attributes:
+        store: The reader of the store itself.
     """
 
     def __init__(self, store: Reader, manifest: Manifest, convert: _Convert | None) -> None:

@@ -115,7 +115,10 @@ class Metadata:
 
 def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any]) -> Metadata:
     """Reads all rows once, and declares the columns by their values. ``features`` are the features that the dataset
-    card states."""
+    card states.
+
+    Raises :class:`SourceError` for files of several formats, without rows, or without a column that names files.
+    """
     files = tuple(sorted(files))
     kinds = sorted({file.rpartition(".")[2] for file in files})
     if len(kinds) > 1:

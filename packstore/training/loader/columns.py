@@ -45,7 +45,11 @@ class BatchColumns:
 
     def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
         """Decodes masks, and images of columns beside the main one, of rows ``first`` … ``stop - 1``, except rows in
-        ``failed``."""
+        ``failed``.
+
+        Returns:
+            Rows that fail here.
+        """
         found: list[int] = []
         for rows in self._rows.values():
             found += rows.fill(self._context, first, stop, self.failed | {*failed, *found})
