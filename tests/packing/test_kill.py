@@ -53,7 +53,7 @@ def test_killed_at_random_moments_nothing_is_lost(killer: Any, case: str, overwr
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(1)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("case", killing.MODES)
 def test_killed_conversions_of_any_mode_lose_nothing(killer: Any, case: str, rng: random.Random) -> None:
@@ -62,8 +62,7 @@ def test_killed_conversions_of_any_mode_lose_nothing(killer: Any, case: str, rng
     assert killer.tally.losses == []
 
 
-@pytest.mark.slow
-@pytest.mark.sampled(1)
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 @pytest.mark.parametrize("case", killing.MODES)
 def test_killed_at_system_calls_any_mode_loses_nothing(killer: Any, case: str, need: Any, rng: random.Random) -> None:

@@ -419,7 +419,7 @@ def test_masks_of_kitti_are_files_and_run_lengths(tmp_path: Path) -> None:
         ("3 2000 2 8 16 ~~\n", "not COCO's string"),
         ("3 2000 2 8 16\n", "5 values"),
         ("3 x 2 8 16 :4\n", "invalid literal"),
-        ("x 2000 2 8 16 :4\n", "not as MOTS has it"),
+        ("x 2000 2 8 16 :4\n", "not in the format of MOTS"),
         ("3 2000 2 99999999999999999999 16 :4\n", "do not add up|OverflowError"),
     ],
 )

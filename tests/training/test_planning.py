@@ -161,6 +161,9 @@ def test_requests_without_rows_do_not_run() -> None:
             part.write_to(wrong)
     part.write_to(np.empty((2, 5, 4, 3), np.uint8))
     part.part(0, 2)
+    none = requests.rows(1, 1)
+    none.set_outputs(whole[:0], whole[:0, 2:], whole[:0], None, np.empty((0, 5, 4, 3), np.uint8))
+    none.part(0, 0)
     with pytest.raises(ValueError, match="no rows to write yet"):
         requests.part(0, 1)
 

@@ -218,7 +218,7 @@ class Requests:
         fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
         fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
         self._row = out.shape[1:], out.dtype
-        if len(out):
+        if len(out) == len(fields):
             self.write_to(out)
         fields[:, _PROGRAM] = 0
         fields[:, _SAMPLING] = 0 if sampling is None else sampling
