@@ -51,6 +51,8 @@ def import_image_io() -> Any:
     for them whose functions end the process.
     """
     module = importlib.import_module(f"{import_torchvision().__name__}.io")
+    if not hasattr(module.image, "_has_image_ops"):
+        pytest.skip("this torchvision does not tell if its decoders load")
     if module.image._has_image_ops():
         return module
     library = Path(module.__file__).parent.parent / "image.so"

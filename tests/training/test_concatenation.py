@@ -218,7 +218,7 @@ def test_shares_are_exact_at_any_place(sizes: list[int], data: st.DataObject) ->
         stores = np.searchsorted(edges, records, "right") - 1
         assert np.bincount(stores, minlength=len(sizes)).tolist() == list(draws)
         np.add.at(seen, records, 1)
-        window = mixture._window
+        window = mixture._window_records
         for start in range(0, mixture.count, window):
             counts = np.bincount(stores[: start + window], minlength=len(sizes))
             exact = np.array(draws) * min(start + window, mixture.count) / mixture.count

@@ -438,7 +438,7 @@ class Sent:
             return send(transport, *args)
 
         def when_ready(job: BatchJob, ring: Any) -> None:
-            job._wait()
+            job._wait_for_slices()
             early(job, ring)
 
         monkeypatch.setattr(CudaTransport, "send", counted)
