@@ -152,8 +152,8 @@ def test_a_script_reads_as_bash_and_is_executable(script: str) -> None:
 def test_ci_runs_what_developers_run() -> None:
     lines = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "set -euo pipefail"
-    assert lines[-2:] == ["./tools/test", "./tools/arm sample"]
-    assert len(lines) == 4
+    assert lines[-3:] == ["./tools/test", "./tools/test oldest sample", "./tools/arm sample"]
+    assert len(lines) == 5
 
 
 def test_shellcheck_is_content() -> None:
