@@ -46,6 +46,7 @@ from tests.makers.engine_checks import (
     MAX_PIXELS,
     Box,
     assert_same,
+    check_brightness,
     check_checkpoints,
     check_forms,
     check_guard_pages,
@@ -82,6 +83,7 @@ def engines() -> list[Engine]:
     [
         pytest.param(check_pixels, marks=pytest.mark.slow),
         check_resizing,
+        check_brightness,
         check_together,
         check_forms,
         pytest.param(check_checkpoints, marks=pytest.mark.slow),

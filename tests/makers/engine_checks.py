@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.engine.native import _FIELDS, Engine, OutputFormat, Requests, _Form
+from packstore.images.programs import Code, step
 from packstore.images.resize import resize
 from packstore.training.augment import resample
 from packstore.training.augment.crop import source_index
@@ -645,10 +646,21 @@ def _check_wrong_checkpoints(engine: Engine, channels: int) -> None:
     assert engine.unindexed == 1
 
 
+def check_brightness(engine: Engine) -> None:
+    """A program scales bytes, truncates and clips them as torchvision does; images end within a vector."""
+    rng = np.random.default_rng(3)
+    for width, factor in itertools.product((7, 32, 71), (0.3, 1.4)):
+        images = rng.integers(0, 256, (2, 9, width, 3), np.uint8)
+        expected = np.clip(images * np.float32(factor), 0, 255).astype(np.uint8)
+        engine.augment(images, step(2, Code.BRIGHTNESS, factor))
+        assert (images == expected).all(), (width, factor)
+
+
 def check_all(engine: Engine) -> None:
     """Runs all checks, quick ones first: most faults are found by these."""
     check_pixels(engine)
     check_resizing(engine)
+    check_brightness(engine)
     check_together(engine)
     check_refusals(engine)
     check_wrong_checkpoints(engine)
