@@ -128,6 +128,8 @@ make_venv() {
     fresh=no
     ours=$(cat -- "$venv/packstore-made" 2>/dev/null) || ours=
     if [[ -n $ours && $ours != "$root" ]]; then
+        [[ ! $ours/.venv -ef $venv ]] ||
+            die "$venv is a link to the .venv that $ours uses: remove the link and run this again."
         why="it was made in $ours"
     elif [[ -n $ours && -e $venv/packstore-installing ]]; then
         why='the last installation did not finish'

@@ -287,6 +287,17 @@ def test_a_moved_clone_gets_a_new_environment(installed: Clone) -> None:
     assert installed.steps() == ["venv", PIP]
 
 
+def test_an_environment_that_another_clone_uses_is_left_alone(installed: Clone) -> None:
+    other = installed.root.with_name("other")
+    shutil.copytree(installed.root, other, ignore=shutil.ignore_patterns(".venv"), symlinks=True)
+    (other / ".venv").symlink_to(installed.venv)
+    before = sorted(installed.venv.iterdir())
+    out, err = installed.run(code=1, script=other / "tools" / "packstore")
+    assert f"is a link to the .venv that {installed.root} uses: remove the link" in out + err
+    assert sorted(installed.venv.iterdir()) == before
+    installed.ok()
+
+
 def test_an_environment_whose_python_is_gone_is_made_anew(installed: Clone) -> None:
     (installed.venv / "bin" / "python").unlink()
     installed.ok()
