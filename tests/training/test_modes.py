@@ -135,8 +135,9 @@ def test_geometry_is_that_of_each_channel(tmp_path: Path, mode: str, encoding: s
         packstore.convert(folder_of(tmp_path / str(channel), "F", single), of_one, mode="keep")
         wanted, _ = next(iter(PackedLoader(PackedDataset(of_one), 6, augment=RECIPES[recipe], resident=False)))
         difference = (images[:, channel].double() - wanted[:, 0].double()).abs().max()
-        # torch's kernel for bytes has weights of fewer bits.
-        assert difference <= (0 if mode == "F" else 2.0 if DTYPES[mode] == "uint8" else 0.51)
+        # torch's kernel for bytes has weights of fewer bits; the engine's for floats differs from it in the last bits.
+        floats = 1e-5 if encoding == "pixels" else 0
+        assert difference <= (floats if mode == "F" else 2.0 if DTYPES[mode] == "uint8" else 0.51)
 
 
 def test_views_and_mixtures_are_those_of_each_channel(tmp_path: Path, mode: str) -> None:
