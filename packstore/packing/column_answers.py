@@ -47,7 +47,7 @@ def split_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, di
     return tuple(meanings), answers
 
 
-def recorded_answers(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def format_answers(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Returns the answers as a manifest stores them; ``keep`` and modes are in the modes of the columns."""
     return {
         f"{column}.{name}": value

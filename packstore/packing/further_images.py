@@ -17,7 +17,7 @@ from packstore.images.encode import EncodeOptions, SourceImages
 from packstore.images.losses import examine
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header
-from packstore.packing.column_answers import KEEP, recorded_answers
+from packstore.packing.column_answers import KEEP, format_answers
 from packstore.packing.options import ConvertOptions
 from packstore.sources.base import Sample, Source, Survey
 
@@ -146,7 +146,7 @@ class FileChecks:
         self._counted = survey.counted
         self._columns = []
         for column in checked:
-            recorded = encode.reading.answers() | recorded_answers(options.column_answers)
+            recorded = encode.reading.answers() | format_answers(options.column_answers)
             own = options.column_answers.get(column.name, {}).get("mode")
             named = own if own is not None else options.mode
             chosen = named == column.pixels.name if own is not None else named == RGB.name and column.mode is None

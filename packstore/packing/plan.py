@@ -23,7 +23,7 @@ from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import wants_index
 from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.column_answers import recorded_answers
+from packstore.packing.column_answers import format_answers
 from packstore.packing.further_images import keep_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
@@ -450,7 +450,7 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
 
 def _column_answers(plan: Plan) -> dict[str, str]:
     """Returns the answers of single columns: the given ones, and those of a store for columns without any."""
-    given = recorded_answers(plan.options.column_answers)
+    given = format_answers(plan.options.column_answers)
     store = plan.survey.store
     if store is None:
         return given

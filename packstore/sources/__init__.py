@@ -104,7 +104,7 @@ def open_source(
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
-    named = check_columns(columns) or _recorded_texts(packed_as, "columns")
+    named = check_columns(columns) or _read_packed_texts(packed_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
     with use_encoding(encoding):
@@ -146,7 +146,7 @@ def _open_files(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
-        ignore=check_patterns(ignore) or _recorded_texts(packed_as, "ignore"),
+        ignore=check_patterns(ignore) or _read_packed_texts(packed_as, "ignore"),
         columns=columns,
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
@@ -248,7 +248,7 @@ def _recorded_array_names(packed_as: Manifest, options: SourceOptions) -> dict[s
     return {name: value for name, value in recorded.items() if isinstance(value, str)}
 
 
-def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
+def _read_packed_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
     """Returns the texts of an option (``ignore``, ``columns``) that a store was packed with; empty if they are
     damaged."""
     recorded = None if packed_as is None else packed_as.options.get(name)

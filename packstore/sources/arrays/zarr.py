@@ -88,7 +88,7 @@ class _OpenZarr(OpenArrays):
         filters = plain.get("filters") or []
         codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
         if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(codecs, list):
-            raise self._damaged_error(name)
+            raise self._damage_error(name)
         ids = [each.get("id") if isinstance(each, dict) else None for each in codecs]
         if plain.get("dtype") == "|O":
             what = {"vlen-utf8": "texts", "vlen-bytes": "files"}.get(str(ids[0]) if ids else "")
@@ -107,9 +107,9 @@ class _OpenZarr(OpenArrays):
                 if codec["name"] == "sharding_indexed":
                     chunks = parse_shape(codec["configuration"]["chunk_shape"], 1)
         except (KeyError, TypeError, RecursionError):
-            raise self._damaged_error(name) from None
+            raise self._damage_error(name) from None
         if shape is None or chunks is None or grid is None or not len(shape) == len(chunks) == len(grid):
-            raise self._damaged_error(name)
+            raise self._damage_error(name)
         self._grids[name] = shape, grid
         named = plain.get("data_type")
         what = {"string": "texts", "variable_length_bytes": "files", "bytes": "files"}.get(str(named), "numbers")
@@ -144,7 +144,7 @@ class _OpenZarr(OpenArrays):
             )
         return ArrayInfo("", name, shape, made, "numbers", chunks[0] if chunks else 1)
 
-    def _damaged_error(self, name: str) -> SourceError:
+    def _damage_error(self, name: str) -> SourceError:
         return SourceError(f"{self._shown}: {printable(name) or 'its array'} is no Zarr array, or it is damaged")
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:

@@ -161,7 +161,7 @@ class TarFiles(CifarFiles):
             try:
                 yield from self._read_members()
             except _BROKEN as error:
-                raise _damaged_error(printable(str(self.path)), error) from None
+                raise _damage_error(printable(str(self.path)), error) from None
 
     def _read_members(self) -> Iterator[tuple[str, IO[bytes]]]:
         """Yields name and content of each file, in one pass, and stores their places for :meth:`open`."""
@@ -201,7 +201,7 @@ class TarFiles(CifarFiles):
                         continue
                 return io.BytesIO(self._read_member(*self._found[name]))
             except _BROKEN as error:
-                raise _damaged_error(self.shown(name), error) from None
+                raise _damage_error(self.shown(name), error) from None
 
     def close(self) -> None:
         self._gzip.close()
@@ -257,11 +257,11 @@ def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
                         if layout.matches(PurePosixPath(folder).name, names):
                             return TarFiles(path, layout, folder)
     except _BROKEN as error:
-        raise _damaged_error(printable(str(path)), error) from None
+        raise _damage_error(printable(str(path)), error) from None
     return None
 
 
-def _damaged_error(where: str, error: Exception) -> SourceError:
+def _damage_error(where: str, error: Exception) -> SourceError:
     return SourceError(f"{where} is cut off or damaged ({printable(str(error)[:200])}): download it again")
 
 

@@ -46,7 +46,7 @@ class Database:
             finally:
                 os.close(descriptor)
         except PageError as error:
-            raise self._damaged_error(str(error)) from None
+            raise self._damage_error(str(error)) from None
         except OSError as error:
             raise SourceError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from None
         self.entries = self._pages.entries
@@ -55,7 +55,7 @@ class Database:
         """Yields keys, in their order, and sizes of values. Raises :class:`SourceError`."""
         for item in self._pages.walk(overflow=False):
             if isinstance(item, str):
-                raise self._damaged_error(item)
+                raise self._damage_error(item)
             yield item
 
     def first_entries(self) -> list[tuple[bytes, bytes]]:
@@ -82,7 +82,7 @@ class Database:
         except UnicodeDecodeError:
             return None
 
-    def _damaged_error(self, what: str) -> SourceError:
+    def _damage_error(self, what: str) -> SourceError:
         return SourceError(f"{printable(str(self.path))} is not a readable LMDB, or is damaged: {what}")
 
 

@@ -281,7 +281,7 @@ class LmdbReader(Reader):
         try:
             value = pages.record(index)
         except PageError as error:
-            raise self._damaged_error(error) from None
+            raise self._damage_error(error) from None
         if value is None:
             raise StoreError(f"record {index} of {printable(str(self.path))} is missing")
         if self._width is not None and len(value) != self._width:
@@ -363,7 +363,7 @@ class LmdbReader(Reader):
             raise StoreError(f"{printable(str(self.path))} is closed")
         return pages
 
-    def _damaged_error(self, error: PageError) -> StoreError:
+    def _damage_error(self, error: PageError) -> StoreError:
         return StoreError(f"{printable(str(self.path))} is damaged: {error}")
 
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
@@ -371,7 +371,7 @@ class LmdbReader(Reader):
         try:
             value = self._require_open().find(name.encode("ascii"))
         except PageError as error:
-            raise self._damaged_error(error) from None
+            raise self._damage_error(error) from None
         where = f"column {name!r} of {printable(str(self.path))}"
         if value is None:
             raise StoreError(f"{where} is missing")
