@@ -10,14 +10,14 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from packstore.core.errors import AmbiguousSourceError, StoreError, UsageError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, StoreError, UsageError, printable
 from packstore.core.sizes import parse_bytes
 
 if TYPE_CHECKING:
@@ -190,25 +190,44 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
     if error.source is None:
         return []
     asked = [number for number, text in enumerate(arguments) if number and Path(text) == error.source]
+    files = [n for n, text in enumerate(arguments) if n and _may_describe(Path(text), error.source)]
     command = next((text for text in arguments if not text.startswith("-")), "")
     found = []
     for answer in error.answers:
         only_packing = ("--split" in answer.options and command != "convert") or (
             "--on-error" in answer.options and command not in ("convert", "append")
         )
-        if not asked or command not in _TAKING_SOURCES or only_packing:
+        if not (asked or files) or command not in _TAKING_SOURCES or only_packing:
             options = "".join(f" {shell_quote(text)}" for text in answer.options)
             found.append(packing_command(answer.source or error.source, options))
             continue
         words = [*arguments]
-        words[asked[0]] = str(answer.source or error.source)
+        if asked or answer.source or not _is_for_file(answer, Path(words[files[0]])):
+            words[(asked or files)[0]] = str(answer.source or error.source)
         found.append(" ".join(["packstore", *map(shell_quote, words), *map(shell_quote, answer.options)]))
     return found
 
 
+def _is_for_file(answer: Answer, file: Path) -> bool:
+    """Tells if an answer about a folder is one about the file that the user gave in its place."""
+    from packstore.core.registry import SOURCES
+    from packstore.sources import SourceOptions, find_described_folder
+
+    kinds = [SOURCES[text] for option, text in pairwise(answer.options) if option == "--source"]
+    return all(find_described_folder(file, SourceOptions(), kind) for kind in kinds)
+
+
+def _may_describe(file: Path, folder: Path | None = None) -> bool:
+    """Tells if a file may be given in place of a folder: its own, or the one above."""
+    from packstore.sources import DESCRIBING
+
+    near = folder in (None, file.parent, file.parent.parent)
+    return near and file.suffix.lower() in DESCRIBING and file.is_file()
+
+
 def packing_command(path: Path, options: str = "") -> str:
     """Returns the command that packs the source at ``path``; ``options`` begins with a space."""
-    name = path.name.removesuffix(".tar.gz") or path.resolve().name
+    name = path.stem if _may_describe(path) else path.name.removesuffix(".tar.gz") or path.resolve().name
     return f"packstore convert {shell_quote(path)} {shell_quote(Path(f'{name}.lmdb'))}{options}"
 
 

@@ -19,6 +19,7 @@ from packstore.cli.common import (
     echo_rows,
     format_source_options,
     human_bytes,
+    packing_command,
     pluralize,
     progress_bar,
 )
@@ -162,7 +163,7 @@ def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
         if as_json:
             text = json.dumps(source_to_json(source, survey), indent=2)
         else:
-            text = describe_source(source, survey, format_source_options(options))
+            text = describe_source(source, survey, packing_command(path, format_source_options(options)))
     if as_json:
         click.echo(text)
     else:

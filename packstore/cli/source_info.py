@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from packstore.cli.common import describe_ledger, format_classes, human_bytes, packing_command, pluralize
+from packstore.cli.common import describe_ledger, format_classes, human_bytes, pluralize
 from packstore.core.errors import PackstoreError, printable
 from packstore.core.modes import parse_mode
 from packstore.core.registry import SOURCES
@@ -90,8 +90,8 @@ def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def describe_source(source: Source, survey: Survey, options: str) -> str:
-    """Describes a source in rows of a name and a text. ``options`` are the given source options of the command line."""
+def describe_source(source: Source, survey: Survey, command: str) -> str:
+    """Describes a source in rows of a name and a text. ``command`` packs it."""
     rows = [
         ("path", printable(str(source.path))),
         ("source", f"{printable(_describe_kind(source))} ({source.kind})"),
@@ -117,7 +117,7 @@ def describe_source(source: Source, survey: Survey, options: str) -> str:
     rows += [("key" if number == 0 else "", printable(key)) for number, key in enumerate(sample_keys(source, survey))]
     rows += [("files" if number == 0 else "", text) for number, text in enumerate(describe_ledger(survey.ledger))]
     rows += [("note", text) for text in survey.notes]
-    rows.append(("pack it", packing_command(source.path, options)))
+    rows.append(("pack it", command))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
 

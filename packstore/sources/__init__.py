@@ -38,6 +38,7 @@ from packstore.sources.wrapped import GEO, GeoSource
 from packstore.stores import is_store
 
 __all__ = [
+    "DESCRIBING",
     "Certainty",
     "Entry",
     "Kind",
@@ -46,13 +47,14 @@ __all__ = [
     "Survey",
     "ask_about_clips",
     "ask_about_left",
+    "find_described_folder",
     "find_kind",
     "open_source",
 ]
-_DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
+DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
+"""Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
 _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
 """Suffixes of files of which one is meant if it is named."""
-"""Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
 
 
 def open_source(
@@ -161,7 +163,7 @@ def _open_files(
         if packed_as is not None:
             options = replace(options, **_recorded_array_names(packed_as, options))
         return open_bridge(place, options)
-    if named is None and options.labels is None and (described := _find_described_folder(place, options)) is not None:
+    if options.labels is None and (described := find_described_folder(place, options, named)) is not None:
         place, options = described
     if isinstance(place, RemotePath) and (is_store(place) if named is None else named.name == "store"):
         store: Kind = SOURCES["store"]
@@ -176,14 +178,14 @@ def _open_files(
             return CopiedSource(place, lambda copy: _open_recognised(copy, named, options, packed_as), progress)
 
 
-def _find_described_folder(file: Path, options: SourceOptions) -> tuple[Path, SourceOptions] | None:
+def find_described_folder(file: Path, options: SourceOptions, named: Kind | None) -> tuple[Path, SourceOptions] | None:
     """Finds the folder that an annotation file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``):
     the file's own folder or the one above.
 
     Returns the folder, with options that ignore files of the same suffix beside the file; None if the file describes no
     folder, or too many such files are there.
     """
-    if isinstance(file, RemotePath) or file.suffix.lower() not in _DESCRIBING or not file.is_file():
+    if isinstance(file, RemotePath) or file.suffix.lower() not in DESCRIBING or not file.is_file():
         return None
     alike = next((suffixes for suffixes in _ALIKE if file.suffix in suffixes), (file.suffix,))
     for folder in (file.parent, file.parent.parent):
@@ -192,17 +194,30 @@ def _find_described_folder(file: Path, options: SourceOptions) -> tuple[Path, So
             return None
         hidden = (f"/{escape_pattern(each.relative_to(folder).as_posix())}" for each in sorted(beside))
         given = replace(options, ignore=(*options.ignore, *hidden))
-        try:
-            with apply_ignore_rules(folder, compile_ignore_rules(given.ignore)), cache_folders(), cache_archives():
-                kind = recognise(folder, given)
-                with closing(kind.open(folder, replace(given, named=True))) as source:
-                    tree = getattr(source, "tree", None)
-                    names = source.describing_files() if isinstance(source, TreeRowSource) else ()
-                    if tree is not None and file.relative_to(folder).as_posix() in set(names):
-                        return folder, given
-        except PackstoreError:
-            continue
+        with apply_ignore_rules(folder, compile_ignore_rules(given.ignore)), cache_folders(), cache_archives():
+            if any(_describes_folder(file, folder, kind, given) for kind in _find_possible_kinds(folder, given, named)):
+                return folder, given
     return None
+
+
+def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | None) -> list[Kind]:
+    """Returns the kind that is named or recognised, or those between which a question lets the user choose."""
+    try:
+        return [named or recognise(folder, options)]
+    except AmbiguousSourceError as error:
+        return [SOURCES[each.options[1]] for each in error.answers if each.options[:1] == ("--source",)]
+    except PackstoreError:
+        return []
+
+
+def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptions) -> bool:
+    """Tells if a file describes a folder as a source of a kind."""
+    try:
+        with closing(kind.open(folder, replace(options, named=True))) as source:
+            names = source.describing_files() if isinstance(source, TreeRowSource) else ()
+            return hasattr(source, "tree") and file.relative_to(folder).as_posix() in set(names)
+    except PackstoreError:
+        return False
 
 
 def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.base import SPLIT_ORDER
@@ -12,6 +13,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 
+_YEAR = re.compile(r"(19|20)\d\d$")
 _WORDS = re.compile(r"[/_. -]+")
 _SPLIT = re.compile("|".join(sorted(SPLIT_ORDER, key=len, reverse=True)))
 _NO_IMAGES = frozenset({"mask", "masks", "label", "labels", "annotations", "gt", "segmentation"})
@@ -76,9 +78,11 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
     return {split: found[split] for split in in_packing_order(found)}
 
 
+@lru_cache
 def split_of_folder(folder: str) -> str:
-    """Returns the only split in the words of a folder's path, or ``""`` for none or several."""
-    found = {word for word in _folder_words(folder) if word in SPLIT_ORDER}
+    """Returns the only split in the words of a folder's path, also with a year behind it, or ``""`` for none or
+    several."""
+    found = {word for each in _folder_words(folder) if (word := _YEAR.sub("", each)) in SPLIT_ORDER}
     return found.pop() if len(found) == 1 else ""
 
 

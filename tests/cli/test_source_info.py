@@ -16,6 +16,7 @@ import packstore
 from packstore.cli.source_info import describe_source, sample_keys, source_to_json
 from packstore.core.column import Column
 from packstore.sources import Entry, Source, SourceOptions, Survey, open_source
+from tests.makers.annotated import fill, jpeg
 from tests.makers.command import run
 from tests.makers.datasets import make_cifar10, make_folder
 
@@ -199,3 +200,25 @@ def test_columns_of_a_table(tmp_path: Path) -> None:
     assert packed.returncode == 0, packed.stderr
     checked = run("verify", "photos.lmdb", "--against", "photos", cwd=tmp_path)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@pytest.mark.parametrize("depth", [False, True])
+def test_a_file_that_names_images_is_named_in_commands(depth: bool, tmp_path: Path) -> None:
+    """Not its folder, which has another list; nor for a kind that does not read the file."""
+    files: dict[str, str | bytes] = {f"data/images/{n}.jpg": jpeg(n) for n in range(4)}
+    files |= {f"data/depth/{n}.jpg": jpeg(n) for n in range(4 * depth)}
+    for name in ("wiki_demo.txt", "other.txt"):
+        files[f"data/{name}"] = "".join(f"images/{n}.jpg word{n}\n" for n in range(4))
+    fill(tmp_path, files)
+    done = run("info", "data/wiki_demo.txt", cwd=tmp_path)
+    if not depth:
+        assert rows(done.stdout)["pack it"] == "packstore convert data/wiki_demo.txt wiki_demo.lmdb"
+        assert run(*shlex.split(rows(done.stdout)["pack it"])[1:], cwd=tmp_path).returncode == 0
+        return
+    commands = [line.strip() for line in done.stderr.splitlines()[1:]]
+    file, folder = "packstore info data/wiki_demo.txt", "packstore info data"
+    assert commands == [f"{file} --ignore depth/", f"{file} --source table", f"{folder} --source modalities"]
+    for command in commands[:2]:
+        said = rows(run(*shlex.split(command)[1:], cwd=tmp_path).stdout)
+        assert said["known by"].startswith("wiki_demo.txt")
+        assert said["pack it"].startswith("packstore convert data/wiki_demo.txt wiki_demo.lmdb --")

@@ -610,6 +610,33 @@ def test_one_file_of_annotations_over_the_folders_of_splits(tmp_path: Path) -> N
     assert verify(tmp_path / "x.lmdb", against=root, ignore=("/saved", "*_masks")).problems == ()
 
 
+@pytest.mark.parametrize("base", ["", "images/"])
+@pytest.mark.parametrize(
+    ("folders", "splits"),
+    [
+        (("train", "val"), {"train": 2, "val": 2}),
+        (("val2017", "train2017"), {"train": 2, "val": 2}),
+        (("test/day", "test/night"), {"test": 4}),
+        (("day", "night"), {"": 4}),
+        (("train", "day"), None),
+    ],
+)
+def test_names_with_folders_of_splits_in_one_file(
+    base: str, folders: tuple[str, ...], splits: dict[str, int] | None, tmp_path: Path
+) -> None:
+    images = [coco_image(n) | {"file_name": f"{folders[n // 2]}/{n:012}.jpg"} for n in range(4)]
+    files = photos(f"{base}{folders[0]}", 0, 1) | photos(f"{base}{folders[1]}", 2, 3)
+    fill(tmp_path, files | {"annotations/instances.json": of_images(images=images)})
+    if splits is None:
+        with pytest.raises(AmbiguousSourceError, match=r"images of a split in .*train, and others in .*day") as asked:
+            open_source(tmp_path)
+        assert [answer.options for answer in asked.value.answers] == [("--source", "coco")]
+    with closing(open_source(tmp_path, kind="coco")) as source:
+        assert dict(source.survey().splits) == (splits or {"": 4})
+        keys = sorted(f"{base}{each['file_name']}" for each in images)
+        assert sorted(entry.key for entry in source.entries()) == keys
+
+
 @pytest.mark.parametrize("name", ["{}", "cats/{}"])
 def test_one_file_of_annotations_over_other_folders(name: str, tmp_path: Path) -> None:
     images = [coco_image(n) | {"file_name": name.format(f"{n:012}.jpg")} for n in range(4)]

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packstore.core.errors import AmbiguousSourceError, SourceError, printable
+from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -64,7 +64,7 @@ class _Split(NamedTuple):
         """Yields number in ``documents``, folder and name of each image of the split."""
         for number, name in enumerate(self.documents.names()):
             folder = self.folder if self.places is None else self.places[number]
-            if self.chosen is None or self.chosen == split_of_folder(folder):
+            if self.chosen is None or self.chosen == split_of_folder(_folder_of(folder, name)):
                 yield number, folder, name
 
 
@@ -262,11 +262,23 @@ class CocoSource(FileRowSource):
         self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
 
     def _split_by_folders(self) -> None:
-        """Replaces a single unnamed split by the splits in the names of its folders of images, if all have one."""
+        """Replaces a single unnamed split by the splits in the names of its folders of images. Raises
+        :class:`AmbiguousSourceError` if only some have one."""
         (name, only), *others = self._splits.items()
-        splits = places_by_split(only.places or ())
-        if not name and not others and splits.keys() - {""}:
+        if name or others:
+            return
+        folders = {_folder_of(folder, image) for _, folder, image in only.images()}
+        splits = places_by_split(folders)
+        if splits.keys() - {""}:
             self._splits = {split: only._replace(chosen=split) for split in splits}
+        elif not self.options.named and (known := sorted(filter(split_of_folder, folders))):
+            other = next(folder for folder in sorted(folders) if not split_of_folder(folder))
+            raise AmbiguousSourceError(
+                f"{self.tree.name()}: {printable(self._files[0])} has images of a split in {printable(known[0])}, and "
+                f"others in {printable(other) or 'the top folder'}, whose name has no split: --source coco packs all "
+                "without splits",
+                [Answer(("--source", "coco"))],
+            )
 
     def _missing_images_message(self, file: AnnotationFile, name: str) -> str:
         """Returns the message for a file of annotations without images: where they were looked for, and where the first
@@ -306,6 +318,11 @@ class CocoSource(FileRowSource):
                         f"{printable(found[number])!r} in another split: leave one of the files in the folder"
                     )
         return dict(sorted(found.items()))
+
+
+def _folder_of(folder: str, name: str) -> str:
+    """Returns the folder of an image with a path ``name`` in ``folder``."""
+    return join(folder, name).rpartition("/")[0]
 
 
 def _png_name(name: str) -> str:
