@@ -33,11 +33,14 @@ class Bdd100kSource(DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields a frame of the list, or of the object with ``frames`` and ``config``, at a time; counts ``config`` as
+        left out."""
         self.ignored["values 'config' of files of annotations"] += isinstance(document, dict) and "config" in document
         for frame in document["frames"] if isinstance(document, dict) else document:
             yield AnnotationEntry(frame["name"], frame)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts boxes, run lengths and closed polygons to objects; open lines and curves stay in ``json``."""
         annotation = Annotation(json=raw)
         for each in raw.get("labels") or ():
             label = nonempty_text(each["category"])

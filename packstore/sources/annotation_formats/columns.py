@@ -22,7 +22,7 @@ _HOSTILE = (KeyError, TypeError, AttributeError, IndexError, OverflowError, Recu
 
 @dataclass(slots=True)
 class _Summary:
-    """Summary of all annotations of a data set.
+    """Facts about all annotations of a data set, which decide its columns.
 
     Attributes:
         classes: Classes of objects and points.
@@ -32,7 +32,7 @@ class _Summary:
         segmentations: An object has polygons or a mask.
         points: An image has points.
         tags: Most tags of an image.
-        values: Names of further columns with a value.
+        values: Names of the format's further columns with a value.
         json: An image has a value for the column ``json``.
     """
 
@@ -68,9 +68,9 @@ class AnnotationColumns(ABC):
     _listed: tuple[str, ...] = ()
 
     @abstractmethod
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the raw annotation of an image. May raise any error of reading a value that lacks the structure of
-        the format."""
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts the raw annotation of an image. ``read_size`` reads the image's width and height if the format needs
+        them. May raise any error of reading a value that lacks the structure of the format."""
 
     @abstractmethod
     def raw_annotations(self) -> Iterator[Any]:
@@ -81,11 +81,12 @@ class AnnotationColumns(ABC):
         return self._listed
 
     def add_listed_classes(self, names: Iterable[str]) -> None:
-        """Appends to the classes that :meth:`class_order` returns."""
+        """Appends names to the classes that :meth:`class_order` returns."""
         self._listed = (*self._listed, *names)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns, ``image`` first. Reads all annotations."""
+        """Declares the columns that any annotation needs, ``image`` first. Reads all annotations at the first call.
+        Raises :class:`SourceError` for too many classes, or names of classes that are no text."""
         seen, classes = self._summary, self._classes
         found: dict[str, Field] = {"image": Image()}
         if seen.boxes or not (seen.points or seen.tags or seen.values):
@@ -105,15 +106,17 @@ class AnnotationColumns(ABC):
         found |= {name: each for name, each in self.further_fields.items() if name in seen.values}
         return found | ({"json": Json(optional=True)} if seen.json else {})
 
-    def column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
-        """Converts the raw annotation of an image to values by column. Raises :class:`ValueError`."""
-        found = self._all_columns(self._parse_checked(raw, lambda: upright_size(image)))
+    def make_column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
+        """Converts the raw annotation of an image to values of the declared columns. Raises :class:`ValueError` for an
+        invalid annotation."""
+        found = self._make_all_values(self._parse_checked(raw, lambda: upright_size(image)))
         return {name: value for name, value in found.items() if name in self._column_names}
 
     def _parse_checked(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Parses a raw annotation; raises :class:`ValueError` for any fault in it."""
+        """Parses a raw annotation. Raises :class:`ValueError` for any fault in it, also for names of classes that are
+        no text."""
         try:
-            annotation = self.parse(raw, read_size)
+            annotation = self.parse_annotation(raw, read_size)
             labels = [*(each.label for each in annotation.objects), *(point[0] for point in annotation.points)]
             _check_class_names((*labels, *annotation.tags))
             return annotation
@@ -123,8 +126,8 @@ class AnnotationColumns(ABC):
             found = f"{type(error).__name__}: {printable(str(error))[:80]}"
             raise ValueError(f"its annotation is not in the format of {self.title} ({found})") from error
 
-    def _all_columns(self, annotation: Annotation) -> dict[str, Any]:
-        """Converts an annotation to values of all columns, also of those that are left out."""
+    def _make_all_values(self, annotation: Annotation) -> dict[str, Any]:
+        """Converts an annotation to values of all possible columns, also of those that are not declared."""
         objects = annotation.objects
         single = annotation.tags[0] if annotation.tags else None
         found = {
@@ -144,11 +147,12 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def _column_names(self) -> frozenset[str]:
+        """Names of the declared columns."""
         return frozenset(self.fields())
 
     @cached_property
     def _listed_classes(self) -> Mapping[str, None]:
-        """Classes that the data set lists, in their order. Raises :class:`SourceError` if one is no text."""
+        """Classes that the data set lists, in their order, as keys. Raises :class:`SourceError` if one is no text."""
         listed = self.class_order()
         try:
             _check_class_names(listed)
@@ -172,7 +176,8 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def _summary(self) -> _Summary:
-        """Summary of all annotations. Reads all of them; skips damaged ones."""
+        """Facts about all annotations. Its first use reads all of them; damaged ones are skipped. Raises
+        :class:`SourceError` for more than 65,536 classes."""
         seen = _Summary()
         for raw in self.raw_annotations():
             try:

@@ -30,7 +30,8 @@ class CordSource(SidecarSource):
     further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each word of each valid line to an object with the word's corners and text."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for line in document["valid_line"]:

@@ -31,7 +31,8 @@ class CreateMLSource(DocumentSource):
         for image in document:
             yield AnnotationEntry(image.get("image", image.get("imagefilename")), image)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each annotation to an object with a box."""
         annotation = Annotation(json=raw)
         for each in raw.get("annotations", raw.get("annotation")):
             box = box_from_centre(*(each["coordinates"][name] for name in ("x", "y", "width", "height")))

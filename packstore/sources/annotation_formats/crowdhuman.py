@@ -29,13 +29,16 @@ class CrowdHumanSource(DocumentSource):
     signature = re.compile(rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:')
 
     def parse_document(self, data: bytes) -> Any:
+        """Parses each line that is not blank as JSON. Raises :class:`ValueError`."""
         return [parse_json(line) for line in data.splitlines() if line.strip()]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each line; the image is ``ID.jpg``."""
         for image in document:
             yield AnnotationEntry(f"{image['ID']}.jpg", image)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts the full box (``fbox``) of each person to an object."""
         boxes = raw["gtboxes"]
         return Annotation(
             [object_from_box(nonempty_text(e["tag"]), box_from_corner(*e["fbox"])) for e in boxes], json=raw

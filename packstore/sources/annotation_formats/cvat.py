@@ -47,9 +47,12 @@ class CvatSource(DocumentSource):
     per_object = ("track",)
 
     def parse_document(self, data: bytes) -> Any:
+        """Parses XML, up to 1 GiB, to dictionaries and lists. Raises :class:`ValueError`."""
         return load_xml(data, _MAX_XML)[1]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image and each frame of a video; lists the classes in the head, and counts its other
+        values as left out."""
         meta = document.get("meta") or {}
         self.ignored[f"the rest of the head of {file}"] += 1
         self._read_classes(meta)
@@ -66,8 +69,8 @@ class CvatSource(DocumentSource):
         self.add_listed_classes(each["name"] for each in labels if each.get("name"))
 
     def _read_frames(self, file: str, tracks: list[Any]) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each frame that exists as an image, with the shapes of all tracks; counts other
-        frames."""
+        """Yields an entry for each image of a frame, with the shapes of all tracks; counts frames without an image.
+        Raises :class:`ValueError` if two images have the number of one frame."""
         shapes: dict[int, list[Any]] = {}
         for track in tracks:
             for kind in _SHAPES:
@@ -89,7 +92,8 @@ class CvatSource(DocumentSource):
                 image[len(base) + 1 :] if base else image, {"@frame": number, "track": shapes.get(number, [])}
             )
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts tags, shapes, and shapes of tracks that are not ``outside``."""
         annotation = Annotation(json=raw)
         annotation.tags = [each["@label"] for each in as_list(raw.get("tag"))]
         tracked = [(each["kind"], each) for each in raw.get("track", ()) if each.get("@outside") != "1"]
@@ -99,7 +103,8 @@ class CvatSource(DocumentSource):
         return annotation
 
     def _add_shape(self, annotation: Annotation, kind: str, shape: Any, image: Any) -> None:
-        """Adds a shape of ``image`` as an object, or, if it has no area, as points."""
+        """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. ``kind`` is its
+        element in the XML."""
         label, more = nonempty_text(shape.get("@label")), {}
         if "track" in image or "@track" in shape:
             more = {"track": int(shape.get("@track", -1))}

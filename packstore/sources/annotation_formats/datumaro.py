@@ -26,14 +26,14 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class DatumaroFormat(AnnotationColumns):
-    """Datumaro's JSON, from a file or from the library."""
+    """Parser of Datumaro's JSON, from a file or from the library."""
 
     title = "Datumaro"
     ignored: Counter[str]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image, as :meth:`DocumentSource.read_entries`; adds the file's classes to the listed
-        ones."""
+        """Yields an entry for each item; adds the file's classes to the listed ones, and counts other parts of its
+        head. The name of the file is the split, unless it is ``default``."""
         labels = [each["name"] for each in (document["categories"].get("label") or {}).get("labels", ())]
         self.add_listed_classes(labels)
         self.ignored["values 'info' of files of annotations"] += bool(document.get("info"))
@@ -45,7 +45,9 @@ class DatumaroFormat(AnnotationColumns):
             name = media.get("path") or f"{item['id']}.jpg"
             yield AnnotationEntry(name, {"item": item, "labels": labels}, "" if split == "default" else split)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts labels to tags, shapes with an area to objects, points and lines to points; leaves other annotations
+        in ``json``."""
         annotation = Annotation(json=raw["item"])
         for each in raw["item"]["annotations"]:
             number, kind = each.get("label_id"), each["type"]

@@ -43,11 +43,11 @@ _IMAGES = (
 
 
 class AnnotationEntry(NamedTuple):
-    """Annotation of one image, in a file with annotations of many.
+    """Annotation of one image, from a file with annotations of many.
 
     Attributes:
         name: Name of the image: a path, which may be that of another machine.
-        raw: Raw annotation for :meth:`AnnotationColumns.parse`; any JSON value.
+        raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; any JSON value.
         split: Split; None for that of the file.
         further_images: Names of further images that it describes.
         identifier: Its id in the file, for messages.
@@ -61,7 +61,7 @@ class AnnotationEntry(NamedTuple):
 
 
 class DocumentSource(AnnotatedSource):
-    """Source with one file of annotations, or one for each split.
+    """Base of formats with one file of annotations, or one for each split.
 
     The names of images are relative to the file, or to a folder beside it or above it; a bare name may lie in any
     folder if no other image has that name. Images that no file names are left out.
@@ -74,7 +74,7 @@ class DocumentSource(AnnotatedSource):
         allows_repeats: An image may have several entries, each a sample; later ones have keys with ``#1``, ``#2`` ….
         absent_reason: Reason for which entries without their images are left out; if empty, these are bad samples.
         max_further: Most further images of an entry.
-        ignored: Number of things that are left out, by reason.
+        ignored: Number of values and entries that are left out, by reason.
         first_ignored: Identifiers of the first entries that are left out, by reason.
     """
 
@@ -108,12 +108,12 @@ class DocumentSource(AnnotatedSource):
 
     @abstractmethod
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of a parsed file. Counts in ``ignored`` what is in no entry. May raise any
-        error of reading a value that lacks the structure of the format."""
+        """Yields an entry for each image of a parsed file. Counts values of the file that are in no entry in
+        ``ignored``. May raise any error of reading a value that lacks the structure of the format."""
 
     def count_ignored(self, reason: str, identifier: str) -> None:
-        """Counts an entry that is left out, in ``ignored``, and adds it to ``first_ignored`` if it is one of the
-        first."""
+        """Counts an entry that is left out in :attr:`ignored`; adds the first 4 identifiers to
+        :attr:`first_ignored`."""
         self.ignored[reason] += 1
         if identifier and len(self.first_ignored[reason]) < _NAMED:
             self.first_ignored[reason].append(identifier)
@@ -124,17 +124,18 @@ class DocumentSource(AnnotatedSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        """Finds the files of annotations by names and first bytes. Includes files of the same name in other folders:
-        with another beginning they are damaged, and must not be missed."""
-        folders = _folders_to_depth(tree, cls.max_depth)
-        paths = [path for each in folders for path in _matching_files(tree, each, cls.name_pattern, cls.max_files)]
+        """Finds the files of annotations by names and first bytes. Includes files of the same name in other folders
+        even if their beginning does not match: these are damaged, and must not be missed."""
+        folders = _list_folders_to_depth(tree, cls.max_depth)
+        paths = [path for each in folders for path in _list_matching_files(tree, each, cls.name_pattern, cls.max_files)]
         found = {path for path in paths if cls.signature.search(convert_start(tree.first_bytes(path, _START)))}
         names = {path.rpartition("/")[2] for path in found}
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
     def _read_files(self) -> Iterator[Any]:
-        """Reads all files: yields the other images and the raw annotation of each entry, and collects its image and
-        split."""
+        """Yields further images and raw annotation of each entry of all files; records image and split of each, and
+        counts entries that are left out. Raises :class:`SourceError` for a damaged file, a repeated image or too many
+        splits."""
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
         for file in self._files:
@@ -166,7 +167,7 @@ class DocumentSource(AnnotatedSource):
                     continue
                 image = name.encode("utf-8", "surrogateescape")
                 if image in seen:
-                    raise self._repeated_image(name, seen[image], file)
+                    raise self._repeated_image_error(name, seen[image], file)
                 self._earlier.append(times[image])
                 if self.allows_repeats:
                     times[image] += 1
@@ -182,7 +183,7 @@ class DocumentSource(AnnotatedSource):
                 self._split_of.append(self._splits.index(split))
                 yield [further, entry.raw]
 
-    def _repeated_image(self, image: str, first: str, second: str) -> SourceError:
+    def _repeated_image_error(self, image: str, first: str, second: str) -> SourceError:
         """Returns the error for an image that two entries describe, in the files ``first`` and ``second``."""
         if first == second:
             return SourceError(f"{self.tree.name(first)} has two annotations of {printable(image)}: remove one")
@@ -194,8 +195,9 @@ class DocumentSource(AnnotatedSource):
         )
 
     def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
-        """Finds the paths of the images that a file names; a missing image gets a path in the folder of most others.
-        If an entry has a split of its own, its image may lie in a folder of that name."""
+        """Returns the path of each image that a file names. Looks in the usual folders, in those of an entry's own
+        split, and at last for a unique file of that name anywhere. A missing image gets a path in the folder of most
+        others."""
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
         split = split_from_file(file)
@@ -218,7 +220,7 @@ class DocumentSource(AnnotatedSource):
         return found
 
     def _find_by_name(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Finds all files with one of the ``names``, in any folder: their paths by name."""
+        """Finds the paths of all files with one of the ``names``, in any folder, by name."""
         found: dict[str, list[str]] = {name: [] for name in names}
         for folder, listed in self.tree.folders(is_passed_over):
             for name in found.keys() & set(listed.files):
@@ -226,22 +228,24 @@ class DocumentSource(AnnotatedSource):
         return found
 
     def _list_folders_of(self, paths: Iterable[str]) -> dict[str, frozenset[str]]:
-        """Lists the folders of ``paths``: names of files by folder."""
+        """Lists the names of files in each folder of ``paths``."""
         return {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in paths}}
 
     def _join_to_folder(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
-        """Joins names of images to the one of ``folders`` that has most of them."""
+        """Joins names of images to the one of ``folders`` that has most of them; to the top folder if none has any."""
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 
     def _file_exists(self, path: str) -> bool:
-        """Tells if a file is in the list of its folder."""
+        """Tells if the list of its folder has a file."""
         return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(self._splits) or ("",)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each entry of a split, in the order of the files; later entries of one image have keys with
+        ``#1``, ``#2`` …"""
         if split in self._splits:
             number = self._splits.index(split)
             for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
@@ -249,20 +253,21 @@ class DocumentSource(AnnotatedSource):
                 yield FileRow(name, {"entry": image}, f"{name}#{earlier}" if earlier else None)
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of a split, with the bytes of their annotations added to ``value_bytes``."""
         for row in super().rows(split):
             entry = row.ref[3]["entry"] if isinstance(row.ref[3], Mapping) else None
-            yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.size(entry))
+            yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.value_size(entry))
 
-    def take_annotation(self, values: dict[str, Any]) -> Any:
-        return self._spool.read(values.pop("entry"))[1]
+    def pop_annotation(self, values: dict[str, Any]) -> Any:
+        return self._spool.read_value(values.pop("entry"))[1]
 
     def read_further_images(self, entry: int) -> list[str]:
-        """Reads the paths of the further images of an entry."""
-        paths: list[str] = self._spool.read(entry)[0]
+        """Reads the paths of the further images of entry number ``entry``."""
+        paths: list[str] = self._spool.read_value(entry)[0]
         return paths
 
     def raw_annotations(self) -> Iterator[Any]:
-        return (self._spool.read(number)[1] for number in range(len(self._spool)))
+        return (self._spool.read_value(number)[1] for number in range(len(self._spool)))
 
     def describing_files(self) -> Iterable[str]:
         return self._files
@@ -271,6 +276,7 @@ class DocumentSource(AnnotatedSource):
         return dict(+self.ignored)
 
     def close(self) -> None:
+        """Removes the temporary file of annotations as well."""
         if hasattr(self, "_spool"):
             self._spool.close()
         super().close()
@@ -282,8 +288,8 @@ def _folder_has_file(files_by_folder: Mapping[str, frozenset[str]], path: str) -
     return name in files_by_folder[folder]
 
 
-def _folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
-    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips hidden ones."""
+def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
+    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips ignored ones."""
     level = [""]
     for depth in range(max_depth + 1):
         yield from level
@@ -293,9 +299,9 @@ def _folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
             ]
 
 
-def _matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
-    """Returns the files in a folder whose names match; none if there are more than ``max_files``, since these are
-    annotations of single images."""
+def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
+    """Returns the paths of the files in a folder whose names match; ``[]`` if more than ``max_files`` do, since these
+    are annotations of single images."""
     suffix = re.search(r"\\[.](\w+)$", pattern.pattern)
     listed = tree.names(folder).ending(f".{suffix[1]}") if suffix else tree.names(folder).files
     found = [name for name in listed if pattern.fullmatch(name) and not is_passed_over(name)]
@@ -303,8 +309,8 @@ def _matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files
 
 
 def _image_path(name: Any) -> str:
-    """Converts the name that a tool wrote for an image to a path within the source: of an absolute path or a URL it
-    takes the last part. Raises :class:`ValueError` for a path that leads out of the source."""
+    """Converts the name of an image in an annotation file to a path within the source; takes only the last part of an
+    absolute path or a URL. Raises :class:`ValueError` for a path that leads out of the source."""
     if not isinstance(name, str):
         raise ValueError(f"found {name!r:.60} as the name of an image, expected a text")
     bare = name
@@ -314,15 +320,14 @@ def _image_path(name: Any) -> str:
 
 
 def split_from_file(file: str) -> str:
-    """Returns the split in the name of a file, or else in the name of one of its folders, or ``""`` if there is
-    none."""
+    """Returns the first split in the name of a file, else the nearest of its folders that is one, else ``""``."""
     *folders, name = file.lower().split("/")
     words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]
     return next((word for word in words if word in SPLIT_ORDER), "")
 
 
 def document_kind(source: type[DocumentSource], help: str) -> Kind:
-    """Makes the kind of a format, which recognises a path with certainty if it finds files of annotations there."""
+    """Makes the kind of a format; it is certain of a path in which it finds files of annotations."""
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         tree = open_tree(path)

@@ -33,7 +33,9 @@ class DotaSource(SidecarSource):
     further_fields = {"difficult": Labels(of="boxes", optional=True)}  # noqa: RUF012 - never changed
     per_object = ("difficult",)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each line of corners to an object; lines of the head go to ``json``. Raises :class:`ValueError` for
+        other lines."""
         annotation = Annotation()
         head: dict[str, str] = {}
         for number, line in numbered_lines(raw):

@@ -30,14 +30,15 @@ _SPLITS = ("train", "val", "validation", "test")
 
 
 class FiftyOneFormat(AnnotationColumns):
-    """FiftyOne's JSON, from a file or from its database."""
+    """Parser of FiftyOne's JSON, from a file or from its database."""
 
     title = "FiftyOne"
     ignored: Counter[str]
 
     def read_samples(self, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each sample, and adds the document's classes to the listed ones. A tag with the name of a
-        split is one if every sample has exactly one."""
+        """Yields an entry for each of the document's ``samples``, and adds its classes to the listed ones. Tags
+        ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one; else counts them as
+        left out."""
         self.add_listed_classes(map(str, document.get("classes") or ()))
         samples = document.get("samples", ())
         tags = [[tag for tag in sample.get("tags") or () if tag in _SPLITS] for sample in samples]
@@ -46,7 +47,8 @@ class FiftyOneFormat(AnnotationColumns):
         for sample, own in zip(samples, tags, strict=True):
             yield AnnotationEntry(sample["filepath"], sample, own[0] if split else None)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts a sample with any label fields, or the labels of one image in ``labels.json``."""
         if "filepath" in raw:
             annotation = Annotation(json=raw)
             for value in raw.values():
@@ -64,7 +66,8 @@ class FiftyOneFormat(AnnotationColumns):
         return annotation
 
     def _add_labels(self, annotation: Annotation, value: Any, read_size: SizeReader) -> None:
-        """Adds the labels in a field of a sample; skips fields without labels."""
+        """Adds the labels in a field of a sample to ``annotation``: as tags, objects or points. Skips fields without
+        labels, open lines, and points that are NaN."""
         kind = value.get("_cls") if isinstance(value, Mapping) else None
         if kind == "Classification" and nonempty_text(value.get("label")):
             annotation.tags.append(value["label"])
@@ -87,7 +90,7 @@ class FiftyOneFormat(AnnotationColumns):
             annotation.points += [(nonempty_text(each.get("label")), x, y) for x, y in places]
 
     def _add_object(self, annotation: Annotation, label: str | None, each: Any, read_size: SizeReader) -> None:
-        """Adds a detection, whose box is in fractions of the image's sides."""
+        """Adds a detection to ``annotation``, and converts its box from fractions of the image's sides to pixels."""
         left, top, width, height = to_floats(each["bounding_box"], 4)
         across, down = read_size()
         annotation.objects.append(
@@ -105,8 +108,8 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields the entries of ``samples.json`` (``samples``) or ``labels.json`` (``labels``, by the stems of images
-        in ``data``)."""
+        """Yields the entries of ``samples.json``; or those of ``labels.json``, which names images in ``data`` without
+        their suffixes. Raises :class:`ValueError` if two images differ in their suffixes alone."""
         yield from self.read_samples(document)
         if "samples" in document:
             return
@@ -130,7 +133,7 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
 
 
 def _class_name(label: Any, classes: Sequence[Any]) -> str:
-    """Returns the name of a class that is given by name, or by its number in ``classes``."""
+    """Returns the name of a class from its number in ``classes``, or from its name."""
     return str(classes[label]) if isinstance(label, int) and classes and 0 <= label < len(classes) else str(label)
 
 

@@ -28,7 +28,8 @@ class FunsdSource(SidecarSource):
     further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each field of the form to an object with its box and text."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for each in document["form"]:

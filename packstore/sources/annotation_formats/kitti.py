@@ -31,7 +31,9 @@ class KittiSource(SidecarSource):
     patterns = ("{stem}.txt",)
     signature = re.compile(rb"^\s*[A-Za-z_]\S*( -?\d+(\.\d+)?(e-?\d+)?){14,15}\s*($|\r?\n)", re.I)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each line to an object with its 2D box; all numbers go to ``json``. Raises :class:`ValueError` for
+        any other number of them."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
             words = line.split()

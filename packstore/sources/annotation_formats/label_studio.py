@@ -36,6 +36,7 @@ class LabelStudioSource(DocumentSource):
         rb'(?=.*("data"\s*:\s*\{|"annotation_id"\s*:|"lead_time"\s*:))', re.S)  # fmt: skip
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each task. Raises :class:`ValueError` for a task with no image or several."""
         for task in document:
             data = task.get("data", task)
             names = [value for value in data.values() if isinstance(value, str) and _is_image(value)]
@@ -43,9 +44,8 @@ class LabelStudioSource(DocumentSource):
                 raise ValueError(f"task {task.get('id')!r:.40} names {len(names)} images, expected one")
             yield AnnotationEntry(_path_from_url(names[0]), task)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Parses a task of Label Studio's JSON, of which it takes the first annotation that was not cancelled, or of
-        JSON-MIN."""
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts the first annotation of a task that was not cancelled, or the results of a task of JSON-MIN."""
         annotation = Annotation(json=raw)
         if "data" in raw:
             made = [
@@ -64,7 +64,8 @@ class LabelStudioSource(DocumentSource):
         return annotation
 
     def _add_result(self, annotation: Annotation, value: Any, result: Any, read_size: SizeReader) -> None:
-        """Adds the ``value`` of a result as tags, an object or a point; skips texts, ratings and relations."""
+        """Adds the ``value`` of a result to ``annotation``, as tags, an object or a point. Skips texts, ratings and
+        relations. Converts percentages to pixels by the size in ``result``, else by that of the image."""
         annotation.tags += value.get("choices", [])
         named = next((name for name in _VALUES if name in value), None)
         if named is None and "x" not in value and "points" not in value:
@@ -97,12 +98,13 @@ class LabelStudioSource(DocumentSource):
 
 
 def _is_image(text: str) -> bool:
+    """Tells if a path or URL has the suffix of an image."""
     return re.split(r"[?#](?!d=)", text)[0].lower().endswith(IMAGE_SUFFIXES)
 
 
 def _path_from_url(name: str) -> str:
-    """Takes the path of an image out of a URL of Label Studio's server (``/data/local-files/?d=a.jpg``); returns any
-    other name unchanged."""
+    """Returns the image's path in a URL of Label Studio's server (``/data/local-files/?d=a.jpg``); returns any other
+    name unchanged."""
     served = re.search(r"[?&]d=([^&]+)", name)
     return unquote(served[1], errors="surrogateescape") if served is not None else name
 

@@ -32,7 +32,8 @@ class LabelMeSource(SidecarSource):
                ("images", "json"), ("imgs", "json"), ("images", "jsons"), ("images", "labelme"))  # fmt: skip
     signature = re.compile(rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)')
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts shapes to objects, lines and points to points, true flags to tags; drops ``imageData``."""
         document = parse_json(raw)
         document.pop("imageData", None)
         annotation = Annotation(json=document)
@@ -49,7 +50,7 @@ class LabelMeSource(SidecarSource):
 
 
 def _make_object(label: str | None, kind: str, flat: list[float]) -> AnnotatedObject:
-    """Makes an object of a shape with an area, from its type and points."""
+    """Makes an object from a shape with an area: the type of the shape and its points. Raises :class:`ValueError`."""
     if kind in ("rectangle", "mask"):
         left, top, right, bottom = flat if len(flat) == 4 else [*flat[:2], *flat[4:6]]
         return object_from_box(label, [min(left, right), min(top, bottom), max(left, right), max(top, bottom)])

@@ -31,9 +31,11 @@ class LineBoxesSource(DocumentSource):
     )
 
     def parse_document(self, data: bytes) -> Any:
+        """Decodes a list to its lines. Raises :class:`ValueError` if it is not UTF-8."""
         return data.decode("utf-8-sig").splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each line that is not blank. Raises :class:`ValueError` for a line without an image."""
         names = self._read_class_names(file)
         for number, line in enumerate(document, 1):
             match = _LINE.fullmatch(line.strip())
@@ -45,25 +47,27 @@ class LineBoxesSource(DocumentSource):
                     match[1], {"boxes": boxes, "labels": [_class_name(names, box[4]) for box in boxes]}
                 )
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         boxes = zip(raw["labels"], raw["boxes"], strict=True)
         return Annotation([object_from_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 
     def class_order(self) -> Sequence[str]:
+        """Returns the classes in the files of names, or, without such files, all numbers in order."""
         named = [name for file in self._files for name in self._read_class_names(file)]
         numbers = {number for raw in self.raw_annotations() for *_, number in raw["boxes"]}
         return list(dict.fromkeys([*named, *(f"{number:g}" for number in sorted(numbers) if not named)]))
 
     def describing_files(self) -> Iterable[str]:
+        """Includes the files of class names."""
         return dict.fromkeys([*self._files, *filter(None, map(self._find_class_file, self._files))])
 
     def _read_class_names(self, file: str) -> list[str]:
-        """Reads the names of the classes of a list; empty without a file of names."""
+        """Reads the names of the classes of a list; ``[]`` without a file of names."""
         path = self._find_class_file(file)
         return [] if path is None else [line for _, line in read_lines(self.tree, path)]
 
     def _find_class_file(self, file: str) -> str | None:
-        """Finds the file of class names beside a list, or one level above."""
+        """Finds the file of class names in the folder of a list, or one level above; None if there is none."""
         folder = file.rpartition("/")[0]
         places = (
             join(place, name) for place in dict.fromkeys((folder, folder.rpartition("/")[0])) for name in _CLASSES

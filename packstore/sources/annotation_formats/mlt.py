@@ -43,7 +43,9 @@ class MltSource(SidecarSource):
     further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each line to an object with its language as class and its word, None for ``###``; lines go to
+        ``json``. Raises :class:`ValueError` for other lines."""
         annotation, lines = Annotation(), []
         for number, line in numbered_lines(raw, "utf-8-sig"):
             match = _LINE.fullmatch(line.strip())

@@ -42,9 +42,12 @@ class MotSource(DocumentSource):
     per_object = ("track",)
 
     def parse_document(self, data: bytes) -> Any:
+        """Decodes ``gt.txt`` to its lines. Raises :class:`ValueError` if it is not UTF-8."""
         return data.decode().splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image of the sequence, with the lines of its frame; counts frames without an image.
+        Raises :class:`ValueError` for a line that has not 6 to 10 numbers."""
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")
         names = self._read_class_names(listed) if is_file(self.tree, listed) else None
@@ -63,21 +66,26 @@ class MotSource(DocumentSource):
             self.ignored["frames of a video without an image"] += len(frames)
 
     def _read_class_names(self, file: str) -> list[str]:
+        """Reads the lines of ``labels.txt`` that are not blank."""
         lines = read_text(self.tree, file).decode().split("\n")
         return [line.strip() for line in lines if line.strip()]
 
     def class_order(self) -> Sequence[str]:
+        """Returns the classes in ``labels.txt``, or those of MOT16 if no other class occurs, else none."""
         listed = next((raw["classes"] for raw in self.raw_annotations() if raw["classes"]), None)
         return listed or (_CLASSES if self._summary.classes and self._summary.classes <= set(_CLASSES) else ())
 
     def describing_files(self) -> Sequence[str]:
+        """Includes ``labels.txt`` and ``seqinfo.ini`` of each sequence."""
         files = [*self._files]
         for file in self._files:
             folder = file.rpartition("/")[0]
             files += [join(folder, "labels.txt"), join(folder.rpartition("/")[0], "seqinfo.ini")]
         return [file for file in files if is_file(self.tree, file)]
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each line to an object with its track; coordinates count from 0. A class number without a name gives
+        no class."""
         annotation = Annotation(json=raw["lines"])
         for values in raw["lines"]:
             left, top, right, bottom = box_from_corner(*values[2:6])

@@ -40,9 +40,12 @@ class MotsSource(DocumentSource):
     per_object = ("track",)
 
     def parse_document(self, data: bytes) -> Any:
+        """Decodes the file of a sequence to its lines. Raises :class:`ValueError` if it is not UTF-8."""
         return data.decode().splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image of the sequence, with the lines of its frame; counts frames without an
+        image."""
         frames: dict[int, list[str]] = {}
         for line in filter(str.strip, document):
             frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())
@@ -57,7 +60,7 @@ class MotsSource(DocumentSource):
             self.ignored["frames of a video without an image"] += len(frames)
 
     def _find_image_folder(self, file: str) -> str | None:
-        """Finds the folder of images for the file of a sequence, or returns None if it is missing."""
+        """Finds the folder of images for the file of a sequence; None if it is missing."""
         folder, _, name = file.rpartition("/")
         above = folder.rpartition("/")[0]
         sequence = name.removesuffix(".txt")
@@ -65,30 +68,35 @@ class MotsSource(DocumentSource):
         return next((place for each in places if is_folder(self.tree, place := join(above, each))), None)
 
     def describing_files(self) -> list[str]:
+        """Includes ``seqinfo.ini`` of each sequence."""
         heads = [join(file.removesuffix("/gt/gt.txt"), "seqinfo.ini") for file in self._files]
         return [*self._files, *(file for file in heads if is_file(self.tree, file))]
 
     def fields(self) -> Mapping[str, Field]:
+        """Adds ``instance_mask`` if a frame has a mask file."""
         rows = (row for split in self.splits() for row in self.file_rows(split))
         masks = [row.values["instance_mask"].file for row in rows if "instance_mask" in row.values]
         found = dict(super().fields())
         return found | ({"instance_mask": infer_mask_field(self.tree, masks)} if masks else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split, with the mask file of each frame that has one."""
         for row in super().file_rows(split):
             mask = self._find_mask(row.file)
             yield row if mask is None else row._replace(values={**row.values, "instance_mask": InTree(mask)})
 
     def _find_mask(self, image: str) -> str | None:
-        """Finds the mask of an image: ``instances/0002/000000.png`` of ``training/image_02/0002/000000.png``, or
-        ``instances/000001.png`` of ``img1/000001.jpg``, or returns None if it is missing."""
+        """Finds the mask file of an image; None if it is missing. ``training/image_02/0002/000000.png`` has
+        ``instances/0002/000000.png``; ``img1/000001.jpg`` has ``instances/000001.png``."""
         *folders, sequence, name = image.split("/")
         name = f"{name.rpartition('.')[0]}.png"
         tops = ["/".join(folders[:n]) for n in range(len(folders), -1, -1)]
         masks = (join(tops[0], f"{_MASKS}/{name}"), *(join(top, f"{_MASKS}/{sequence}/{name}") for top in tops))
         return next((mask for mask in masks if is_file(self.tree, mask)), None)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each line to an object with its run lengths, the box around them and its track. Raises
+        :class:`ValueError` for other lines."""
         annotation = Annotation(json=raw)
         for line in raw:
             words = line.split(" ")

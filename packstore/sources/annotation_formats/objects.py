@@ -1,4 +1,4 @@
-"""Annotation of an image in any format (objects with boxes, points, tags), and functions that build one.
+"""Builds the annotation of an image from any format: objects with boxes, points, tags.
 
 Coordinates are pixels from the top left corner of the image. Boxes are ``left, top, right, bottom``.
 """
@@ -66,8 +66,8 @@ class Annotation:
 
 
 def to_float(value: Any) -> float:
-    """Converts a number, or the text of one. Raises :class:`ValueError` for anything else, also for infinity and
-    NaN."""
+    """Converts a number or its text. Raises :class:`ValueError` for any other value, also for infinity, NaN and
+    booleans."""
     try:
         number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
     except (ValueError, OverflowError):
@@ -78,7 +78,8 @@ def to_float(value: Any) -> float:
 
 
 def to_floats(values: Iterable[Any], count: int | None = None) -> list[float]:
-    """Converts values to numbers. Raises :class:`ValueError` if one is no number, or if there are not ``count``."""
+    """Converts values to numbers. Raises :class:`ValueError` if one is no number, or if there are not ``count`` (None:
+    any number) of them."""
     found = [to_float(value) for value in values]
     if count is not None and len(found) != count:
         raise ValueError(f"found {len(found)} numbers, expected {count}")
@@ -86,12 +87,14 @@ def to_floats(values: Iterable[Any], count: int | None = None) -> list[float]:
 
 
 def flatten_points(points: Iterable[Sequence[Any]]) -> Polygon:
-    """Converts ``[[x, y], …]`` to ``x, y, …``. Raises :class:`ValueError`."""
+    """Converts ``[[x, y], …]`` to ``x, y, …``; ignores further values of a point. Raises :class:`ValueError` if a
+    coordinate is missing or no number."""
     return [number for point in points for number in to_floats(point[:2], 2)]
 
 
 def bounding_box(*polygons: Sequence[float]) -> list[float]:
-    """Returns the smallest box around polygons. Raises :class:`ValueError` if they have no points."""
+    """Returns the smallest box around polygons. Raises :class:`ValueError` if they have no points, or a point lacks a
+    coordinate."""
     numbers = [number for polygon in polygons for number in polygon]
     if len(numbers) < 2 or any(len(polygon) % 2 for polygon in polygons):
         raise ValueError(f"found {len(numbers)} coordinates of a shape, expected pairs of x and y")
@@ -100,13 +103,13 @@ def bounding_box(*polygons: Sequence[float]) -> list[float]:
 
 
 def box_from_corner(left: Any, top: Any, width: Any, height: Any) -> list[float]:
-    """Converts a box from top left corner, width and height. Raises :class:`ValueError`."""
+    """Makes a box from its top left corner, width and height. Raises :class:`ValueError` if one is no number."""
     x, y, w, h = to_floats((left, top, width, height))
     return [x, y, x + w, y + h]
 
 
 def box_from_centre(x: Any, y: Any, width: Any, height: Any) -> list[float]:
-    """Converts a box from centre, width and height. Raises :class:`ValueError`."""
+    """Makes a box from its centre, width and height. Raises :class:`ValueError` if one is no number."""
     cx, cy, w, h = to_floats((x, y, width, height))
     return [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
 
@@ -121,13 +124,14 @@ def rotate_box(box: Sequence[float], degrees: float, about: tuple[float, float] 
 
 
 def object_from_polygons(label: str | None, *polygons: Polygon, **values: Any) -> AnnotatedObject:
-    """Builds an object from its polygons. Raises :class:`ValueError`."""
+    """Builds an object from its polygons, with the box around them; ``values`` go to further columns. Raises
+    :class:`ValueError` if there are no points."""
     return AnnotatedObject(label, bounding_box(*polygons), list(polygons), values)
 
 
 def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0, **values: Any) -> AnnotatedObject:
-    """Builds an object from its box, or, if that is rotated, from the polygon of its corners. ``degrees`` are clockwise
-    about the centre of the box."""
+    """Builds an object from its box, or, if ``degrees`` rotate that clockwise about its centre, from the polygon of its
+    corners; ``values`` go to further columns."""
     if not degrees:
         return AnnotatedObject(label, box, None, values)
     return object_from_polygons(label, rotate_box(box, degrees), **values)
@@ -136,8 +140,8 @@ def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0,
 def object_from_run_lengths(
     label: str | None, size: Sequence[int], counts: Any, box: Sequence[float], **values: Any
 ) -> AnnotatedObject:
-    """Builds an object from run lengths ``counts`` (COCO's string, or a list) of an image of ``size`` (height,
-    width)."""
+    """Builds an object from the run lengths of its mask: ``counts`` (COCO's string, or a list) of an image of ``size``
+    (height, width). Raises :class:`ValueError` for an invalid size."""
     return AnnotatedObject(label, box, {"size": [int(to_float(each)) for each in size], "counts": counts}, values)
 
 
@@ -147,7 +151,7 @@ def nonempty_text(value: Any) -> str | None:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parses JSON. Raises :class:`ValueError`."""
+    """Parses JSON. Raises :class:`ValueError` if it is invalid or nested too deeply."""
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -162,8 +166,8 @@ def numbered_lines(data: bytes, encoding: str = "utf-8") -> Iterator[tuple[int, 
 
 
 def as_list(value: Any) -> list[Any]:
-    """Returns a list unchanged, ``[]`` for None or ``""``, and a list of the value for any other: XML parsers return an
-    element that is not repeated without a list."""
+    """Returns a list unchanged, ``[]`` for None or ``""``, and ``[value]`` for any other value. Parsed XML has a list
+    only for elements that are repeated."""
     return value if isinstance(value, list) else [] if value in (None, "") else [value]
 
 

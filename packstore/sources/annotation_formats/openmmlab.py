@@ -40,6 +40,8 @@ class OpenMMLabSource(DocumentSource):
     per_object = ("texts",)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image of the ``data_list``; adds the classes of ``metainfo`` to the listed ones, and
+        counts its other values as left out."""
         head = document["metainfo"]
         names = _class_names(head)
         self.add_listed_classes(names)
@@ -48,7 +50,9 @@ class OpenMMLabSource(DocumentSource):
         for image in document["data_list"]:
             yield AnnotationEntry(image.get("img_path") or image["file_name"], {"image": image, "names": names})
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts instances to objects, and ``gt_label`` to tags. A single instance with a text and no shape becomes
+        the value ``text``."""
         image, names = raw["image"], raw["names"]
         annotation = Annotation(json=image)
         annotation.tags = [_class_name(names, number) for number in as_list(image.get("gt_label"))]
@@ -71,13 +75,15 @@ class WildReceiptSource(DocumentSource):
     per_object = ("texts",)
 
     def parse_document(self, data: bytes) -> Any:
+        """Parses each line that is not blank as JSON. Raises :class:`ValueError`."""
         return [parse_json(line) for line in data.splitlines() if line.strip()]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         for image in document:
             yield AnnotationEntry(image["file_name"], image)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each annotation to an object with its corners, class and text."""
         annotation = Annotation(json=raw)
         for each in raw["annotations"]:
             label = each.get("label")
@@ -86,13 +92,16 @@ class WildReceiptSource(DocumentSource):
         return annotation
 
     def class_order(self) -> Sequence[str]:
+        """Returns the classes in the files ``class_list.txt``."""
         return list(dict.fromkeys(self._names_by_number.values()))
 
     def describing_files(self) -> Iterable[str]:
+        """Includes the files ``class_list.txt``."""
         return [*self._files, *self._class_lists]
 
     @property
     def _class_lists(self) -> list[str]:
+        """Paths of the files ``class_list.txt`` beside the files of annotations."""
         places = (join(file.rpartition("/")[0], "class_list.txt") for file in self._files)
         return [path for path in dict.fromkeys(places) if is_file(self.tree, path)]
 
@@ -119,7 +128,8 @@ def _class_name(names: Sequence[str], number: Any) -> str:
 
 
 def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
-    """Makes an object of an instance of ``data_list``."""
+    """Makes an object from an instance of ``data_list``, with its box or the one around its polygons. Raises
+    :class:`ValueError` if it has neither."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
     label = None if number is None else _class_name(names, number)
     polygons = [to_floats(each["polygon"])] if each.get("polygon") else []

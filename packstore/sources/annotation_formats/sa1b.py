@@ -27,7 +27,8 @@ class Sa1bSource(SidecarSource):
     folder_pairs = (("", ""),)
     signature = re.compile(rb'\A(?=.*"image"\s*:\s*\{)(?=.*"annotations"\s*:\s*\[)(?!.*"shapes"\s*:)', re.S)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each annotation to an object with its box and mask, without a class."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for each in document["annotations"]:

@@ -35,6 +35,7 @@ class TextOcrSource(DocumentSource):
     per_object = ("texts",)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image with its words; counts words of unlisted images as left out."""
         words: dict[str, list[Any]] = {str(number): [] for number in document["imgs"]}
         for each in document["anns"].values():
             owner = words.get(str(each["image_id"]))
@@ -45,7 +46,8 @@ class TextOcrSource(DocumentSource):
         for number, image in document["imgs"].items():
             yield AnnotationEntry(image["file_name"], {"image": image, "words": words[str(number)]}, image.get("set"))
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each word to an object: with its polygon, or with its box if it has no valid polygon."""
         annotation = Annotation(json=raw)
         for each in raw["words"]:
             points, text = to_floats(each.get("points") or each.get("mask") or ()), each.get("utf8_string")
@@ -67,10 +69,12 @@ class ArtSource(DocumentSource):
     per_object = ("texts",)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image with its words; a name without a suffix gets ``.jpg``."""
         for name, words in document.items():
             yield AnnotationEntry(name if name.lower().endswith((".jpg", ".png")) else f"{name}.jpg", words)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each word to an object with its polygon and text; None for ``###``."""
         annotation = Annotation(json=raw)
         for each in raw:
             text = None if each["transcription"] == "###" else each["transcription"]

@@ -31,22 +31,24 @@ _START, _LOOKED_AT = 1 << 16, 16
 
 
 class AnnotatedSource(AnnotationColumns, FileRowSource):
-    """Source whose rows are images with annotations of one format."""
+    """Base of annotation formats whose images are files: converts the raw annotation of each row to columns."""
 
     left_images = "images without annotations in other folders"
 
     @abstractmethod
-    def take_annotation(self, values: dict[str, Any]) -> Any:
-        """Removes the raw annotation from the values of a row, and returns it; None if the row has none."""
+    def pop_annotation(self, values: dict[str, Any]) -> Any:
+        """Removes the raw annotation from the values of a row and returns it; returns None if the row has none."""
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image and converts its annotation to columns. Raises :class:`ValueError` for an invalid
+        annotation."""
         values = dict(super().values(ref))
-        raw = self.take_annotation(values)
-        return values if raw is None else values | self.column_values(raw, values[self.main])
+        raw = self.pop_annotation(values)
+        return values if raw is None else values | self.make_column_values(raw, values[self.main])
 
 
 class AnnotatedFolder(NamedTuple):
-    """Folder of images, folder of their annotations (None if it is missing), and split."""
+    """Folder of images, with the folder of their annotations (None if it is missing) and their split."""
 
     images: str
     annotations: str | None
@@ -54,7 +56,7 @@ class AnnotatedFolder(NamedTuple):
 
 
 class SidecarSource(AnnotatedSource):
-    """Source with a file of annotations for each image, in the same folder or in another.
+    """Base of formats with a file of annotations for each image, in the same folder or in another.
 
     An image without such a file has no annotation. A folder with the name of a split, anywhere in the path, is one.
 
@@ -78,8 +80,8 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def find_folders(cls, tree: Tree) -> list[AnnotatedFolder]:
-        """Finds the folders of images that have annotations, and folders of further images: those with the same names
-        or the name of a split."""
+        """Finds the folders of images that have annotations. Adds folders of images without annotations (None) if their
+        names are those of the others, or of a split."""
         contents = list_contents(tree)
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in cls.patterns}
         with_files = {path for path, each in contents.folders.items() if suffixes & each.others.keys()}
@@ -139,6 +141,7 @@ class SidecarSource(AnnotatedSource):
         return in_packing_order(folder.split for folder in self._folders)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split, sorted by folder, with its file of annotations if it has one."""
         for images, folder, own in sorted(self._folders, key=lambda each: each.images):
             if own != split:
                 continue
@@ -151,10 +154,12 @@ class SidecarSource(AnnotatedSource):
     def describing_files(self) -> Iterable[str]:
         return ()
 
-    def take_annotation(self, values: dict[str, Any]) -> Any:
+    def pop_annotation(self, values: dict[str, Any]) -> Any:
         return values.pop("raw", None)
 
     def raw_annotations(self) -> Iterator[Any]:
+        """Yields the content of each file of annotations, ``b""`` for an image without one; skips files that cannot be
+        read."""
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
                 yield read_text(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
@@ -164,6 +169,7 @@ class SidecarSource(AnnotatedSource):
                 continue
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Names annotations without an image; else gives the usual reason."""
         suffixes = tuple(pattern[pattern.rindex(".") :] for pattern in self.patterns)
         if name.lower().endswith(suffixes) and folder in {each.annotations for each in self._folders}:
             return "annotations without an image"
@@ -171,7 +177,8 @@ class SidecarSource(AnnotatedSource):
 
 
 def _annotation_folders(path: str, images: str, annotations: str) -> Iterator[str]:
-    """Yields the possible folders of annotations for the folder of images ``path``, by a pair of folder names."""
+    """Yields possible folders of the annotations for the images in the folder ``path``: replaces the folder name
+    ``images`` in it by ``annotations``."""
     if not images:
         yield join(path, annotations) if annotations else path
         return
@@ -187,7 +194,7 @@ def _split_from_path(path: str) -> str:
 
 
 def sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
-    """Makes the kind of a format, which recognises a path with certainty if it finds annotations there."""
+    """Makes the kind of a format; it is certain of a path in which it finds annotations of images."""
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         tree = open_tree(path)
@@ -198,5 +205,5 @@ def sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
 
 
 def count_unused_values(document: Mapping[str, Any], used: Iterable[str]) -> Counter[str]:
-    """Counts the values of a document that are not in ``used``, by the reason that the ledger gives for them."""
+    """Counts the values of a document that are not ``used``; the keys are reasons for the ledger."""
     return Counter(f"values {printable(str(key))!r} of files of annotations" for key in document.keys() - set(used))

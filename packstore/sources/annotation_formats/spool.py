@@ -1,4 +1,4 @@
-"""Values in a temporary file, read by number: the annotations of a file that is too large for memory."""
+"""Keeps values in a temporary file, to be read by number: annotations that are too large for memory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Spool:
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    def size(self, number: int) -> int:
-        """Returns the number of bytes of a value."""
+    def value_size(self, number: int) -> int:
+        """Returns the bytes of a value in the file."""
         return self._ends[number + 1] - self._ends[number]
 
-    def read(self, number: int) -> Any:
-        """Reads a value. Thread-safe. Raises :class:`ValueError` after :meth:`close`."""
+    def read_value(self, number: int) -> Any:
+        """Reads a value by its number. Thread-safe. Raises :class:`ValueError` after :meth:`close`."""
         if self._file is None:
             raise ValueError("its source is closed")
-        return json.loads(self._file.read(self.size(number), self._ends[number]))
+        return json.loads(self._file.read(self.value_size(number), self._ends[number]))
 
     def close(self) -> None:
         """Removes the temporary file. Idempotent."""

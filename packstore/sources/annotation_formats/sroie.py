@@ -30,9 +30,11 @@ class SroieSource(IcdarSource):
     patterns = ("{stem}.txt", "{stem}.csv")
 
     def fields(self) -> Mapping[str, Field]:
+        """Adds the column ``entities``."""
         return {**super().fields(), "entities": Json(optional=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split, with the file of entities of each image that has one."""
         there: dict[str, frozenset[str]] = {}
         for row in super().file_rows(split):
             folder, _, name = row.file.rpartition("/")
@@ -48,12 +50,14 @@ class SroieSource(IcdarSource):
             yield row
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads words and entities. Raises :class:`ValueError` for invalid ones."""
         found = dict(super().values(ref))
         if isinstance(found.get("entities"), bytes):
             found["entities"] = _parse_entities(found["entities"])
         return found
 
     def raw_annotations(self) -> Iterator[Any]:
+        """Skips images without words."""
         return (raw for raw in super().raw_annotations() if raw)
 
 
@@ -67,12 +71,13 @@ class EntitiesSource(SidecarSource):
     signature = re.compile(rb'\A\s*\{\s*"(company|date|address|total)"\s*:')
     further_fields: ClassVar[Mapping[str, Field]] = {"entities": Json(optional=True)}
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Parses the entities, the only value. Raises :class:`ValueError`."""
         return Annotation(values={"entities": _parse_entities(raw)})
 
 
 def _parse_entities(raw: bytes) -> dict[str, Any]:
-    """Parses texts by name. Raises :class:`ValueError`."""
+    """Parses a JSON object of texts by name. Raises :class:`ValueError` for nested values."""
     entities = parse_json(raw)
     if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
         raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
@@ -84,10 +89,12 @@ _ALONE = sidecar_kind(EntitiesSource, _WORDS.help)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Returns the higher certainty of the two layouts."""
     return max(_WORDS.recognise(path, options), _ALONE.recognise(path, options))
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
+    """Opens the layout with words, or the one without if only that is recognised."""
     worded = _WORDS.recognise(path, options) >= _ALONE.recognise(path, options)
     return (_WORDS if worded else _ALONE).open(path, options)
 

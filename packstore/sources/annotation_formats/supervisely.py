@@ -35,9 +35,11 @@ class SuperviselySource(SidecarSource):
     signature = re.compile(rb'\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)', re.S)
 
     def describing_files(self) -> Iterable[str]:
+        """Returns ``meta.json``, if there is one."""
         return [] if self._meta is None else [self._meta]
 
     def class_order(self) -> Sequence[str]:
+        """Returns the classes in ``meta.json``. Raises :class:`SourceError` if the file is invalid."""
         if self._meta is None:
             return []
         try:
@@ -49,12 +51,14 @@ class SuperviselySource(SidecarSource):
 
     @cached_property
     def _meta(self) -> str | None:
-        """The ``meta.json`` above all data sets; None without one, and for several projects."""
+        """Path of the only ``meta.json`` above the data sets; None if there is none, or several."""
         above = {parent for place in self._folders for parent in PurePosixPath(place.images).parents}
         found = [file for parent in above if is_file(self.tree, file := (parent / "meta.json").as_posix())]
         return found[0] if len(found) == 1 else None
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts shapes and bitmaps to objects, points and lines to points, tags without a value to tags. A polygon
+        with holes, or a bitmap, becomes its box."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for each in document["objects"]:
@@ -82,7 +86,8 @@ class SuperviselySource(SidecarSource):
 
 
 def _bitmap_box(data: str, left: float, top: float) -> list[float]:
-    """Computes the box of a bitmap from the header of its PNG file, which is in ``data`` compressed and in base64."""
+    """Computes the box of a bitmap from the size in its PNG header; ``data`` is the PNG file, compressed by zlib, in
+    base64. Raises :class:`ValueError` if it is damaged."""
     import base64
     import binascii
     import zlib

@@ -47,10 +47,12 @@ class ViaSource(DocumentSource):
     )
 
     def parse_document(self, data: bytes) -> Any:
+        """Parses JSON, or else CSV to the structure of a JSON export. Raises :class:`ValueError`."""
         start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
         return parse_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image; converts projects of VIA 3, and counts settings of a project as left out."""
         for name in _PROJECT:
             self.ignored[f"values {name!r} of files of annotations"] += name in document
         if "project" in document:
@@ -62,7 +64,8 @@ class ViaSource(DocumentSource):
         ):
             yield AnnotationEntry(entry["filename"], entry)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts regions with an area to objects, others to points."""
         annotation = Annotation(json=raw)
         regions = raw["regions"]
         for region in regions.values() if isinstance(regions, dict) else regions:
@@ -118,8 +121,8 @@ def _read_csv(text: str) -> dict[str, Any]:
 
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
-    """Finds the class among the attributes of a region: an attribute with a name such as ``class``, or else the only
-    one, or returns None if neither exists. The value of check boxes is the one that is checked."""
+    """Returns the class of a region: the value of an attribute with a name such as ``class``, or else of the only
+    attribute; None if neither exists. The value of check boxes is the only one that is checked."""
     texts: dict[str, str] = {}
     for name, value in attributes.items():
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]

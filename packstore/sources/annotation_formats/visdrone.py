@@ -34,9 +34,12 @@ class VisDroneSource(SidecarSource):
     signature = re.compile(rb"^\s*-?\d+(,-?\d+){7},?\s*(\r?\n|$)")
 
     def class_order(self) -> Sequence[str]:
+        """Returns the twelve classes of the publisher."""
         return CLASSES
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each line to an object; its numbers go to ``json``. Raises :class:`ValueError` for other lines and
+        classes."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
             values = to_floats(line.strip().rstrip(",").split(","))

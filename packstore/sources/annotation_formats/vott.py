@@ -28,12 +28,15 @@ class VottSource(DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each asset; adds the project's tags to the listed classes, and counts other values as
+        left out."""
         self.add_listed_classes(each["name"] for each in document.get("tags") or ())
         self.ignored += count_unused_values(document, ("assets", "tags"))
         for asset in document["assets"].values():
             yield AnnotationEntry(asset["asset"]["name"], asset)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each region to an object: a polygon, or its box. Its first tag is the class."""
         annotation = Annotation(json=raw)
         for region in raw.get("regions", ()):
             label, box = next(iter(region.get("tags") or ()), None), region.get("boundingBox")

@@ -31,9 +31,12 @@ class WiderFaceSource(DocumentSource):
     signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)")
 
     def parse_document(self, data: bytes) -> Any:
+        """Decodes the list to its lines. Raises :class:`ValueError` if it is not UTF-8."""
         return data.decode().splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image with its faces, or without annotation for the test set; counts images of an
+        absent test set. Raises :class:`ValueError` for a line that is out of place."""
         split = next(each for each in ("train", "val", "test") if f"_{each}_" in file)
         if split == "test":
             names = [line.strip() for line in document if line.strip()]
@@ -57,7 +60,8 @@ class WiderFaceSource(DocumentSource):
                 f"WIDER_{split}/images/{name}", {"event": name.split("/")[0], "faces": faces[:count]}, split
             )
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each face to an object without a class, and the event to a tag."""
         objects = [object_from_box(None, box_from_corner(*face[:4])) for face in raw["faces"]]
         return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
 

@@ -19,7 +19,7 @@ class AnnotatedItem(NamedTuple):
     Attributes:
         key: Its key.
         image: Path of its file, or a function that returns the bytes of the file.
-        raw: Raw annotation for :meth:`AnnotationColumns.parse`; None if it has none.
+        raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; None if it has none.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Objects(AnnotatedItems):
     def class_order(self) -> Sequence[str]:
         return next((raw[2] for raw in self.raw_annotations() if len(raw) > 2), ())
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         return Annotation([AnnotatedObject(*each) for each in raw[0]], json=raw[1])
 
 
@@ -72,7 +72,7 @@ class _SplitItems(Sequence[Mapping[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         _, image, raw = self._items[index]
         data = image.read_bytes() if isinstance(image, Path) else image()
-        return {"image": data} | ({} if raw is None else self._columns.column_values(raw, data))
+        return {"image": data} | ({} if raw is None else self._columns.make_column_values(raw, data))
 
     def key_at(self, index: int) -> str:
         """Returns the key of a sample without reading it."""

@@ -44,14 +44,14 @@ _CUT = 3
 
 
 class _Split(NamedTuple):
-    """Split.
+    """Split: its images, annotations and folders.
 
     Attributes:
         folder: Folder of its images.
         documents: Images with their annotations.
         masks: Folders of its masks, by column.
         places: Folder of each image in ``documents``, if these are in several folders.
-        chosen: Split of the folders to take, if ``documents`` has several splits.
+        chosen: If folders divide ``documents`` into splits: take only images in folders of this split.
     """
 
     folder: str
@@ -60,7 +60,7 @@ class _Split(NamedTuple):
     places: Sequence[str] | None = None
     chosen: str | None = None
 
-    def images(self) -> Iterator[tuple[int, str, str]]:
+    def iter_images(self) -> Iterator[tuple[int, str, str]]:
         """Yields number in ``documents``, folder and name of each image of the split."""
         for number, name in enumerate(self.documents.names()):
             folder = self.folder if self.places is None else self.places[number]
@@ -124,8 +124,8 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or the folder of each if they are in several; None if there is none. Removes
-        folders of another machine from the names of the images."""
+        """Finds the folder of the images, or a list with the folder of each if they are in several; None if none is
+        found. If images are found only so, removes up to 3 leading folders from their names."""
         names = list(documents.names())
         folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
@@ -146,7 +146,8 @@ class CocoSource(FileRowSource):
             return folder
 
     def _find_masks(self, files: Mapping[str, AnnotationFile], documents: SplitAnnotations) -> dict[str, str]:
-        """Finds the folders of panoptic masks and of masks of stuff, by column. Counts missing panoptic masks."""
+        """Finds the folders of panoptic masks and of masks of stuff, by column; leaves out missing ones. Counts
+        panoptic masks without a folder."""
         found: dict[str, str | None] = {}
         if documents.masks:
             names = [name.decode("utf-8", "surrogateescape") for name in documents.masks.values()]
@@ -162,6 +163,8 @@ class CocoSource(FileRowSource):
         return tuple(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the columns that the annotations of any split need. Opens masks to infer if they have one
+        channel."""
         found: dict[str, Field] = {"image": Image()}
         classes, documents = self._classes, [each.documents for each in self._splits.values()]
         if self._most_tags:
@@ -188,7 +191,7 @@ class CocoSource(FileRowSource):
     def file_rows(self, split: str) -> Iterator[FileRow]:
         part = self._splits[split]
         documents, masks = part.documents, part.masks
-        for number, folder, name in part.images():
+        for number, folder, name in part.iter_images():
             values: dict[str, Any] = {"entry": (split, number)}
             if number in documents.masks and "panoptic_mask" in masks:
                 mask = documents.masks[number].decode("utf-8", "surrogateescape")
@@ -198,11 +201,14 @@ class CocoSource(FileRowSource):
             yield FileRow(join(folder, name), values)
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of a split, with the bytes of their annotations added to ``value_bytes``."""
         part = self._splits[split]
-        for (number, *_), row in zip(part.images(), super().rows(split), strict=True):
+        for (number, *_), row in zip(part.iter_images(), super().rows(split), strict=True):
             yield row._replace(value_bytes=row.value_bytes + part.documents.size(number))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image and converts its annotations to columns. Raises :class:`ValueError` for invalid
+        annotations."""
         found = dict(super().values(ref))
         split, number = found.pop("entry")
         document = self._splits[split].documents.read(number)
@@ -238,16 +244,19 @@ class CocoSource(FileRowSource):
             claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Names files of annotations whose images are missing; else gives the usual reason."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts parts of files of annotations that no column holds, such as licenses."""
         counts: Counter[str] = Counter()
         for documents in dict.fromkeys(each.documents for each in self._splits.values()):
             counts.update(documents.ignored)
         return dict(+counts)
 
     def close(self) -> None:
+        """Closes the temporary files of annotations as well."""
         for each in self._splits.values():
             each.documents.close()
         super().close()
@@ -299,7 +308,7 @@ class CocoSource(FileRowSource):
         scattered = any(each.places is not None for each in self._splits.values())
         seen: dict[str, str] = {}
         for split, each in self._splits.items():
-            for _, folder, name in each.images() if scattered or folders[each.folder] > 1 else ():
+            for _, folder, name in each.iter_images() if scattered or folders[each.folder] > 1 else ():
                 other = seen.setdefault(join(folder, name), split)
                 if other != split:
                     raise AmbiguousSourceError(
@@ -326,6 +335,7 @@ def _folder_of(folder: str, name: str) -> str:
 
 
 def _png_name(name: str) -> str:
+    """Replaces the suffix of a file name by ``.png``."""
     return f"{name.rpartition('.')[0]}.png"
 
 

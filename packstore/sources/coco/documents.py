@@ -21,7 +21,7 @@ _SHAPES = {"bbox", "segmentation", "keypoints", "area"}
 
 
 class SplitAnnotations:
-    """Images of a split, each with its annotations from all files.
+    """Annotations of the images of a split, joined from all files, in a temporary file.
 
     Reading takes the JSON of all files in memory; afterwards some 40 bytes an image, and its name.
 
@@ -31,7 +31,7 @@ class SplitAnnotations:
         points: Number of keypoints of each object; 0 if there are none, or if categories differ.
         annotated: A file has annotations of objects.
         captioned: A file has captions.
-        ignored: Number of things that are left out, by reason.
+        ignored: Number of values that are left out, by reason.
         boxed: An annotation has a box or a shape; if none has, as in iNaturalist, they are classes of whole images.
         most: Most annotations of an image.
     """
@@ -65,17 +65,17 @@ class SplitAnnotations:
         return (name.decode("utf-8", "surrogateescape") for name in self._names)
 
     def rename_images(self, names: Iterable[str]) -> None:
-        """Gives the images other file names, in their order."""
+        """Replaces the file names of all images, in their order."""
         self._names = [name.encode("utf-8", "surrogateescape") for name in names]
 
     def size(self, number: int) -> int:
         """Returns the bytes of the annotations of an image."""
-        return self._spool.size(number)
+        return self._spool.value_size(number)
 
     def read(self, number: int) -> dict[str, Any]:
         """Reads the entries of an image: ``image``, ``annotations``, ``captions``, ``panoptic`` and ``stuff``, if it
         has them. Thread-safe."""
-        found: dict[str, Any] = self._spool.read(number)
+        found: dict[str, Any] = self._spool.read_value(number)
         return found
 
     def close(self) -> None:
@@ -83,8 +83,8 @@ class SplitAnnotations:
         self._spool.close()
 
     def _take_entries_by_id(self, images: dict[Any, dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yields the entries of each image in the order of ids, and records its file name and mask. Empties
-        ``images``."""
+        """Yields the entries of each image in the order of ids; records its file name, its mask and facts about
+        annotations. Empties ``images``. Raises :class:`SourceError` if two images have one file name."""
         seen: set[bytes] = set()
         for image_id in sorted(images, key=lambda each: (isinstance(each, str), each)):
             found = images.pop(image_id)
@@ -102,7 +102,8 @@ class SplitAnnotations:
             yield found
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
-        """Adds the images, categories and annotations of a file. Raises :class:`SourceError`."""
+        """Reads a file, and adds its images, categories and annotations to ``images`` (by id) and to the attributes.
+        Raises :class:`SourceError` if it is not COCO's, or contradicts earlier files."""
         where = self._tree.name(file.path)
         document = read_json(self._tree, file.path, _MAX_BYTES)
         if not isinstance(document, dict):
@@ -139,7 +140,8 @@ class SplitAnnotations:
     def _add_annotations(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
-        """Adds the annotations of a file to their images."""
+        """Adds the annotations of a file to their images; merges keypoints into the objects with the same id. Counts
+        those of unlisted images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
@@ -159,7 +161,8 @@ class SplitAnnotations:
     def _add_panoptic_masks(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
-        """Adds the entries of panoptic masks to their images."""
+        """Adds the entries of panoptic masks to their images. Counts those of unlisted images. Raises
+        :class:`AmbiguousSourceError` for a second mask of an image."""
         for annotation in _read_list(where, document, "annotations"):
             found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
             if found is None:
@@ -178,7 +181,8 @@ class SplitAnnotations:
             found["panoptic"] = annotation
 
     def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
-        """Adds the categories of a file to ``categories``, and sets :attr:`points`."""
+        """Adds the categories of a file to ``categories``, updates :attr:`points`, and counts their other values.
+        Raises :class:`SourceError` for invalid and repeated ones."""
         counts = set()
         further: Counter[str] = Counter()
         for category in _read_list(where, document, "categories"):
@@ -198,7 +202,8 @@ class SplitAnnotations:
 
 
 def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
-    """Converts the boxes of annotations from ``xywh`` to ``xyxy``. Raises :class:`ValueError`."""
+    """Converts the boxes of annotations from ``xywh`` to ``xyxy``. Raises :class:`ValueError` if one is missing or not
+    4 numbers."""
     found = []
     for annotation in annotations:
         box = annotation.get("bbox")
@@ -210,8 +215,7 @@ def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
 
 
 def parse_segments(annotation: Any) -> list[Any]:
-    """Returns the segments of a panoptic mask; their ids are colours: red + 256 green + 65,536 blue. Raises
-    :class:`ValueError`."""
+    """Returns the ``segments_info`` of a panoptic mask. Raises :class:`ValueError` if a segment has no integer id."""
     found = annotation.get("segments_info")
     if not isinstance(found, list) or not all(isinstance(each, dict) and type(each.get("id")) is int for each in found):
         raise ValueError(f"its panoptic mask has the segments_info {found!r:.60}; expected a list of segments with ids")
@@ -219,7 +223,8 @@ def parse_segments(annotation: Any) -> list[Any]:
 
 
 def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list[int]:
-    """Converts the category ids of annotations to class numbers, by ``numbers``. Raises :class:`ValueError`."""
+    """Converts the category ids of annotations to class numbers, by ``numbers``. Raises :class:`ValueError` for an
+    unknown id."""
     found = []
     for annotation in annotations:
         category = annotation.get("category_id")
@@ -233,8 +238,8 @@ def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list
 
 
 def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[float]]]:
-    """Returns the keypoints ``(points, 3)`` of each annotation; zeros ("not labelled") if it has none. Raises
-    :class:`ValueError`."""
+    """Returns the keypoints ``(points, 3)`` of each annotation; zeros, which mean "not labelled", if it has none.
+    Raises :class:`ValueError` for any other number of keypoints."""
     found = []
     for annotation in annotations:
         flat = annotation.get("keypoints", [0] * (_KEYPOINTS * points))
@@ -247,7 +252,8 @@ def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[f
 
 
 def _read_list(where: str, document: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """Returns the list of objects ``name`` of a document; empty if it is missing. Raises :class:`SourceError`."""
+    """Returns the list of objects ``name`` of a document; ``[]`` if it is missing. Raises :class:`SourceError` for any
+    other value."""
     entries = document.get(name, [])
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise SourceError(f"{where} is no file of COCO: its {name!r} is no list of objects")
@@ -255,11 +261,13 @@ def _read_list(where: str, document: dict[str, Any], name: str) -> list[dict[str
 
 
 def _name_from_url(url: Any) -> str | None:
-    """Takes folder and name of an image from its URL, since LVIS has no file names (``lvis.LVIS.download``)."""
+    """Returns the last two parts of an image's URL as its path, since LVIS has no file names (``lvis.LVIS.download``);
+    None if the URL is no text."""
     return "/".join(url.split("/")[-2:]) if isinstance(url, str) else None
 
 
 def _is_id(value: Any) -> bool:
+    """Tells if a value is an integer or a text."""
     return isinstance(value, (int, str))
 
 

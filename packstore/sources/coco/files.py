@@ -33,7 +33,7 @@ READ_ORDER = ("instances", "keypoints", "captions", "stuff", "panoptic", "image_
 
 @dataclass(frozen=True, slots=True)
 class AnnotationFile:
-    """File of annotations.
+    """File of annotations, and the facts in its name.
 
     Attributes:
         path: Path in the tree.
@@ -51,14 +51,15 @@ class AnnotationFile:
 
 
 def find_annotation_files(tree: Tree) -> list[AnnotationFile]:
-    """Finds the files of annotations by names and first bytes, at the top and in the folders there."""
+    """Finds COCO's files of annotations by names and first bytes, in the top folder and the folders directly in it."""
     folders = ["", *_BESIDE]
     folders += [name for name in tree.names("").folders if name not in folders and not is_passed_over(name)]
     return [file for folder in folders for file in _find_in_folder(tree, folder)]
 
 
 def separate_copies(tree: Tree, files: list[AnnotationFile]) -> tuple[list[AnnotationFile], list[AnnotationFile]]:
-    """Separates files from copies: those with the bytes of an earlier file of the same split and kind."""
+    """Separates files from copies, which have the bytes of an earlier file of the same split and kind; returns both
+    lists."""
     own: list[AnnotationFile] = []
     copies: list[AnnotationFile] = []
     for file in files:
@@ -73,8 +74,10 @@ def _have_same_bytes(tree: Tree, one: str, other: str) -> bool:
 
 def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, AnnotationFile]]:
     """Groups files by split, in packing order, and by kind. If a split has two files of a kind, the full tokens
-    (``train2014``, ``train2017``) are splits. In a split without objects, stuff is taken for objects. Raises
-    :class:`AmbiguousSourceError` if tokens do not differ either, or if only some names have a split."""
+    (``train2014``, ``train2017``) are splits. In a split without objects, stuff is taken for objects.
+
+    Raises :class:`AmbiguousSourceError` if two files of a kind have the same token, or if only some names have a split.
+    """
     counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}
     found: dict[str, dict[str, AnnotationFile]] = {}
@@ -102,8 +105,8 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
 
 
 def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
-    """Returns the error for files of one kind and split: copies in one folder, or several folders that may be data
-    sets."""
+    """Returns the error for several files of one kind and split, with answers: keep one, if they lie in one folder;
+    else open one of the folders."""
     named = " and ".join(printable(file.path) for file in files)
     folders = [file.path.rpartition("/")[0] for file in files]
     answers = [Answer(source=Path(tree.root, folder)) for folder in folders if folder and Path(tree.root).is_dir()]
@@ -119,18 +122,18 @@ def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSo
 
 
 def _answer_keeping(files: list[AnnotationFile], kept: AnnotationFile) -> Answer:
-    """Makes the answer that leaves out all files but one."""
+    """Makes the answer that ignores all ``files`` but ``kept``."""
     return Answer(_ignore_options([file for file in files if file is not kept]))
 
 
 def _ignore_options(files: list[AnnotationFile]) -> tuple[str, ...]:
-    """Returns the options ``--ignore`` for files."""
+    """Returns the command-line options ``--ignore /PATH`` for files."""
     return tuple(part for file in files for part in ("--ignore", f"/{file.path}"))
 
 
 def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
-    """Finds the folder with the images ``names`` of a file, in the usual places; the one with most of them, None if all
-    have none."""
+    """Finds the folder with most of the images ``names``, among the usual ones for an annotation file; None if no
+    folder has any."""
     beside = file.path.rpartition("/")[0]
     above = beside.rpartition("/")[0]
     wanted = dict.fromkeys(filter(None, (file.token, file.split)))
@@ -194,14 +197,14 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
 
 
 def _has_coco_name(name: str) -> bool:
-    """Tells if a file has a name of COCO's or Roboflow's annotation files, with or without a leading dot."""
+    """Tells if a file has a name of COCO's or Roboflow's annotation files, also with a leading dot."""
     match = _NAME.fullmatch(name.lower().lstrip("."))
     return match is not None and (match[1] is not None or match[2] == "annotations.coco") and name[:2] != "._"
 
 
 def _split_from_name(kind: str, token: str, folder: str) -> str:
-    """Returns the split of a file: a known one in ``token``, the part of its name after the kind; else all of ``token``
-    without a year, if the name has a kind; else its folder, if that is a known one; ``""`` otherwise."""
+    """Returns the split of a file: a known one in ``token``, the part of its name after the kind; else ``token``
+    without a year, if the name has a kind; else its folder, if that is a known one; else ``""``."""
     name = re.sub(r"[_-]?(19|20)\d\d$", "", token)
     known = next((part for part in re.split(r"[_.-]", name) if part in SPLIT_ORDER), "")
     if known or (kind and token not in _NO_SPLIT):

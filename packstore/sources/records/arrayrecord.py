@@ -9,7 +9,7 @@ from packstore.sources.records.tfrecord import TfrecordSource
 
 
 class ArrayRecordSource(TfrecordSource):
-    """ArrayRecord files in a folder, or one file."""
+    """Source of ArrayRecord files: one file, or all in a folder."""
 
     kind = "arrayrecord"
     format_name = "ArrayRecord"

@@ -78,7 +78,8 @@ class _ChunkIndex:
 
 
 class ArrayRecordFiles:
-    """Reads records of files by their numbers; thread-safe. Caches the chunks that were read last."""
+    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the 2 to 64 chunks that were read
+    last."""
 
     fault = "{}, record {}: its chunk cannot be read"
 
@@ -89,14 +90,14 @@ class ArrayRecordFiles:
         self._kept: OrderedDict[tuple[int, int], tuple[list[bytes], int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Yields number, size and data of each record of a file; no data if they cannot be read. Raises
-        :class:`SourceError` if no record can be read."""
-        footer, read, why = self._chunk_index(number), 0, ""
+    def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """Yields the number, size and message of each record of file ``number``. If its chunk cannot be read, the size
+        is 0 and the message None. Raises :class:`SourceError` if no chunk can be read."""
+        footer, read, why = self._load_chunk_index(number), 0, ""
         for chunk in range(len(footer.places)):
             first, stop = int(footer.firsts[chunk]), int(footer.firsts[chunk + 1])
             try:
-                records: list[bytes] | None = self._chunk_records(number, chunk)
+                records: list[bytes] | None = self._load_chunk(number, chunk)
                 read += 1
             except ValueError as error:
                 records, why = None, str(error)  # each is reported when it is read
@@ -106,12 +107,13 @@ class ArrayRecordFiles:
         if why and not read:
             raise SourceError(f"{printable(str(self._paths[number]))} cannot be read as ArrayRecord: {why}")
 
-    def read_checked(self, number: int, place: int, length: int) -> bytes | None:
-        """Reads a record, or returns None if it cannot be read."""
-        footer = self._chunk_index(number)
+    def read_record(self, number: int, place: int, length: int) -> bytes | None:
+        """Reads record ``place`` of file ``number``; returns None if its chunk is damaged or has no such record.
+        Ignores ``length``."""
+        footer = self._load_chunk_index(number)
         chunk = bisect.bisect_right(footer.firsts, place) - 1
         try:
-            return self._chunk_records(number, chunk)[place - int(footer.firsts[chunk])]
+            return self._load_chunk(number, chunk)[place - int(footer.firsts[chunk])]
         except (ValueError, IndexError):
             return None
 
@@ -124,13 +126,14 @@ class ArrayRecordFiles:
         with self._lock:
             self._kept.clear()
 
-    def _chunk_records(self, number: int, chunk: int) -> list[bytes]:
-        """Returns the records of a chunk, from the cache if possible. Raises :class:`ValueError`."""
+    def _load_chunk(self, number: int, chunk: int) -> list[bytes]:
+        """Returns the records of a chunk, from the cache or from the file; caches them. Raises :class:`ValueError` if
+        the chunk is damaged, or has more or fewer records than the index says."""
         with self._lock:
             kept = self._kept.get((number, chunk))
         if kept is not None:
             return kept[0]
-        footer = self._chunk_index(number)
+        footer = self._load_chunk_index(number)
         expected = int(footer.firsts[chunk + 1] - footer.firsts[chunk])
         found = _read_records(self._files[number], int(footer.places[chunk]), _MAX_CHUNK)
         if len(found) != expected:
@@ -143,8 +146,9 @@ class ArrayRecordFiles:
                 self._kept.popitem(last=False)
         return found
 
-    def _chunk_index(self, number: int) -> _ChunkIndex:
-        """Returns the index of chunks of a file; reads it at the first call. Raises :class:`SourceError`."""
+    def _load_chunk_index(self, number: int) -> _ChunkIndex:
+        """Returns the index of chunks of a file; reads it at the first call. Raises :class:`SourceError` if the file
+        has no valid index."""
         if number not in self._footers:
             path = self._paths[number]
             try:
@@ -155,7 +159,8 @@ class ArrayRecordFiles:
 
 
 def is_riegeli(path: Path) -> bool:
-    """Tells if a file has the signature of Riegeli, the format of ArrayRecord and others."""
+    """Tells if a file has the signature of Riegeli, the format of ArrayRecord and others; False if it cannot be
+    read."""
     try:
         with path.open("rb") as file:
             return file.read(len(_SIGNATURE)) == _SIGNATURE
@@ -164,14 +169,15 @@ def is_riegeli(path: Path) -> bool:
 
 
 def _read_chunk_index(file: OpenFile) -> _ChunkIndex:
-    """Reads the index of chunks at the end of a file. Raises :class:`ValueError`."""
+    """Reads the index of chunks at the end of a file. Raises :class:`ValueError` if it is missing, damaged or
+    inconsistent."""
     size = os.fstat(file.descriptor).st_size
     if size < 2 * _BLOCK or size % _BLOCK:
         raise ValueError(
             f"it has {size} bytes, expected whole blocks of 64 KiB: it is cut off, or another Riegeli file"
         )
     try:
-        script = _parse_numbers(_read_records(file, size - _BLOCK, _BLOCK)[0])
+        script = _parse_varints(_read_records(file, size - _BLOCK, _BLOCK)[0])
     except (ValueError, IndexError):
         raise ValueError("its last block has no index: it is cut off, or another Riegeli file") from None
     if script.get(2) != _MAGIC or not 0 < script.get(1, 0) < size:
@@ -179,12 +185,12 @@ def _read_chunk_index(file: OpenFile) -> _ChunkIndex:
     metadata, *entries = _read_records(file, script[1], _MAX_CHUNK) or [b""]
     message = Message.from_bytes(metadata)
     spans = [(low, high) for field, wire, low, high in message.fields(0, message.size) if (field, wire) == (1, 2)]
-    said = _parse_numbers(metadata[spans[0][0] : spans[0][1]]) if spans else {}
+    said = _parse_varints(metadata[spans[0][0] : spans[0][1]]) if spans else {}
     if said.get(1) != _VERSION:
         raise ValueError(f"its index has version {said.get(1)}, expected {_VERSION}")
     places, counts = np.zeros(len(entries)), np.zeros(len(entries))
     for i, entry in enumerate(entries):
-        row = _parse_numbers(entry)
+        row = _parse_varints(entry)
         places[i], counts[i] = row.get(1, -1), row.get(3, 0)
     if len(entries) != said.get(2, 0) or counts.sum() != said.get(3, 0) or counts.sum() > size:
         raise ValueError("its index does not have as many chunks or records as it says")
@@ -193,8 +199,9 @@ def _read_chunk_index(file: OpenFile) -> _ChunkIndex:
     return _ChunkIndex(places.astype(np.int64), np.cumsum([0, *counts], dtype=np.int64))
 
 
-def _parse_numbers(data: bytes) -> dict[int, int]:
-    """Returns the whole numbers in a message by field number. Raises :class:`ValueError`."""
+def _parse_varints(data: bytes) -> dict[int, int]:
+    """Returns the integers in a protobuf message by field number; skips other fields. Raises :class:`ValueError` for an
+    invalid message."""
     message = Message.from_bytes(data)
     return {
         field: message.read_varint(low, high)[0]
@@ -204,7 +211,8 @@ def _parse_numbers(data: bytes) -> dict[int, int]:
 
 
 def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
-    """Reads the records of the chunk at ``place``. Raises :class:`ValueError`, also for more than ``limit`` bytes."""
+    """Reads, verifies and decompresses the records of the chunk at ``place``. Raises :class:`ValueError` if it is
+    damaged, of another type, or larger than ``limit`` bytes."""
     chunk = _read_chunk_header(file, place)
     if chunk.kind != ord("r"):
         raise ValueError(f"{_OTHER_CHUNKS.get(chunk.kind, f'a chunk of type {chunk.kind}')}, where records should be")
@@ -235,7 +243,8 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
 
 
 def _read_chunk_header(file: OpenFile, place: int) -> _ChunkHeader:
-    """Reads and checks the header of a chunk. Raises :class:`ValueError`."""
+    """Reads the header of a chunk. Raises :class:`ValueError` for a wrong hash, or sizes that do not fit into the
+    file."""
     data, after = _read_without_block_headers(file, place, _CHUNK.size)
     if len(data) < _CHUNK.size:
         raise ValueError("a chunk is cut off")
@@ -256,7 +265,8 @@ def _check_hash(data: bytes, expected: int, what: str) -> None:
 
 
 def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
-    """Reads ``size`` bytes from ``place`` on without headers of blocks; returns also the place after them."""
+    """Reads ``size`` bytes from ``place`` on, and skips the headers of blocks among them. Returns fewer bytes at the
+    end of the file. Returns the offset after them as well."""
     start, left, spans = place, size, []
     while left:
         if place % _BLOCK < _BLOCK_HEADER:
@@ -269,7 +279,8 @@ def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[
 
 
 def _decompress(kind: int, data: bytes, limit: int) -> bytes:
-    """Decompresses data by the type of its compression to at most ``limit`` bytes. Raises :class:`ValueError`."""
+    """Decompresses data, uncompressed or Zstandard by ``kind``. Raises :class:`ValueError` for other compressions,
+    damage and more than ``limit`` bytes; :class:`SourceError` if the library for Zstandard is not installed."""
     if kind == _NONE:
         if len(data) > limit:
             raise ValueError(f"{len(data)} bytes, more than {limit}")

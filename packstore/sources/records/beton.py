@@ -53,16 +53,16 @@ _MAX_ALLOCATED = 1 << 26
 
 @dataclass(frozen=True)
 class _BetonHeader:
-    """Header of a file, whose values were checked.
+    """Checked header of a ``.beton`` file.
 
     Attributes:
         names: Names of the fields, in order.
         types: Types of the fields, in the same order.
         arrays: dtype and shape of the fields that are arrays.
-        row: dtype of a sample's row, with a field of each number.
+        row: dtype of a sample's row, with a field ``f0``, ``f1`` … of each field.
         rows_at: Offset of the rows.
         samples: Number of samples.
-        table_at: Offset of the table, and end of the pages.
+        table_at: Offset of the table of allocated pieces, and end of the pages of data.
         nbytes: Size of the file.
     """
 
@@ -77,7 +77,7 @@ class _BetonHeader:
 
 
 class BetonSource(ShardSource):
-    """A ``.beton`` file, or all in a folder."""
+    """Source of ``.beton`` files: one file, or all in a folder. Files with different fields are refused."""
 
     kind = "beton"
 
@@ -95,13 +95,15 @@ class BetonSource(ShardSource):
         self.evidence = f"{len(self.shards)} .beton file{'s' * (len(self.shards) != 1)} of FFCV"
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        """Yields a row for each sample of file ``number``, with the estimated size of its main image."""
         main = f"f{self._betons[0].names.index(self._main_field)}"
-        for start, block in self._row_blocks(number):
-            for i, size in enumerate(self._image_sizes(number, block[main]).tolist(), start):
+        for start, block in self._read_row_blocks(number):
+            for i, size in enumerate(self._estimate_image_sizes(number, block[main]).tolist(), start):
                 yield Row(next(keys), (number, i), size)
 
     def values(self, ref: Any) -> dict[str, Any]:
-        """Reads the values of a row. ``ref`` is the number of the file and the number of the row in it."""
+        """Reads the values of a sample, by column. ``ref`` is the number of the file and the number of the sample in
+        it. Raises :class:`ValueError` for a value that cannot be read."""
         number, index = ref
         beton = self._betons[number]
         row = self._read_rows(number, index, 1)[0]
@@ -114,6 +116,7 @@ class BetonSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
+        """Locates the main image from its offset on, without its end, which the row does not have."""
         number, index = ref
         beton = self._betons[number]
         image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main_field)}"]
@@ -121,12 +124,14 @@ class BetonSource(ShardSource):
         return None if found is None else found._replace(within=None)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares a column for each field by its type; integers with a name of labels become labels. Sets
+        :attr:`shape` if all main images are raw pixels of one shape."""
         beton = self._betons[0]
         found: dict[str, Field] = {}
         plain: dict[int, Field] = {_FLOAT: Array("float64"), _INT: Array("int64"), _BYTES: Bytes(), _JSON: Json()}
         for name, kind in zip(beton.names, beton.types, strict=True):
             if kind == _RGB:
-                modes, shape = self._image_forms[name]
+                modes, shape = self._image_modes[name]
                 found[self._columns[name]] = Image("uint8" if modes == {_RAW} else None)
                 if name == self._main_field and modes == {_RAW}:
                     self.shape = shape
@@ -145,7 +150,8 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _main_field(self) -> str:
-        """Field of the main image. Raises :class:`SourceError` if there is none."""
+        """Name of the field of the main image: one with a usual name of images, else the first. Raises
+        :class:`SourceError` if no field has images."""
         beton = self._betons[0]
         images = [name for name, kind in zip(beton.names, beton.types, strict=True) if kind == _RGB]
         if not images:
@@ -155,7 +161,7 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each field."""
+        """Column of each field, by name. Raises :class:`SourceError` if a field ``image`` has no images."""
         found = make_column_names(list(self._betons[0].names))
         if "image" in found.values() and found[self._main_field] != "image":
             raise SourceError(
@@ -164,8 +170,9 @@ class BetonSource(ShardSource):
         return {**found, self._main_field: "image"}
 
     @cached_property
-    def _image_forms(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
-        """Modes in which the images of each field are written, and their shape if all have the same."""
+    def _image_modes(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
+        """For each field of images, by name: the modes (JPEG, raw) of its images, and their shape if all have the same.
+        Reads all rows."""
         beton = self._betons[0]
         found: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
@@ -173,7 +180,7 @@ class BetonSource(ShardSource):
                 continue
             modes, sizes = set[int](), set[tuple[int, int]]()
             for number in range(len(self.shards)):
-                for _, block in self._row_blocks(number):
+                for _, block in self._read_row_blocks(number):
                     image = block[f"f{i}"]
                     modes |= set(np.unique(image["mode"]).tolist())
                     if len(sizes) < 2:
@@ -185,7 +192,7 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _allocation_tables(self) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """Offsets and sizes of the allocated pieces of each file, sorted by offset."""
+        """For each file, offsets and sizes of the allocated pieces, sorted by offset."""
         found = []
         for number, beton in enumerate(self._betons):
             count = (beton.nbytes - beton.table_at) // _ALLOCATED.itemsize
@@ -209,7 +216,8 @@ class BetonSource(ShardSource):
         return json.loads(data.partition(b"\0")[0]) if kind == _JSON else data
 
     def _read_image(self, number: int, name: str, value: Any) -> Any:
-        """Reads an image: a JPEG file, or pixels, as PNG if other images are files. Raises :class:`ValueError`."""
+        """Reads an image: the bytes of a JPEG file, or raw pixels, which become a PNG file if other images of the field
+        are JPEG. Raises :class:`ValueError` if it is damaged or too large."""
         mode, height, width, ptr = (int(value[key]) for key in ("mode", "height", "width", "ptr"))
         if mode not in (_JPG, _RAW):
             raise ValueError(f"an image is written in mode {mode}, which FFCV does not have")
@@ -221,16 +229,16 @@ class BetonSource(ShardSource):
             raise ValueError(f"an image of {height * width} pixels, more than max_pixels")
         data = self._read_data(number, ptr, height * width * 3, _MAX_VALUE)
         pixels = np.frombuffer(data, np.uint8).reshape(height, width, 3)
-        return pixels if self._image_forms[name][0] == {_RAW} else encode_png(pixels)
+        return pixels if self._image_modes[name][0] == {_RAW} else encode_png(pixels)
 
-    def _image_sizes(self, number: int, images: NDArray[Any]) -> NDArray[np.int64]:
-        """Returns the bytes of images; a guess for those that cannot be read."""
+    def _estimate_image_sizes(self, number: int, images: NDArray[Any]) -> NDArray[np.int64]:
+        """Returns the bytes of images, at most the size of the file; 0 for a JPEG file that is not in the table."""
         raw = images["height"].astype(np.int64) * images["width"] * 3
         jpg = self._allocated_sizes(number, images["ptr"]).astype(np.int64)
         return np.clip(np.where(images["mode"] == _JPG, jpg, raw), 0, self._betons[number].nbytes)
 
     def _allocated_sizes(self, number: int, places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Returns the number of bytes that were allocated at each of ``places``, 0 if there was nothing."""
+        """Looks up the number of bytes that were allocated at each of ``places``; 0 if nothing was."""
         starts, sizes = self._allocation_tables[number]
         if not len(starts):
             return np.zeros(len(places), np.uint64)
@@ -238,8 +246,8 @@ class BetonSource(ShardSource):
         return np.where(starts[at] == places, sizes[at], np.uint64(0))
 
     def _read_data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
-        """Reads the data at an offset. ``size`` must be the number of bytes that were allocated there; None accepts
-        any number. Raises :class:`ValueError`."""
+        """Reads the data at an offset; ``b""`` for ``size`` 0. Raises :class:`ValueError` if not ``size`` bytes (None:
+        any number) were allocated there, if these are more than ``limit``, or if the file is cut off."""
         beton = self._betons[number]
         first = beton.rows_at + beton.samples * beton.row.itemsize
         written = int(self._allocated_sizes(number, np.array([place], np.uint64))[0])
@@ -257,13 +265,13 @@ class BetonSource(ShardSource):
             raise ValueError("the file is cut off")
         return data
 
-    def _row_blocks(self, number: int) -> Iterator[tuple[int, NDArray[Any]]]:
-        """Yields some thousand rows of a file at a time, with the number of the first."""
+    def _read_row_blocks(self, number: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yields the rows of a file in blocks of up to 16,384, each with the number of its first row."""
         for start in range(0, self._betons[number].samples, _BLOCK):
             yield start, self._read_rows(number, start, min(_BLOCK, self._betons[number].samples - start))
 
     def _read_rows(self, number: int, start: int, count: int) -> NDArray[Any]:
-        """Reads rows of a file. Raises :class:`ValueError` if it is cut off."""
+        """Reads ``count`` rows of a file from row ``start`` on. Raises :class:`ValueError` if the file is cut off."""
         beton = self._betons[number]
         size = beton.row.itemsize
         data = self._files[number].read(count * size, beton.rows_at + start * size)
@@ -273,7 +281,7 @@ class BetonSource(ShardSource):
 
 
 def is_beton(path: Path) -> bool:
-    """Tells if a file has the header of a ``.beton`` file."""
+    """Tells if a file has a valid header of a ``.beton`` file; False if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         _read_beton_header(OpenFile(descriptor), path)
@@ -283,7 +291,7 @@ def is_beton(path: Path) -> bool:
 
 
 def _read_beton_header(file: OpenFile, path: Path) -> _BetonHeader:
-    """Reads the header of a file. Raises :class:`SourceError`."""
+    """Reads the header of a file. Raises :class:`SourceError` if it is invalid."""
     try:
         return _parse_header(file)
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError, SyntaxError) as error:
@@ -291,7 +299,8 @@ def _read_beton_header(file: OpenFile, path: Path) -> _BetonHeader:
 
 
 def _parse_header(file: OpenFile) -> _BetonHeader:
-    """Parses header and fields of a file. Raises :class:`ValueError` and other errors."""
+    """Parses and checks the header and the descriptions of fields. Raises :class:`ValueError` and other errors if they
+    are invalid."""
     nbytes = os.fstat(file.descriptor).st_size
     start = file.read(_HEADER.itemsize, 0)
     if len(start) < _HEADER.itemsize:
@@ -329,8 +338,8 @@ def _parse_header(file: OpenFile) -> _BetonHeader:
 
 
 def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Parses dtype and shape of arrays: 32 lengths of axes, the length of the dtype's description, and that
-    description as JSON."""
+    """Parses dtype and shape of a field of arrays from the 1,024 bytes of its description: 32 lengths of axes, the
+    length of the dtype, and the dtype as JSON. Raises :class:`ValueError` for unsupported ones."""
     *axes, length = np.frombuffer(arguments[: 33 * 8], "<u8").tolist()
     while axes and not axes[-1]:
         axes.pop()
@@ -343,7 +352,8 @@ def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises ``.beton`` files by their header; possible if only the suffix fits."""
+    """Certain for valid ``.beton`` files, possible if only the suffix fits, and no for a folder with images directly in
+    it."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else [file for file in list_first_shards(path, SUFFIXES) if _has_suffix(file)]

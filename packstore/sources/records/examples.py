@@ -40,8 +40,8 @@ _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 def is_tfrecord(path: Path) -> bool:
-    """Tells if the first record of a file may be an example; an empty file is one if its name is that of record
-    files."""
+    """Tells if the first record of a file may be an example; False if the file cannot be read. An empty file is one if
+    its name is that of record files."""
     try:
         kind = find_compression(path)
         with path.open("rb") as file, explain_damage(path):
@@ -55,7 +55,8 @@ def is_tfrecord(path: Path) -> bool:
 
 
 def find_compression(path: Path) -> str | None:
-    """Returns the compression of a file of records: gzip, or zlib, which has no magic number; None without one."""
+    """Detects the compression of a file of records: a known one by its magic number, ``zlib``, or None for plain
+    records. Raises :class:`OSError`."""
     with path.open("rb") as file:
         start = file.read(HEADER)
     try:
@@ -67,13 +68,13 @@ def find_compression(path: Path) -> str | None:
 
 @dataclass(slots=True)
 class _ShardIndex:
-    """Records of a shard: some 30 bytes each, and their keys.
+    """Index of the records of a shard; takes some 30 bytes each, and their keys.
 
     Attributes:
         places: Offset of the data of each record.
         lengths: Bytes of the data.
         sizes: Bytes of the main image.
-        keys: Keys of the records; None for those that cannot be read.
+        keys: Keys of the records; None for records without one, and for damaged ones.
         damaged: Offset and reason if the rest of the file cannot be read.
     """
 
@@ -85,19 +86,19 @@ class _ShardIndex:
 
 
 class RecordFiles(Protocol):
-    """Files of records.
+    """Reader of numbered files of records.
 
     Attributes:
-        fault: Message for a record that :meth:`read_checked` does not return, with places for file name and offset.
+        fault: Message for a damaged record, with placeholders for file name and offset.
     """
 
     fault: str
 
-    def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Yields place, size and data of each record of a file; no data for a damaged record. Raises
-        :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError`."""
+    def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """Yields place, size and message of each record of file ``number``; None for the message of a damaged record.
+        Raises :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError` if nothing can."""
 
-    def read_checked(self, number: int, place: int, length: int) -> bytes | None:
+    def read_record(self, number: int, place: int, length: int) -> bytes | None:
         """Reads the data of a record and verifies its checksum, or returns None if it is damaged."""
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
@@ -120,14 +121,17 @@ class DamageError(ValueError):
 
 
 class TfrecordFiles:
-    """Reads records of TFRecord files by the offsets of their data."""
+    """Reads records of TFRecord files, also compressed ones, by the offsets of their data."""
 
     fault = "{}, byte {}: the record does not match its checksum"
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._files = OpenFiles(paths, find_compression)
 
-    def walk(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+    def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
+        """Yields offset, size and message of each record, from headers alone: the message reads further bytes only when
+        it is asked for them, and checksums of data are not verified. Raises :class:`DamageError` for a damaged
+        header."""
         file = self._files[number]
         at, end = 0, os.fstat(file.descriptor).st_size
         while at < end:
@@ -139,10 +143,10 @@ class TfrecordFiles:
             except ValueError as error:
                 raise DamageError(at, str(error)) from None
             place = at + HEADER
-            yield place, length, Message(length, _make_reader(file, place, length), start[HEADER:][:length])
+            yield place, length, Message(length, _make_range_reader(file, place, length), start[HEADER:][:length])
             at = place + length + CHECK
 
-    def read_checked(self, number: int, place: int, length: int) -> bytes | None:
+    def read_record(self, number: int, place: int, length: int) -> bytes | None:
         return verify_data(self._files[number].read(length + CHECK, place), length)
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
@@ -153,7 +157,7 @@ class TfrecordFiles:
 
 
 class ExampleSource(ShardSource):
-    """Shards of examples.
+    """Base of sources whose shards hold ``tf.train.Example`` records.
 
     The first listing reads all records except their images. A record with a wrong checksum is a bad sample; if a length
     is wrong, the rest of the file is one bad sample.
@@ -173,9 +177,12 @@ class ExampleSource(ShardSource):
 
     @abstractmethod
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """Decodes the values of an example, by column. Raises :class:`ValueError`."""
+        """Decodes the values of an example, by column. Raises :class:`ValueError` for a value that does not fit its
+        column."""
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        """Yields a row for each record, and one bad row for the damaged rest of the shard. Records have their own keys
+        if :attr:`has_keys`; a damaged one has the name of the file and its offset."""
         index, name = self.index[number], self.shards[number][1].name
         for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
             key, own = next(keys), index.keys[i]
@@ -187,10 +194,11 @@ class ExampleSource(ShardSource):
             yield Row(f"{next(keys)}…", (number, at, -1, f"{name}, byte {at}: {reason}"), 0)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads a record, verifies its checksum, and decodes it. Raises :class:`ValueError` if it is damaged."""
         number, place, length, *reason = ref
         if reason:
             raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
-        data = self._files.read_checked(number, place, length)
+        data = self._files.read_record(number, place, length)
         if data is None:
             raise ValueError(self._files.fault.format(self.shards[number][1].name, place))
         message = Message.from_bytes(data)
@@ -210,7 +218,8 @@ class ExampleSource(ShardSource):
 
     @cached_property
     def index(self) -> list[_ShardIndex]:
-        """Records of all shards; collects :attr:`facts` meanwhile. Raises :class:`SourceError` for no examples."""
+        """Index of each shard. Its first use reads all records and collects :attr:`facts`. Raises :class:`SourceError`
+        if there are no records, or none is an example."""
         found = [self._index_file(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records")
@@ -220,10 +229,10 @@ class ExampleSource(ShardSource):
         return found
 
     def _pickle_advice(self, found: Sequence[_ShardIndex]) -> str | None:
-        """Returns what to do if the first record begins and ends like a pickle; else None."""
+        """Returns advice for the user if the first record begins and ends like a pickle, else None."""
         number = next(number for number, index in enumerate(found) if index.places or index.damaged)
         index = found[number]
-        data = self._files.read_checked(number, index.places[0], index.lengths[0]) if index.places else None
+        data = self._files.read_record(number, index.places[0], index.lengths[0]) if index.places else None
         if not data or data[0] != 0x80 or data[1:2] not in (b"\2", b"\3", b"\4", b"\5") or data[-1:] != b".":
             return None
         return (
@@ -233,31 +242,32 @@ class ExampleSource(ShardSource):
 
     @cached_property
     def key_feature(self) -> str | None:
-        """Feature with the samples' keys; None if they have none."""
+        """Name of the feature with the samples' keys; None unless :attr:`has_keys`."""
         assert self.index
-        return self._key_feature if self.has_keys else None
+        return self._first_key_feature if self.has_keys else None
 
     @cached_property
     def has_keys(self) -> bool:
-        """Every record has a key, and all keys differ."""
+        """True if every readable record has a key, and all keys differ. May remove keys of damaged records from
+        :attr:`index`."""
         names = (name for index in self.index for name in index.keys)
         digests = np.fromiter(map(_digest_key, names), np.uint64)
         values, counts = np.unique(digests[digests != 0], return_counts=True)
         if not 0 < self.facts.parsed <= counts.sum():
             return False
         twice = set(values[counts > 1].tolist())
-        return not twice or not self._share_a_key(digests, twice)
+        return not twice or not self._has_duplicate_key(digests, twice)
 
-    def _share_a_key(self, digests: NDArray[np.uint64], twice: set[int]) -> bool:
-        """Tells if two undamaged records have one of the digests in ``twice``. Removes the keys of damaged records,
-        which may be wrong."""
+    def _has_duplicate_key(self, digests: NDArray[np.uint64], twice: set[int]) -> bool:
+        """Tells if two undamaged records have the same key, among those with a digest in ``twice``. Removes the keys of
+        damaged ones from the index."""
         good: set[int] = set()
         places = ((number, i) for number, index in enumerate(self.index) for i in range(len(index.keys)))
         for digest, (number, i) in zip(digests.tolist(), places, strict=True):
             if digest not in twice:
                 continue
             index = self.index[number]
-            if self._files.read_checked(number, index.places[i], index.lengths[i]) is None:
+            if self._files.read_record(number, index.places[i], index.lengths[i]) is None:
                 index.keys[i] = None
             elif digest in good:
                 return True
@@ -266,15 +276,15 @@ class ExampleSource(ShardSource):
         return False
 
     @cached_property
-    def _key_feature(self) -> str:
-        """First known feature of keys in the records; ``""`` for none."""
+    def _first_key_feature(self) -> str:
+        """First of the usual features of keys that occurs in a record; ``""`` if none does."""
         return next((name for name in KEYS if name in self.facts.features), "")
 
     def _index_file(self, number: int) -> _ShardIndex:
-        """Indexes the records of a file, up to the first damage."""
+        """Indexes the records of file ``number`` up to the first damage, and adds to :attr:`facts`."""
         index = _ShardIndex()
         try:
-            for place, length, message in self._files.walk(number):
+            for place, length, message in self._files.walk_records(number):
                 size, key = (length, None) if message is None else self.index_record(number, place, message)
                 index.places.append(place)
                 index.lengths.append(length)
@@ -285,29 +295,32 @@ class ExampleSource(ShardSource):
         return index
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
-        """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. Reads no more of the
-        record than necessary."""
+        """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
+        returns its own size and None. Reads no more of the record than necessary."""
         try:
             features = read_example(message)
-            self.facts.add(features, message, lambda: self._files.read_checked(number, place, message.size) is not None)
+            self.facts.add_example(
+                features, message, lambda: self._files.read_record(number, place, message.size) is not None
+            )
             return largest_value_size(features), _read_key(features, message)
         except ValueError:
             return message.size, None  # reported when it is read
 
 
-def _make_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
-    """Returns a function that reads a part of a record."""
+def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
+    """Returns a function ``(size, offset)`` that reads bytes of one record."""
     return lambda size, at: file.read(min(size, length - at), place + at)
 
 
 def largest_value_size(features: Mapping[str, Feature]) -> int:
-    """Returns the bytes of the largest value of bytes, which is taken for the image."""
+    """Returns the size of the largest single value of bytes, which is probably the image; 0 if there is none."""
     spans = (f.spans[0] for f in features.values() if f.kind == "bytes" and len(f.spans) == 1)
     return max((stop - start for _, start, stop in spans), default=0)
 
 
 def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
-    """Reads the key of an example, or returns None if it has none."""
+    """Reads the key of an example, or returns None if it has no printable text of up to 4,096 bytes in a usual feature
+    of keys."""
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None
@@ -317,5 +330,5 @@ def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
 
 
 def _digest_key(key: str | None) -> int:
-    """Hashes a key, or returns 0 for None."""
+    """Hashes a key to a positive integer, or returns 0 for None."""
     return 0 if key is None else xxhash.xxh3_64_intdigest(key.encode()) or 1

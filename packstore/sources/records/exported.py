@@ -19,7 +19,7 @@ from packstore.sources.records.examples import ExampleSource, largest_value_size
 
 
 class ExportedTfds(ExportedRows, ExampleSource):
-    """Records of an export, with the keys in the feature ``key``."""
+    """Source of TFRecord shards that packstore exported; the feature ``key`` has the keys."""
 
     kind = "tfds"
 
@@ -28,6 +28,8 @@ class ExportedTfds(ExportedRows, ExampleSource):
         super().__init__(path, options, self.list_shards())
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
+        """Returns the size of the image and the key; counts the example, but collects no facts, since the export says
+        its columns."""
         try:
             features = read_example(message)
             self.facts.parsed += 1
@@ -37,15 +39,17 @@ class ExportedTfds(ExportedRows, ExampleSource):
 
     @cached_property
     def has_keys(self) -> bool:
-        """Every record has a key."""
+        """Always True: every exported record has a key."""
         return True
 
     @cached_property
     def _held_columns(self) -> Sequence[Column]:
-        """Columns whose values the export holds in its examples."""
+        """Columns whose values are in the examples, not in other files of the export."""
         return [column for column in self.columns_at_rest if column.name in self.export_manifest.held]
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        """Decodes the image and the values of the exported columns; leaves out values that are missing. Raises
+        :class:`ValueError`."""
         image = self.export_manifest.manifest.image
         files = image.layout is None or self.export_manifest.image == "png"
         found = {"image": _get_bytes("image", features, message) if files else _decode_array(image, features, message)}
@@ -57,7 +61,8 @@ class ExportedTfds(ExportedRows, ExampleSource):
 
 
 def _decode_column(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes a value to the form of :meth:`packstore.stores.Reader.item`, or to the stored form."""
+    """Decodes the value of a column: an array, files, or :class:`StoredBytes` in the stored form. Raises
+    :class:`ValueError`."""
     if column.layout is not None or column.kind == "fixed":
         return _decode_array(column, features, message)
     if column.form == "numbers":
@@ -71,7 +76,7 @@ def _decode_column(column: Column, features: Mapping[str, Feature], message: Mes
 
 
 def _decode_array(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes an array of a column. Raises :class:`ValueError`."""
+    """Decodes the array of a column. Raises :class:`ValueError` if its numbers do not fit its dtype or shape."""
     if column.kind == "ragged":
         shape = _get_feature(f"{column.name}/shape", features).numbers(message).tolist()
         values = np.frombuffer(_get_bytes(f"{column.name}/value", features, message), NUMPY_DTYPE[column.dtype])
@@ -84,7 +89,8 @@ def _decode_array(column: Column, features: Mapping[str, Feature], message: Mess
 
 
 def _decode_numbers(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes the numbers of a column to its dtype. Raises :class:`ValueError` if they are beyond it."""
+    """Decodes the numbers of a column to its dtype. Raises :class:`ValueError` for bytes and for numbers beyond the
+    dtype."""
     feature, dtype = _get_feature(column.name, features), NUMPY_DTYPE[column.dtype]
     if column.dtype in PACKED:
         return np.frombuffer(_get_bytes(column.name, features, message), dtype)
@@ -105,7 +111,8 @@ def _get_feature(name: str, features: Mapping[str, Feature]) -> Feature:
 
 
 def _get_bytes(name: str, features: Mapping[str, Feature], message: Message) -> bytes:
-    """Returns the only value of a feature of bytes. Raises :class:`ValueError`."""
+    """Returns the only value of a feature of bytes. Raises :class:`ValueError` for any other number or type of
+    values."""
     feature = _get_feature(name, features)
     values = feature.bytes(message) if feature.kind == "bytes" else []
     if len(values) != 1:

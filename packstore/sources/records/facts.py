@@ -25,10 +25,10 @@ class FeatureFacts:
     """Facts about one feature in all examples.
 
     Attributes:
-        kinds: Kinds of values that occur: ``bytes``, ``floats``, ``ints``.
+        kinds: Types of its values: ``bytes``, ``floats``, ``ints``; ``""`` for a feature without values.
         looks: Guessed content of bytes: ``image``, ``text``, ``bytes``.
-        low: Smallest number of values.
-        high: Largest number of values.
+        low: Smallest number of values in an example.
+        high: Largest number of values in an example.
         missing: Some examples lack the feature.
         largest: Largest absolute value of floats that are edges of boxes.
     """
@@ -43,18 +43,18 @@ class FeatureFacts:
 
 @dataclass(slots=True)
 class LabelFacts:
-    """Facts about the numbers of a feature of labels in all examples.
+    """Class numbers of a label feature in all examples, with the names beside them.
 
     Attributes:
-        names: Values of each feature that names the class, by number; None if they differ.
+        names: By class number, the value of each feature that names the class; None if examples disagree.
         missing: Some examples have -1, which means no label.
     """
 
     names: dict[int, dict[str, bytes | None]] = field(default_factory=dict)
     missing: bool = False
 
-    def adds_facts(self, number: int, named: Mapping[str, bytes]) -> bool:
-        """Tells if a number with these names adds to the known facts."""
+    def would_change(self, number: int, named: Mapping[str, bytes]) -> bool:
+        """Tells if :meth:`add_label` of this number and these names would change the facts."""
         if number == -1:
             return not self.missing
         known = self.names.get(number)
@@ -62,8 +62,9 @@ class LabelFacts:
             return len(self.names) < _MAX_LABELS
         return any(value is not None and named.get(name) != value for name, value in known.items())
 
-    def add(self, number: int, named: Mapping[str, bytes]) -> None:
-        """Adds a number with its names; a name that differs from an earlier one becomes None."""
+    def add_label(self, number: int, named: Mapping[str, bytes]) -> None:
+        """Adds a class number with its names. A name that differs from an earlier one becomes None. After 131,072
+        numbers, new ones are ignored."""
         if number == -1:
             self.missing = True
         elif number not in self.names:
@@ -77,14 +78,14 @@ class LabelFacts:
 
 
 class ExampleFacts:
-    """Facts about all examples.
+    """Facts about all examples, collected one by one.
 
-    Most examples add nothing, since their features have known kinds and their labels known names; testing that is fast.
+    Most examples add nothing, since their features have known types and their labels known names; testing that is fast.
 
     Attributes:
         features: Facts about each feature.
         labels: Facts about each feature of labels.
-        parsed: Number of examples.
+        parsed: Number of examples that were added.
     """
 
     def __init__(self, label_names: Mapping[str, tuple[str, ...]]) -> None:
@@ -96,16 +97,16 @@ class ExampleFacts:
         self._shapes: set[_ExampleShape] = set()
         self._namings: set[tuple[bytes, ...]] = set()
 
-    def add(self, features: Mapping[str, Feature], message: Message, is_sound: Callable[[], bool]) -> None:
-        """Adds the facts of an example. Calls ``is_sound``, which reads all of the example, only if it adds new
-        facts; skips a damaged one. Raises :class:`ValueError` for a message that is not an example."""
+    def add_example(self, features: Mapping[str, Feature], message: Message, is_sound: Callable[[], bool]) -> None:
+        """Adds the facts of an example. If these are new, calls ``is_sound``, which verifies the whole record, and
+        skips a damaged one. Raises :class:`ValueError` for an invalid message."""
         shape: _ExampleShape = tuple(
             [(name, its.kind, *_describe_values(its, message)) for name, its in features.items()]
         )
         largest = _largest_edges(features, message)
         labels = self._find_new_labels(features, message)
-        news = shape not in self._shapes and self._adds_facts(shape)
-        if (news or labels or self._exceed_largest(largest)) and not is_sound():
+        news = shape not in self._shapes and self._would_change(shape)
+        if (news or labels or self._has_larger_edge(largest)) and not is_sound():
             return
         self.parsed += 1
         if shape not in self._shapes:
@@ -115,10 +116,10 @@ class ExampleFacts:
         for label, numbers in labels.items():
             facts = self.labels.setdefault(label, LabelFacts())
             for number, named in numbers:
-                facts.add(number, named)
+                facts.add_label(number, named)
 
-    def _adds_facts(self, shape: _ExampleShape) -> bool:
-        """Tells if an example of this shape adds to the known facts."""
+    def _would_change(self, shape: _ExampleShape) -> bool:
+        """Tells if an example with these names, types, counts and contents of features would change the known facts."""
         names = {name for name, *_ in shape}
         if any(not known.missing and name not in names for name, known in self.features.items()):
             return True
@@ -131,7 +132,8 @@ class ExampleFacts:
         return False
 
     def _add_shape(self, shape: _ExampleShape) -> None:
-        """Adds the shape of an example to the facts about its features."""
+        """Adds the shape of an example to the facts about its features, and to the known shapes; forgets these when
+        they are too many."""
         for name, kind, count, look in shape:
             if name not in self.features:
                 self.features[name] = FeatureFacts(missing=self.parsed > 1)
@@ -146,14 +148,15 @@ class ExampleFacts:
             self._shapes.clear()
         self._shapes.add(shape)
 
-    def _exceed_largest(self, largest: Mapping[str, float]) -> bool:
-        """Tells if an edge of boxes is larger than all before."""
+    def _has_larger_edge(self, largest: Mapping[str, float]) -> bool:
+        """Tells if an edge of boxes is larger than the largest of all earlier examples."""
         return any(value > self.features[name].largest for name, value in largest.items() if name in self.features)
 
     def _find_new_labels(
         self, features: Mapping[str, Feature], message: Message
     ) -> dict[str, list[tuple[int, dict[str, bytes]]]]:
-        """Returns all numbers and names of an example by label, for each label with a new one."""
+        """Returns class numbers with their names by label feature, for each feature that has a new number or name.
+        Remembers combinations without news, to skip them next time."""
         news = {}
         for label, naming in self._label_names.items():
             feature = features.get(label)
@@ -168,7 +171,7 @@ class ExampleFacts:
             values = {name: its.bytes(message) for name, its in named.items() if len(its.spans) == len(numbers)}
             said = [(number, {name: each[i] for name, each in values.items()}) for i, number in enumerate(numbers)]
             known = self.labels.get(label, LabelFacts())
-            if any(known.adds_facts(number, names) for number, names in said):
+            if any(known.would_change(number, names) for number, names in said):
                 news[label] = said
             elif sum(map(len, whole)) <= _NAMING_BYTES:
                 if len(self._namings) >= _MAX_NAMINGS:
@@ -178,7 +181,7 @@ class ExampleFacts:
 
 
 def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
-    """Returns the number of values, and the guessed content of the first one if they are bytes."""
+    """Returns the number of values, and the guessed content of the first one; ``""`` unless they are bytes."""
     count = feature.count(message)
     if feature.kind != "bytes" or not count:
         return count, ""
@@ -187,7 +190,7 @@ def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
 
 
 def _largest_edges(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
-    """Returns the largest absolute value of each feature that is an edge of boxes."""
+    """Returns the largest absolute value of each float feature that has edges of boxes (``…xmin``), by name."""
     found = {}
     for name, feature in features.items():
         if feature.kind == "floats" and feature.spans and name.endswith(_EDGES):
@@ -197,7 +200,8 @@ def _largest_edges(features: Mapping[str, Feature], message: Message) -> dict[st
 
 
 def _guess_content(start: bytes, cut: bool) -> str:
-    """Guesses from its beginning if a value is an image, a text or other bytes; ``cut`` if it is longer."""
+    """Guesses from its first bytes if a value is ``image``, ``text`` or ``bytes``. ``cut`` says that the value is
+    longer, so its last character may be incomplete."""
     if begins_like_image(start[:16]):
         return "image"
     try:

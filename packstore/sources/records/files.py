@@ -19,9 +19,10 @@ _OPEN = 8
 
 
 class OpenFiles:
-    """Reads files by number at any place; thread-safe. Keeps the last used files open.
+    """Opens files by number, for reads at any offset; thread-safe. Keeps the 8 last used files open.
 
-    A compressed file is decompressed once while it stays open."""
+    A compressed file is decompressed to a temporary file once while it stays open.
+    """
 
     def __init__(self, paths: Sequence[Path], compression: Callable[[Path], str | None]) -> None:
         self._paths, self._compression = paths, compression
@@ -51,7 +52,8 @@ class OpenFiles:
             raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
     def locate_span(self, number: int, start: int, size: int) -> Location | None:
-        """Locates ``size`` bytes of a file, or returns None if it was decompressed."""
+        """Locates ``size`` bytes of a file from ``start`` on, or returns None if the file was decompressed. Opens the
+        file at the first call."""
         path = self._paths[number]
         if number not in self._plain:
             opened, lying = os.fstat(self[number].descriptor), path.stat()
@@ -66,7 +68,7 @@ class OpenFiles:
 
 @contextmanager
 def explain_damage(path: Path) -> Iterator[None]:
-    """Converts errors that a damaged file causes to a :class:`SourceError` with its name."""
+    """Converts errors of decompressing a damaged file to a :class:`SourceError` that names the file."""
     try:
         yield
     except TAR_FAULTS as error:

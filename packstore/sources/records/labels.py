@@ -28,8 +28,8 @@ class ClassNames:
 
     Attributes:
         file: Name of the file.
-        names: Names of the classes, in order.
-        numbers: Number of each class; None if the file only lists names.
+        names: Names of the classes, in the order of the file.
+        numbers: Number of each class in the data; None if the file only lists names.
     """
 
     file: str
@@ -39,11 +39,11 @@ class ClassNames:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Converts numbers in the data to numbers of classes.
+    """Converts class numbers in the data to packstore's, which count from 0.
 
     Attributes:
-        first: Number of the first class.
-        numbers: Numbers of all classes by those in the data, if they are not consecutive.
+        first: Number of the first class in the data.
+        numbers: Number of each class by that in the data, if these are not consecutive.
         classes: Names of the classes; None if unknown.
         by: Feature whose values are the names.
         why: Reason for this numbering, for people.
@@ -67,10 +67,11 @@ class Numbering:
 
 
 def find_class_names(folder: Path) -> ClassNames | None:
-    """Finds names of classes in ``labels.txt`` (lines of TF-slim, ``0:daisy``, or names alone) or in a label map
-    (``.pbtxt``); None if there is no such file.
+    """Reads names of classes from ``labels.txt`` (lines of TF-slim, ``0:daisy``, or names alone) or a label map
+    (``.pbtxt``); returns None if there is no such file.
 
-    Raises :class:`SourceError` for a file that cannot be read, and :class:`AmbiguousSourceError` for several."""
+    Raises :class:`SourceError` for a file that cannot be read, and :class:`AmbiguousSourceError` for several files.
+    """
     maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
     files = [file for file in (folder / "labels.txt",) if file.is_file()] + maps
     if len(files) > 1:
@@ -92,7 +93,8 @@ def find_class_names(folder: Path) -> ClassNames | None:
 
 
 def _parse_lines(text: str) -> list[tuple[int | None, str]]:
-    """Returns number, or None, and name of each line."""
+    """Parses lines ``0:daisy`` to numbers and names; if one line has no number, returns all lines as names with
+    None."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     parts = [re.fullmatch(r"(\d{1,9})\s*:\s*(.+)", line) for line in lines]
     if all(parts):
@@ -101,7 +103,8 @@ def _parse_lines(text: str) -> list[tuple[int | None, str]]:
 
 
 def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
-    """Parses ``object_detection/protos/string_int_label_map.proto`` as text. Raises :class:`ValueError`."""
+    """Parses numbers and names of a label map (``object_detection/protos/string_int_label_map.proto``) as text. An item
+    without a name is named by its number. Raises :class:`ValueError`."""
     found: list[tuple[int | None, str]] = []
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     for item in _ITEM.findall(text):
@@ -118,18 +121,18 @@ def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
 def find_numbering(
     path: Path, kind: str, label: str, facts: LabelFacts, beside: ClassNames | None, *, named: bool
 ) -> Numbering:
-    """Finds the numbering of the classes of ``label``.
+    """Finds the numbering of the classes of ``label``: from names beside the data, from names in the data, or from 0.
 
     Args:
         path: Path of the source, for messages.
-        kind: Kind of the source.
+        kind: Kind of the source, for messages.
         label: Feature of the label.
         facts: Facts about its numbers in all examples.
-        beside: Names in a file beside the data.
+        beside: Names in a file beside the data; None if there are none.
         named: The user named the kind, so numbers are packed unchanged if nothing explains them.
 
     Raises:
-        AmbiguousSourceError: The first number may be that of a class or of the background.
+        AmbiguousSourceError: Nothing tells if the lowest number is a class, or follows that of the background.
         SourceError: The names beside the data do not fit its numbers.
     """
     seen = sorted(facts.names)
@@ -160,14 +163,15 @@ def find_numbering(
 
 
 def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
-    """Tells if values are WordNet's ids in order, as the classes of ImageNet are numbered."""
+    """Tells if all values are WordNet ids in ascending order, as the classes of ImageNet are numbered."""
     ids = [value for value in values if value is not None and _WORDNET.fullmatch(value)]
     return len(ids) == len(values) and ids == sorted(ids)
 
 
 def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNames) -> Numbering:
-    """Numbers classes by the names in a file. Raises :class:`SourceError` if they do not fit the numbers ``seen`` in
-    the data."""
+    """Numbers classes by the names in a file. Leaves out the names, with a warning, if one occurs twice. Raises
+    :class:`SourceError` if the names do not fit the numbers ``seen`` in the data, and :class:`AmbiguousSourceError` if
+    names without numbers may count from 0 or 1."""
     file, count = printable(beside.file), len(beside.names)
     if beside.numbers is None:
         if seen and seen[0] <= 0 and seen[-1] >= count:

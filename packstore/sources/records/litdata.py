@@ -38,7 +38,7 @@ _MAX_RATIO = 256
 
 
 class LitdataSource(MdsSource):
-    """Chunks that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
+    """Source of LitData chunks that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "litdata"
 
@@ -46,6 +46,8 @@ class LitdataSource(MdsSource):
 
     @staticmethod
     def read_shards(split: str, index: Path) -> Iterator[Shard]:
+        """Yields the chunks that an index names. Raises :class:`SourceError` for a missing chunk, encryption, unknown
+        formats, and compressions other than zstd."""
         try:
             plain = read_index(index)
             config = plain["config"]
@@ -78,6 +80,7 @@ class LitdataSource(MdsSource):
 
     @staticmethod
     def decode(encoding: str, data: bytes) -> Any:
+        """Decodes a value by its encoding. Raises :class:`ValueError` if it is damaged."""
         if encoding in ("int64", "float64", "uint8") and len(data) != np.dtype(encoding).itemsize:
             raise ValueError(f"found {len(data)} bytes, expected one {encoding}")
         if encoding.startswith("numpy:"):  # one dimension, without a header
@@ -95,7 +98,8 @@ class LitdataSource(MdsSource):
 
 
 def _parse_encoding(form: str) -> str:
-    """Returns the encoding for a format of LitData. Raises :class:`ValueError` for an unknown one."""
+    """Converts a format of LitData (``jpeg``, ``no_header_numpy:1``) to an encoding of MDS or ``numpy:DTYPE``. Raises
+    :class:`ValueError` for an unknown one."""
     name, _, rest = form.partition(":")
     if name in _ENCODINGS:
         return _ENCODINGS[name]
@@ -107,7 +111,8 @@ def _parse_encoding(form: str) -> str:
 
 
 def _parse_names(spec: object, count: int) -> tuple[str, ...]:
-    """Parses the names of the values of an item: keys of a dict, or numbers. Raises :class:`ValueError`."""
+    """Parses the names of the values of an item from a ``data_spec``: keys of a dict, or positions in a tuple or list.
+    Raises :class:`ValueError` for nested items and other types."""
     if not isinstance(spec, str):
         raise ValueError("it has no data_spec")
     node = json.loads(spec)[1]
@@ -122,7 +127,7 @@ def _parse_names(spec: object, count: int) -> tuple[str, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises chunks by their ``index.json``."""
+    """Certain if the first ``index.json`` describes formats as LitData does."""
     for _, index in find_indexes(path)[:1]:
         try:
             plain = read_index(index)

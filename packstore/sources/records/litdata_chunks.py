@@ -23,12 +23,14 @@ _STEP = 1 << 20
 
 
 class ChunkFiles(OpenFiles):
-    """Opens chunks of LitData, uncompressed."""
+    """Opens chunks of LitData; decompresses those that are compressed to temporary files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         super().__init__(paths, detect_compression)
 
     def _open_file(self, path: Path) -> OpenFile:
+        """Opens a chunk. Decompresses it to a temporary file if it is compressed as a whole, by batches or by items.
+        Raises :class:`SourceError`."""
         file, name = super()._open_file(path), printable(str(path))
         size = os.fstat(file.descriptor).st_size
         count = int.from_bytes(file.read(4, 0), "little")
@@ -43,7 +45,8 @@ class ChunkFiles(OpenFiles):
 
 
 def _inflate_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
-    """Yields the uncompressed content of a chunk that is compressed by batches. Raises :class:`ValueError`."""
+    """Yields the uncompressed content of a chunk that is compressed by batches. Raises :class:`ValueError` if it is
+    inconsistent, or larger than 4 GB."""
     head = file.read(_HEAD.size, 0)
     if len(head) < _HEAD.size:
         raise ValueError("it ends within its header")
@@ -60,31 +63,32 @@ def _inflate_frames(file: OpenFile, size: int, name: str) -> Iterator[bytes]:
         said, items, at, packed, nbytes = _FRAME.unpack(file.read(_FRAME.size, table + _FRAME.size * number))
         if said != first or at + packed > size:
             raise ValueError(f"frame {number} is not where it should be")
-        yield from _inflate(file.read(packed, at), nbytes, name, exactly=True)
+        yield from _inflate_frame(file.read(packed, at), nbytes, name, exactly=True)
         first, total = first + items, total + nbytes
     if first != count or total != offsets[-1] - offsets[0]:
         raise ValueError(f"its frames hold {first} items of {total} bytes")
 
 
 def _inflate_items(file: OpenFile, size: int, count: int, name: str) -> Iterator[bytes]:
-    """Yields the uncompressed content of a chunk whose items are compressed one by one. Raises :class:`ValueError`."""
+    """Yields the uncompressed content of a chunk whose items are compressed one by one. Raises :class:`ValueError` if
+    it is inconsistent, or larger than 4 GB."""
     places = np.frombuffer(file.read(4 * (count + 1), 4), "<u4").tolist()
     if len(places) != count + 1 or places != sorted(places) or places[-1] > size:
         raise ValueError("its items are not where they should be")
     # Sizes come before items: inflating all items twice keeps only one in memory.
     offsets = [4 * (count + 2)]
     for start, stop in pairwise(places):
-        offsets.append(offsets[-1] + sum(map(len, _inflate(file.read(stop - start, start), 1 << 32, name))))
+        offsets.append(offsets[-1] + sum(map(len, _inflate_frame(file.read(stop - start, start), 1 << 32, name))))
         if offsets[-1] >= 1 << 32:
             raise ValueError("it has more than 4 GB")
     yield np.array([count, *offsets], "<u4").tobytes()
     for start, stop in pairwise(places):
-        yield from _inflate(file.read(stop - start, start), 1 << 32, name)
+        yield from _inflate_frame(file.read(stop - start, start), 1 << 32, name)
 
 
-def _inflate(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
-    """Yields the uncompressed content of a frame, at most ``most`` bytes. Raises :class:`ValueError`, and the error
-    of the library."""
+def _inflate_frame(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
+    """Yields the uncompressed content of a Zstandard frame in pieces. Raises :class:`ValueError` if it has more than
+    ``most`` bytes, or, with ``exactly``, fewer; and the library's errors."""
     found = 0
     with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
         while piece := stream.read(_STEP):

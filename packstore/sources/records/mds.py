@@ -50,7 +50,7 @@ _PROBED = 16
 
 
 class MdsSource(ShardSource):
-    """Shards that ``index.json`` names; or those of ``train/index.json``, ``val/index.json`` …"""
+    """Source of MDS shards that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` …"""
 
     kind = "mds"
     _key_name: str | None = None
@@ -60,7 +60,7 @@ class MdsSource(ShardSource):
 
     @staticmethod
     def open_files(paths: Sequence[Path]) -> OpenFiles:
-        """Opens shards, decompressed."""
+        """Returns a reader of the shards, which decompresses compressed ones."""
         return OpenFiles(paths, detect_compression)
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -86,13 +86,15 @@ class MdsSource(ShardSource):
         self.evidence = f"{INDEX} and {len(self._shards)} shard{'s' * (len(self._shards) != 1)}"
 
     def list_indexes(self) -> list[tuple[str, Path]]:
-        """Lists split and path of each index."""
+        """Lists split and path of each ``index.json``."""
         return find_indexes(self.path)
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(split for split, _ in self._indexes)
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        """Yields a row for each sample of a shard. Samples at impossible offsets, and all of a damaged shard, are bad
+        rows."""
         shard, (offsets, reason, _) = self._shards[number], self._shard_offsets[number]
         for i, key in enumerate(islice(keys, shard.samples)):
             start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
@@ -104,6 +106,7 @@ class MdsSource(ShardSource):
             yield Row(key if own is None else own, (number, start, stop), size, rest)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads and decodes a sample, by column. Raises :class:`ValueError` for a bad row or a damaged value."""
         number, start, stop, *reason = ref
         if reason:
             raise ValueError(reason[0])
@@ -125,20 +128,25 @@ class MdsSource(ShardSource):
         return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the columns by their encodings, and by the first samples of each split if encodings do not tell."""
         shard = self._shards[0]
         encodings = dict(zip(shard.names, shard.encodings, strict=True))
-        probes = [self._read_first(split) for split in self.splits()]
+        probes = [self._read_first_samples(split) for split in self.splits()]
         samples = [sample for probe in probes for sample in probe]
         return {
-            column: self._declare(name, encodings[name], [sample[column] for sample in samples if column in sample])
+            column: self._declare_column(
+                name, encodings[name], [sample[column] for sample in samples if column in sample]
+            )
             for name, column in self._columns.items()
         }
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts columns of lists of images, which no column can hold."""
         found = Counter(f"columns of {name}" for name in self._shards[0].encodings if name in LISTS)
         return dict(found)
 
     def files(self) -> Iterator[Path]:
+        """Yields the index files, then the shards."""
         yield from (index for _, index in self._indexes)
         yield from super().files()
 
@@ -148,17 +156,19 @@ class MdsSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each value that a column can hold."""
+        """Column of each value, by name, without lists of images. Raises :class:`SourceError` if ``image`` is not an
+        image."""
         shard = self._shards[0]
         names = [name for name, encoding in zip(shard.names, shard.encodings, strict=True) if encoding not in LISTS]
         found = make_column_names(names)
-        main = self._find_main(names, dict(zip(shard.names, shard.encodings, strict=True)))
+        main = self._find_main_image(names, dict(zip(shard.names, shard.encodings, strict=True)))
         if "image" in found.values() and found[main] != "image":
             raise SourceError(f"{printable(str(self.path))}: 'image' is not an image, but {printable(main)} is")
         return {**found, main: "image"}
 
-    def _find_main(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
-        """Finds the value that is the main image. Raises :class:`SourceError` if there is none."""
+    def _find_main_image(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
+        """Finds the value that is the main image, by encodings, first bytes and names. Raises :class:`SourceError` if
+        there is none."""
         images = [name for name in names if encodings[name] in (*FILES, "pil")]
         images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
         images += [name for name in names if encodings[name].startswith(("ndarray", "numpy")) and names_an_image(name)]
@@ -167,7 +177,7 @@ class MdsSource(ShardSource):
         return next((name for name in images if names_an_image(name)), images[0])
 
     def _begins_like_image(self, name: str) -> bool:
-        """Tells if a value of the first sample is an image file."""
+        """Tells if a value of the first sample begins like an image file; False if the sample cannot be read."""
         number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
         offsets, reason, _ = self._shard_offsets[number]
         if reason or self._placement_error(number, int(offsets[0]), int(offsets[1])):
@@ -175,8 +185,9 @@ class MdsSource(ShardSource):
         data = self._read_values(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
         return begins_like_image(data[:16])
 
-    def _declare(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
-        """Declares the column of a value by its encoding, or by some values."""
+    def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
+        """Declares the column of a value by its encoding, or, if that does not tell, by ``given``, values of the first
+        samples. Raises :class:`SourceError` if they do not tell either."""
         column = self._columns[name]
         if column == "image":
             return Image(None if encoding in (*FILES, "bytes") else "uint8")
@@ -199,8 +210,8 @@ class MdsSource(ShardSource):
         except ValueError as error:
             raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
 
-    def _read_first(self, split: str) -> Iterator[dict[str, Any]]:
-        """Yields the first samples of a split that can be read."""
+    def _read_first_samples(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yields the readable ones of the first 16 samples of a split."""
         for row in islice(self.rows(split), _PROBED):
             try:
                 yield self.values(row.ref)
@@ -214,7 +225,8 @@ class MdsSource(ShardSource):
         return [self._read_offsets(number) for number in range(len(self._shards))]
 
     def _read_offsets(self, number: int) -> tuple[NDArray[np.uint32], str, int]:
-        """Reads the offsets of a shard, see :attr:`_shard_offsets`."""
+        """Reads the offsets of a shard, and checks its size and count against the index. Returns offsets, the reason if
+        they are wrong (else ``""``), and the bytes of the shard."""
         shard, none = self._shards[number], np.zeros(0, np.uint32)
         file = self._files[number]
         end = os.fstat(file.descriptor).st_size
@@ -229,15 +241,16 @@ class MdsSource(ShardSource):
         return np.frombuffer(data, "<u4"), "", end
 
     def _placement_error(self, number: int, start: int, stop: int) -> str:
-        """Returns the error for a sample at an impossible place; empty for a good one."""
+        """Returns the error for a sample at an impossible place; ``""`` for a possible one."""
         shard = self._shards[number]
         head = 4 * (shard.samples + 2)
         least = sum(4 if size is None else size for size in shard.sizes)
         good = head <= start <= stop <= self._shard_offsets[number][2] and stop - start >= least
         return "" if good else f"a sample is from byte {start} to {stop}, where none can be"
 
-    def _value_spans(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
-        """Returns begin and end of each value of a sample. Raises :class:`ValueError`."""
+    def _locate_values(self, number: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """Returns begin and end of each value of a sample. Raises :class:`ValueError` if they do not fill the
+        sample."""
         shard = self._shards[number]
         unsaid = sum(size is None for size in shard.sizes)
         lengths = iter(np.frombuffer(self._files[number].read(4 * unsaid, start), "<u4").tolist())
@@ -251,11 +264,11 @@ class MdsSource(ShardSource):
         return spans
 
     def _measure_sample(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
-        """Returns the bytes of a sample's main image and of its other values; and its key, in an export of
-        packstore."""
+        """Returns the bytes of a sample's main image and of its other values, and its key if the shards have keys, else
+        None. Takes the whole sample for the image if it is damaged."""
         shard, file = self._shards[number], self._files[number]
         try:
-            spans = dict(zip(shard.names, self._value_spans(number, start, stop), strict=True))
+            spans = dict(zip(shard.names, self._locate_values(number, start, stop), strict=True))
         except ValueError:
             return stop - start, 0, None  # reported when it is read
         low, high = spans.get(self._image_name, (start, start))
@@ -271,9 +284,10 @@ class MdsSource(ShardSource):
         return next(name for name, column in self._columns.items() if column == "image")
 
     def _read_values(self, number: int, start: int, stop: int) -> list[bytes]:
-        """Reads the encoded values of a sample. Raises :class:`ValueError`."""
+        """Reads the encoded values of a sample. Raises :class:`ValueError` if one is too large or the shard is cut
+        off."""
         file, shard = self._files[number], self._shards[number]
-        spans = self._value_spans(number, start, stop)
+        spans = self._locate_values(number, start, stop)
         limits = [self._max_image if encoding in FILES else _MAX_VALUE for encoding in shard.encodings]
         for name, (low, high), limit in zip(shard.names, spans, limits, strict=True):
             if high - low > limit:
@@ -285,7 +299,7 @@ class MdsSource(ShardSource):
 
 
 def find_indexes(path: Path) -> list[tuple[str, Path]]:
-    """Finds the indexes at a path, with their splits."""
+    """Finds ``index.json`` in a folder, or in its folders named after splits; returns split and path of each."""
     if (path / INDEX).is_file():
         return [("", path / INDEX)]
     if not path.is_dir():
@@ -298,7 +312,7 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises shards by the beginning of their ``index.json``."""
+    """Certain if the first ``index.json`` names the format mds in its first 64 KiB."""
     for _, index in find_indexes(path)[:1]:
         start = ""
         try:
@@ -312,14 +326,17 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 class ExportedMds(ExportedRows, MdsSource):
-    """Shards that packstore exported, see :mod:`packstore.exports.mds`."""
+    """Source of MDS shards that packstore exported, see :mod:`packstore.exports.mds`."""
 
     _image_name, _key_name = "image", "key"
 
     def list_indexes(self) -> list[tuple[str, Path]]:
+        """Lists split and path of the index beside each shard that the export names."""
         return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
 
     def decode_sample(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+        """Decodes the image and the exported columns; leaves out missing values. Raises :class:`ValueError` for a
+        damaged one."""
         found: dict[str, Any] = {}
         for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
             if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):

@@ -34,7 +34,7 @@ _COMPRESSED = ("zstd", "gz", "bz2")
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard of an index.
+    """Shard as described in ``index.json``.
 
     Attributes:
         split: Name of its split.
@@ -42,7 +42,7 @@ class Shard:
         samples: Number of samples by the index.
         names: Names of the values of a sample.
         encodings: Encodings of the values, in the same order.
-        sizes: Sizes of the values; None for values with their own size.
+        sizes: Sizes of the values in bytes; None if each value has its own size.
         nbytes: Bytes of the uncompressed shard; None if unknown.
     """
 
@@ -56,7 +56,8 @@ class Shard:
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
-    """Decodes a value by its encoding. Raises :class:`ValueError`."""
+    """Decodes a value by its encoding; files and bytes stay as they are. Raises :class:`ValueError` if it is
+    damaged."""
     if encoding in (*FILES, "bytes"):
         return data
     if encoding in ("str", "str_decimal"):
@@ -77,7 +78,8 @@ def decode_value(encoding: str, data: bytes) -> Any:
 
 
 def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
-    """Decodes an array ``ndarray:DTYPE:SHAPE``; dtype and shape precede the values if the encoding lacks them."""
+    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``. If encoding and ``dtype`` lack them, dtype and shape
+    precede the values. Raises :class:`ValueError` if they do not fit the data."""
     parts = encoding.split(":")
     dtype = dtype or (parts[1] if len(parts) > 1 else "")
     at = 0
@@ -102,7 +104,8 @@ def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
 
 
 def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
-    """Decodes an image of Pillow: width, height, the length of its mode, the mode, and the pixels."""
+    """Decodes pixels of Pillow in mode L or RGB: width, height, length of the mode's name, the name, and the pixels.
+    Raises :class:`ValueError` for other modes and damage."""
     width, height, length = np.frombuffer(data[:12], "<u4").tolist() if len(data) >= 12 else (0, 0, 0)
     mode = data[12 : 12 + length].decode("ascii", "replace") if length < 16 else ""
     channels = {"L": 1, "RGB": 3}.get(mode)
@@ -114,7 +117,8 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
 
 
 def read_shards(split: str, index: Path) -> Iterator[Shard]:
-    """Yields the shards that an index names. Raises :class:`SourceError`."""
+    """Yields the shards that an index names; of a compressed shard, the file that exists. Raises :class:`SourceError`
+    for a missing shard, and for an invalid index or another version."""
     try:
         for plain in read_index(index)["shards"]:
             if plain["format"] != "mds" or plain["version"] != 2:
@@ -147,7 +151,8 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
 
 
 def _fixed_size(encoding: str) -> int | None:
-    """Returns the size of all values of an encoding, or None if each value has its own. Raises :class:`ValueError`."""
+    """Returns the size in bytes of all values of an encoding, or None if each value has its own. Raises
+    :class:`ValueError` for an unknown encoding."""
     name, _, rest = encoding.partition(":")
     if name == "ndarray":
         dtype, _, shape = rest.partition(":")
@@ -165,16 +170,16 @@ def _fixed_size(encoding: str) -> int | None:
 
 
 def check_file_name(name: object) -> str:
-    """Returns the name of a file in the folder of the index. Raises :class:`ValueError` for other names."""
+    """Returns ``name`` if it is a plain file name, without a folder. Raises :class:`ValueError` for any other."""
     if not isinstance(name, str) or "/" in name or "\0" in name or name in ("", ".", ".."):
         raise ValueError(f"the name {name!r:.80}")
     return name
 
 
 def read_index(index: Path) -> dict[str, Any]:
-    """Reads the JSON object in an index file, without a check of its content.
+    """Reads the JSON object in an index file; does not check its content.
 
-    Raises :class:`SourceError` if the file cannot be read, or is not a JSON object.
+    Raises :class:`SourceError` if the file cannot be read, or has no JSON object.
     """
     try:
         with index.open("rb") as file:

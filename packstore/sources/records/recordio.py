@@ -44,13 +44,13 @@ EXACT = 1 << 24
 
 @dataclass(slots=True)
 class _RecordIndex:
-    """Records of a file that are samples, some 40 bytes each.
+    """Index of the records of a file that are samples; takes some 40 bytes each.
 
     Attributes:
         places: Offset of the first part of each record.
         sizes: Bytes of the images; -1 for a record that ends before its image.
         labels: Label of each record; the first of several.
-        flags: Number of labels after the header of each record.
+        flags: Number of labels after the header of each record; 0 if the header has the only one.
         listed: Paths by number in the list beside the file; None without a list.
         ids: Number of each record, for the list.
         damaged: Offset and reason if the rest of the file cannot be read.
@@ -67,11 +67,11 @@ class _RecordIndex:
 
 @dataclass(slots=True)
 class _RecordFacts:
-    """Facts about all records.
+    """Facts about the records of all files.
 
     Attributes:
-        counts: Numbers of labels that records have.
-        ids: Some record has another number than its position.
+        counts: Numbers of labels that records have after their headers.
+        ids: Some record's number is not its position.
         further: Some record has a second number.
         without: Number of InsightFace's records of identities, which have no image.
     """
@@ -83,7 +83,7 @@ class _RecordFacts:
 
 
 class RecordioSource(ShardSource):
-    """The ``.rec`` files in a folder, or one. Their names decide their splits."""
+    """Source of ``.rec`` files: one file, or all in a folder. Their names decide their splits."""
 
     kind = "recordio"
 
@@ -102,6 +102,8 @@ class RecordioSource(ShardSource):
         return find_shards(self.path, _SUFFIXES).files
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, labels and, if they differ from positions, the numbers of records. Raises
+        :class:`AmbiguousSourceError` for labels from 2^24 on, which float32 rounds, unless the user named the kind."""
         found: dict[str, Field] = {"image": Image()}
         labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._indexes])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
@@ -130,11 +132,12 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _has_single_label(self) -> bool:
-        """Each record has at most one label, or is a face, whose first label is its identity."""
+        """True if each record has at most one label, or is one of InsightFace's, whose first label is its identity."""
         assert self._indexes
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts InsightFace's records without an image, and lines of lists without a record."""
         listed = sum(len(index.listed or ()) for index in self._indexes)
         found = {
             "records without an image (of InsightFace)": self._facts.without,
@@ -146,6 +149,8 @@ class RecordioSource(ShardSource):
         return {reason: count for reason, count in found.items() if count}
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
+        """Yields a row for each record, with the path from the list as its key if the lists are complete; and one bad
+        row for the damaged rest of the file."""
         index, paths = self._indexes[number], None if self._listed_keys is None else self._listed_keys[number]
         for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
             key = next(keys)
@@ -156,6 +161,7 @@ class RecordioSource(ShardSource):
             yield Row(f"{next(keys)}…", (number, at, reason), 0)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads image, labels and numbers of a record. Raises :class:`ValueError` if it is damaged or too large."""
         number, place, *reason = ref
         if reason:
             raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
@@ -171,10 +177,10 @@ class RecordioSource(ShardSource):
         labels = np.frombuffer(data[HEADER.size : HEADER.size + 4 * flag], "<f4") if flag else np.array([label], "<f4")
         if flag and len(labels) < flag:
             raise ValueError("it ends within its labels")
-        return {"image": data[HEADER.size + 4 * flag :], **self.values_of_header(labels, identity, further)}
+        return {"image": data[HEADER.size + 4 * flag :], **self.decode_header(labels, identity, further)}
 
-    def values_of_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
-        """Returns the values in a record's header, by column."""
+    def decode_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
+        """Returns labels and numbers of a record by column, for the columns that :meth:`fields` declares."""
         found: dict[str, Any] = {}
         for name, declared in self.schema_fields.items():
             if name == "label" and isinstance(declared, Label):
@@ -185,17 +191,18 @@ class RecordioSource(ShardSource):
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the image, or returns None if its record has several parts."""
+        """Locates a record with its image; it must not have several parts, which are not one range of bytes."""
         number, place = ref[:2]
         *_, (_, start, size) = _find_parts(self._files[number], place)
         return self._files.locate_span(number, place, start + size - place)
 
     @cached_property
     def schema_fields(self) -> Mapping[str, Field]:
-        """Result of :meth:`fields`, computed once."""
+        """Columns that :meth:`fields` declares, computed once."""
         return self.fields()
 
     def files(self) -> Iterator[Path]:
+        """Yields each ``.rec`` file, and the ``.lst`` file beside it if there is one."""
         for path in super().files():
             yield path
             yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
@@ -206,8 +213,8 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _listed_keys(self) -> list[list[str]] | None:
-        """Paths of the images of each file, if the lists beside the files name each image once; None without lists.
-        Raises :class:`AmbiguousSourceError` for incomplete lists, unless the user named the kind."""
+        """Paths of the images of each file, from the lists beside the files. None without lists, and for incomplete
+        ones if the user named the kind; otherwise those raise :class:`AmbiguousSourceError`."""
         if all(index.listed is None for index in self._indexes):
             return None
         found, seen, reason = [], set[str](), ""
@@ -237,14 +244,16 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _indexes(self) -> list[_RecordIndex]:
-        """Indexes of all files. Raises :class:`SourceError` if there are no records."""
+        """Index of each file; collects the facts about all records. Raises :class:`SourceError` if there are no
+        records."""
         found = [self._index_file(number) for number in range(len(self.shards))]
         if not any(len(index.places) or index.damaged for index in found):
             raise SourceError(f"{printable(str(self.path))}: its files hold no records of images")
         return found
 
     def _index_file(self, number: int) -> _RecordIndex:
-        """Indexes the records of a file up to the first damage, and adds to the facts about all records."""
+        """Indexes the records of file ``number`` up to the first damage, drops InsightFace's records without an image,
+        and adds to the facts about all records."""
         index, file, path = _RecordIndex(), self._files[number], self.shards[number][1]
         at, end, position = 0, os.fstat(file.descriptor).st_size, 0
         index.listed = self._read_list(path)
@@ -279,12 +288,12 @@ class RecordioSource(ShardSource):
         return index
 
     def drop_identities(self, index: _RecordIndex) -> int:
-        """Removes InsightFace's records without an image from an index, and returns their number."""
+        """Removes InsightFace's records without an image from an index; returns how many."""
         return _drop_identities(index)
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
-        """Reads paths of images by number from the list beside a file, or returns None if there is none. Raises
-        :class:`SourceError`."""
+        """Reads paths of images by number from the ``.lst`` file beside a file; returns None if there is none. Raises
+        :class:`SourceError` for a file that cannot be read, or is no list."""
         file = path.with_suffix(".lst")
         if not file.is_file():
             return None
@@ -311,8 +320,8 @@ class RecordioSource(ShardSource):
 
 
 def _drop_identities(index: _RecordIndex) -> int:
-    """Removes InsightFace's records without an image from an index: the first one, and those of identities at the
-    end. Returns their number. If only one end has such records, their labels must be InsightFace's."""
+    """Removes InsightFace's records without an image from an index: the first record, and those of identities at the
+    end; returns how many. Removes nothing if neither has labels as InsightFace writes them."""
     stop = len(index.sizes)
     while stop and not index.sizes[stop - 1]:
         stop -= 1
@@ -328,21 +337,25 @@ def _drop_identities(index: _RecordIndex) -> int:
 
 
 def _find_parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:
-    """Yields flag, offset and size of each part of a record. Raises :class:`ValueError`."""
+    """Yields flag, offset and size of each part of a record. Raises :class:`ValueError` for a damaged header."""
     return find_parts(file.read, at, os.fstat(file.descriptor).st_size)
 
 
 class ExportedRecordio(ExportedRows, RecordioSource):
-    """Files that packstore exported. Whole labels are those of the store, and a record without an image is damaged."""
+    """Source of ``.rec`` files that packstore exported. Labels are the store's, and a record without an image is
+    damaged."""
 
-    def values_of_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
+    def decode_header(self, labels: NDArray[np.float32], identity: int, further: int) -> dict[str, Any]:
+        """Returns the label as an integer, if the export holds labels."""
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
     def drop_identities(self, index: _RecordIndex) -> int:
+        """Keeps all records; returns 0."""
         return 0
 
     def _read_list(self, path: Path) -> None:
-        return None
+        """Reads nothing: the export says the keys, so lists are not used."""
+        return
 
 
 def _is_recordio(file: Path) -> bool:

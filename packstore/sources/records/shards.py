@@ -24,7 +24,7 @@ _OF = re.compile(r"(.*?)[-_.]?(\d{3,6})-of-(\d{3,6})(\..*)?")
 
 
 class ShardSource(RowSource):
-    """Rows in shards.
+    """Base of sources whose rows are in shards, files of many samples that belong to one split.
 
     Attributes:
         shards: Split and path of each shard, in the order of reading.
@@ -34,7 +34,8 @@ class ShardSource(RowSource):
 
     @abstractmethod
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields the rows of a shard. Takes one of ``keys`` for each row, as the key if the row has none of its own."""
+        """Yields the rows of shard ``number``. Takes one of ``keys`` for each row, and uses it if the row has no key of
+        its own."""
 
     def splits(self) -> Sequence[str]:
         return in_packing_order(split for split, _ in self.shards)
@@ -50,11 +51,11 @@ class ShardSource(RowSource):
 
 @dataclass(frozen=True)
 class FoundShards:
-    """The shards at a path.
+    """Shards at a path, and names of shards that are absent.
 
     Attributes:
         files: Split and path of each, in the order of reading.
-        missing: Names of absent shards, derived from those of others: ``train-00002-of-00004``.
+        missing: Names of absent shards, derived from those of others: ``train-00002-of-00004``; at most 1,000 of a set.
     """
 
     files: list[tuple[str, Path]] = field(default_factory=list)
@@ -74,17 +75,17 @@ def find_shards(
         is_shard: Tells if a file without a known suffix is a shard; called if its name has no suffix, or is numbered.
 
     Raises:
-        SourceError: Some shards have a split and others have none.
+        SourceError: The folder cannot be listed, or some shards have a split and others have none.
     """
     if path.is_file():
         return FoundShards([("", path)])
     found = FoundShards()
     counted: dict[tuple[Path, str, int, str], set[int]] = {}
     try:
-        top = _sorted_files(path)
+        top = _list_sorted(path)
         folders = [each for each in top if each.name.lower() in SPLIT_ORDER and each.is_dir()]
         for folder in (path, *folders):
-            for file in top if folder is path else _sorted_files(folder):
+            for file in top if folder is path else _list_sorted(folder):
                 of = _OF.fullmatch(file.name) if "-of-" in file.name else None
                 named = file.name.lower().endswith(suffixes)
                 if is_passed_over(file.name) or not (named or of or not file.suffix):
@@ -105,13 +106,14 @@ def find_shards(
     return found
 
 
-def _sorted_files(folder: Path) -> list[Path]:
-    """Lists a folder by name, without ignored entries."""
+def _list_sorted(folder: Path) -> list[Path]:
+    """Lists a folder, sorted by name, without ignored entries."""
     return sorted(visible_paths(folder), key=lambda path: path.name)
 
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
-    """Certain if ``path`` is a shard, or a folder without images, some of whose first files are shards."""
+    """Certain if ``path`` is a shard, or a folder in which one of the first files is a shard and no file is an
+    image."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else list_first_shards(path, suffixes)
@@ -119,7 +121,7 @@ def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[
 
 
 def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Lists some files of a folder, or of its splits, that may be shards by their names."""
+    """Lists up to 4 files with names of shards, and up to 4 without a suffix, in a folder or its folders of splits."""
     tree = open_tree(path)
     if tree is None:
         return []
@@ -130,8 +132,8 @@ def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
     return [file for file in [*named[:_TRIED], *[file for file in files if not file.suffix][:_TRIED]] if file.is_file()]
 
 
-def refuse_missing(path: Path, kind: str, missing: Sequence[str]) -> None:
-    """Raises :class:`AmbiguousSourceError` if shards are missing."""
+def refuse_missing_shards(path: Path, kind: str, missing: Sequence[str]) -> None:
+    """Raises :class:`AmbiguousSourceError` if ``missing`` names shards."""
     if missing:
         raise AmbiguousSourceError(
             f"{printable(str(path))} lacks {len(missing)} of the shards that its files say there are, "
@@ -142,7 +144,7 @@ def refuse_missing(path: Path, kind: str, missing: Sequence[str]) -> None:
 
 
 def find_split_in_name(name: str) -> str:
-    """Returns the part of a file's name that is a split, or ``""`` if there is none."""
+    """Returns the first part of a file's name that is a split, in lower case, or ``""`` if there is none."""
     parts = [part.lower() for part in re.split(r"[-_.]", name)]
     return next((part for part in parts if part in SPLIT_ORDER), "")
 

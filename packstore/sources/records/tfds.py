@@ -41,7 +41,7 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 class TfdsSource(ExampleSource):
-    """One version of a dataset of TensorFlow Datasets, in TFRecord or ArrayRecord files."""
+    """Source of one version of a TensorFlow Datasets data set, in TFRecord or ArrayRecord files."""
 
     kind = "tfds"
 
@@ -76,6 +76,7 @@ class TfdsSource(ExampleSource):
         self.evidence = f"{FEATURES} and {len(shards)} shard{plural} of {printable(str(info.get('name', '')))}"
 
     def files(self) -> Iterator[Path]:
+        """Yields the shards, the two JSON files that describe them, and the files of class names."""
         yield from super().files()
         yield from (self._folder / name for name in (INFO, FEATURES))
         yield from sorted(self._folder.glob("*.labels.txt"))
@@ -84,10 +85,12 @@ class TfdsSource(ExampleSource):
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares a column for each feature. Reads all records first, if this has not been done."""
         assert self.index
-        return {name: self._declare(name, leaf) for name, leaf in self._column_leaves.items()}
+        return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        """Decodes the features of an example, by column; boxes become pixels. Raises :class:`ValueError`."""
         found: dict[str, Any] = {}
         for name, leaf in self._column_leaves.items():
             try:
@@ -100,6 +103,8 @@ class TfdsSource(ExampleSource):
         return found
 
     def _index_file(self, number: int) -> Any:
+        """Indexes a shard; marks all of it as damaged if it has more or fewer records than ``dataset_info.json``
+        says."""
         index = super()._index_file(number)
         found, expected = len(index.places), self._counts[number]
         if index.damaged is None and found != expected:
@@ -108,13 +113,14 @@ class TfdsSource(ExampleSource):
 
     @cached_property
     def _column_leaves(self) -> dict[str, Leaf]:
-        """Columns and their features, without the feature of the key."""
+        """Feature of each column, by name, without the text feature that has the keys."""
         key = self.key_feature
         leaves = self._described.leaves
         return {name: leaf for name, leaf in leaves.items() if leaf.feature != key or leaf.what != "text"}
 
-    def _declare(self, name: str, leaf: Leaf) -> Field:
-        """Declares the column of a feature by ``features.json``, and by facts about all examples."""
+    def _declare_column(self, name: str, leaf: Leaf) -> Field:
+        """Declares the column of a feature by ``features.json``; optional if an example lacks the feature. Sets
+        :attr:`shape` for main images that are pixels of one shape."""
         facts = self.facts.features.get(leaf.feature)
         some = (
             facts is None
@@ -151,7 +157,8 @@ class TfdsSource(ExampleSource):
         )
 
     def _decode_leaf(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
-        """Decodes the value of a column, or returns None if it is missing. Raises :class:`ValueError`."""
+        """Decodes the value of a column, or returns None if it is missing or the label -1. Raises
+        :class:`ValueError`."""
         name = leaf.feature
         if len(leaf.lengths) > 1:
             flat = features.get(f"{name}/ragged_flat_values", Feature())
@@ -193,7 +200,8 @@ class TfdsSource(ExampleSource):
 
 
 def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
-    """Decodes the values of a feature to a list of plain values. Raises :class:`ValueError`."""
+    """Decodes the values of a feature to a list of plain values; keeps strings that are not UTF-8 as bytes if they are
+    not texts. Raises :class:`ValueError`."""
     if leaf.what == "text" or leaf.dtype == "string":
         if feature.kind not in ("bytes", ""):
             raise ValueError("found numbers, expected texts")
@@ -214,7 +222,8 @@ def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
 
 
 def _decode_tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[int, ...], limit: int) -> NDArray[Any]:
-    """Decodes the numbers of a feature to an array of this shape. Raises :class:`ValueError`."""
+    """Decodes the numbers of a feature to an array of ``shape``, up to ``limit`` bytes if compressed. Raises
+    :class:`ValueError` if they do not fit shape or dtype."""
     dtype = np.dtype(leaf.dtype or "float32").newbyteorder("<")
     if leaf.packed:
         values = feature.bytes(message) if feature.kind == "bytes" else []
@@ -242,7 +251,8 @@ def _decode_tensor(leaf: Leaf, feature: Feature, message: Message, shape: tuple[
 
 
 def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
-    """Nests values in lists of lists by the lengths of the rows, given from outside. Raises :class:`ValueError`."""
+    """Nests values in lists of lists. ``row_lengths`` has the lengths of the rows of each level, outermost first.
+    Raises :class:`ValueError` if they do not add up."""
     for lengths in reversed(row_lengths):
         if sum(lengths) != len(items) or any(length < 0 for length in lengths):
             raise ValueError(f"{len(items)} values do not make rows of {sum(lengths)}")
@@ -252,7 +262,8 @@ def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
 
 
 def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
-    """Converts boxes to left, top, right, bottom in pixels."""
+    """Converts boxes of any format in ``bboxFormat`` to left, top, right, bottom in pixels. Raises :class:`ValueError`
+    if the size of the image cannot be read."""
     form = str(leaf.said.get("bboxFormat") or "REL_YXYX")
     if form.endswith("YXYX"):
         boxes = boxes[:, [1, 0, 3, 2]]
@@ -272,7 +283,8 @@ def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDAr
 
 
 def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, Path, int]]:
-    """Yields split, path and number of records of each shard. Raises :class:`SourceError`."""
+    """Yields split, path and number of records of each shard that ``dataset_info.json`` names. Raises
+    :class:`SourceError` for a missing shard or invalid content."""
     try:
         for split in info.get("splits", ()):
             name, lengths = str(split["name"]), [int(n) for n in split.get("shardLengths", ())]
@@ -297,7 +309,7 @@ def _list_shards(folder: Path, info: Mapping[str, Any]) -> Iterator[tuple[str, P
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file. Raises :class:`SourceError`."""
+    """Reads a JSON object from a file. Raises :class:`SourceError` if the file is missing, or has none."""
     if not file.is_file():
         raise SourceError(f"{printable(str(file))} is missing, or no file")
     try:
@@ -311,7 +323,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _find_versions(path: Path) -> list[Path]:
-    """Finds versions of datasets: the folder itself, ``1.0.0`` or ``config/1.0.0`` in it."""
+    """Finds folders of versions with ``dataset_info.json``: ``path`` itself, ``1.0.0`` or ``config/1.0.0`` in it."""
     if (path / INFO).is_file():
         return [path]
     tree = open_tree(path)

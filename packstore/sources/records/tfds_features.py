@@ -30,14 +30,14 @@ _DTYPES = frozenset(
 
 @dataclass(frozen=True)
 class Leaf:
-    """Feature that is a column.
+    """Feature in ``features.json`` that is no group of others, and so may be a column.
 
     Attributes:
         feature: Name in an example.
         what: Type in ``features.json``: ``image``, ``tensor``, ``classLabel`` …
         said: Description in ``features.json``.
-        lengths: Lengths of the sequences that contain it, from outside; -1 for any length.
-        classes: Names of its classes.
+        lengths: Lengths of the sequences that contain it, outermost first; -1 for any length.
+        classes: Names of its classes; None if there are none.
     """
 
     feature: str
@@ -53,23 +53,24 @@ class Leaf:
 
     @property
     def dtype(self) -> str:
+        """Name of its dtype; ``""`` if it has none."""
         return str(self.said.get("dtype", ""))
 
     @property
     def packed(self) -> str:
-        """Packing of a tensor into bytes: ``bytes`` or ``zlib``; empty for a list of numbers."""
+        """Encoding of a tensor that is packed into bytes: ``bytes`` or ``zlib``; ``""`` for a list of numbers."""
         encoding = str(self.said.get("encoding", "none")).lower()
         return "" if encoding in ("", "none") else encoding
 
 
 @dataclass
 class FeatureColumns:
-    """Columns by ``features.json``.
+    """Columns that ``features.json`` describes.
 
     Attributes:
         leaves: Feature of each column.
         ignored: Number of features that no column can hold, by reason.
-        parallel: Column of boxes for each column of labels that belongs to one.
+        parallel: Column of boxes by the column of labels that belongs to it.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
@@ -89,10 +90,12 @@ def is_pixel_tensor(leaf: Leaf) -> bool:
 
 
 def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureColumns:
-    """Converts ``features.json`` to columns; the main image is ``image``. Reads names of classes from files in
-    ``folder``.
+    """Converts ``features.json`` to columns; the first image becomes ``image``. Reads names of classes from files in
+    ``folder``; counts features that no column can hold.
 
-    Raises :class:`ValueError`, and other errors for invalid content."""
+    Raises :class:`ValueError` if there are no images or two columns have one name, and other errors for invalid
+    content.
+    """
     found = FeatureColumns()
     for path, leaf in _walk_features(features, (), (), 0):
         feature, where = leaf.feature, "-".join(part.replace("/", ".") for part in path)
@@ -122,7 +125,8 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
 
 
 def _rename_boxes(found: FeatureColumns) -> None:
-    """Renames the only boxes in a sequence to ``boxes``, and the only class label beside them to ``labels``."""
+    """Renames the only boxes in a sequence to ``boxes``, and the only class label beside them to ``labels``, and
+    records which labels belong to which boxes. Changes ``found``."""
     boxes = [name for name, leaf in found.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
     for box in boxes:
         beside = found.leaves[box].feature.rpartition("/")[0]
@@ -142,7 +146,7 @@ def _rename_boxes(found: FeatureColumns) -> None:
 def _walk_features(
     node: Mapping[str, Any], path: tuple[str, ...], lengths: tuple[int, ...], depth: int
 ) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yields path and feature of each leaf of ``features.json``."""
+    """Yields path and description of each feature that is no group. Raises :class:`ValueError` for too deep nesting."""
     if depth > _MAX_DEPTH:
         raise ValueError("its features are nested too deeply")
     if "featuresDict" in node:
@@ -161,7 +165,7 @@ def _walk_features(
 
 
 def _unsupported_reason(leaf: Leaf) -> str:
-    """Returns why no column can hold a feature; empty if one can."""
+    """Returns the reason why no column can hold a feature; ``""`` if one can."""
     if leaf.what not in _KNOWN:
         return leaf.what
     if leaf.what == "image" and len(leaf.lengths) > 1:
@@ -179,7 +183,8 @@ def _unsupported_reason(leaf: Leaf) -> str:
 
 
 def _read_class_names(file: Path, count: int) -> tuple[str, ...] | None:
-    """Reads the names of a feature's classes, or returns None if there are none, or if two are the same."""
+    """Reads the names of a feature's classes; returns None if the file is missing or, with a warning, if a name occurs
+    twice. Raises :class:`SourceError` if it cannot be read, or does not have ``count`` names."""
     if not file.is_file():
         return None
     try:

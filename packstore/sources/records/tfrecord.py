@@ -28,7 +28,7 @@ from packstore.sources.names import make_column_name
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.facts import FeatureFacts
 from packstore.sources.records.labels import ClassNames, Numbering, find_class_names, find_numbering
-from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing
+from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing_shards
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
 _LABELS = {
@@ -50,7 +50,7 @@ Decode = Callable[[Feature, Message], Any]
 
 @dataclass(frozen=True)
 class _ExampleColumn:
-    """Column: its declaration, its feature, and the function that decodes the feature."""
+    """Column of a feature: its declaration, the name of the feature, and the function that decodes a value."""
 
     field: Field
     feature: str
@@ -58,7 +58,7 @@ class _ExampleColumn:
 
 
 class TfrecordSource(ExampleSource):
-    """TFRecord files in a folder, or one file.
+    """Source of TFRecord files: one file, or all in a folder.
 
     Attributes:
         format_name: Name of the format, for people.
@@ -77,22 +77,26 @@ class TfrecordSource(ExampleSource):
         if not found.files:
             raise SourceError(f"{printable(str(path))} holds no {self.format_name} files")
         if not options.named:
-            refuse_missing(path, self.kind, found.missing)
+            refuse_missing_shards(path, self.kind, found.missing)
         super().__init__(path, options, found.files)
         self.evidence = f"{len(found.files)} {self.format_name} file{'s' * (len(found.files) != 1)} of tf.train.Example"
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares a column for each feature. Reads all records first, if this has not been done."""
         return {name: part.field for name, part in self._example_columns.items()} | (
             {"boxes": Boxes()} if self._box_features is not None else {}
         )
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts features that repeat size or format of the image, and features of several files in one record."""
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._repeated_features)
         found["features of several files each"] = len(self._file_list_features)
         return +found
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
+        """Decodes the features of an example, by column; raw pixels become PNG files, boxes pixels. Raises
+        :class:`ValueError` for a feature that no other record has, and for a value that does not fit."""
         parts = self._example_columns
         unknown = features.keys() - self.facts.features.keys()
         if unknown:
@@ -117,8 +121,8 @@ class TfrecordSource(ExampleSource):
         return found
 
     def _read_shape(self, features: Mapping[str, Feature], message: Message) -> tuple[int, int, int | None]:
-        """Reads height, width and channels of an image of raw pixels. The channels are None if they are not
-        recorded."""
+        """Reads height, width and channels of an image of raw pixels; None for channels that are not recorded. Raises
+        :class:`ValueError` if height or width is missing."""
         height, width, channels = (
             None if name is None else features.get(name) for name in self._raw_shape_features or ()
         )
@@ -128,7 +132,8 @@ class TfrecordSource(ExampleSource):
         return sides[0], sides[1], None if channels is None else int(_decode_number(channels, message) or 0)
 
     def _read_boxes(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
-        """Reads boxes in pixels, float32 ``(n, 4)``. Raises :class:`ValueError`."""
+        """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if their
+        edges differ in number."""
         prefix, fractions = self._box_features or ("", False)
         edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
         if not edges or not any(map(len, edges)):
@@ -146,7 +151,7 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _main_feature(self) -> str:
-        """Feature of the main image. Raises :class:`SourceError` if there is none."""
+        """Name of the feature of the main image. Raises :class:`SourceError` if there is none."""
         assert self.index
         images = [name for name, facts in self.facts.features.items() if facts.looks == {"image"} and facts.high == 1]
         known = [name for name in _MAIN if name in self.facts.features and "image" in self.facts.features[name].looks]
@@ -160,14 +165,16 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _raw_feature(self) -> str:
-        """Feature with a name of images and one value of bytes in each record; ``""`` for none."""
+        """Name of the feature that may have raw pixels: usual for images, with one value of bytes in each record;
+        ``""`` if there is none."""
         facts = self.facts.features
         return next((name for name in _MAIN if name in facts and facts[name].kinds == {"bytes"}
                      and facts[name].low == facts[name].high == 1), "")  # fmt: skip
 
     @cached_property
     def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
-        """Features of height, width and channels of images that are raw pixels; None if images are files."""
+        """Names of the features with height, width and channels (None if not recorded) of raw pixels; None if images
+        are files."""
         assert self.index
         facts = self.facts.features
         if not self._raw_feature or any("image" in each.looks for each in facts.values()):
@@ -183,7 +190,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _box_features(self) -> tuple[str, bool] | None:
-        """Prefix of the features of boxes, and if these are fractions of the image; None for no boxes."""
+        """Prefix of the four features of boxes, and True if these are fractions of the image; None if there are no
+        boxes."""
         assert self.index
         for name in sorted(self.facts.features):
             prefix = name.removesuffix("/xmin")
@@ -196,19 +204,20 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _repeated_features(self) -> frozenset[str]:
-        """Features that repeat what an image file contains: size, format."""
+        """Names of features that repeat the size or format in the image file."""
         beside = self._main_feature.rpartition("/")[0]
         return frozenset({f"{beside}/{name}" if beside else name for name in _SAID} & self.facts.features.keys())
 
     @cached_property
     def _file_list_features(self) -> frozenset[str]:
-        """Features with several files in a record, which no column can hold."""
+        """Names of features with several files in a record, which no column can hold."""
         lists = (name for name, facts in self.facts.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
         return frozenset(name for name in lists if self.facts.features[name].looks != {"text"})
 
     @cached_property
     def _numberings(self) -> dict[str, Numbering]:
-        """Numbering of each feature of labels; adds the reasons to the evidence."""
+        """Numbering of the classes of each label feature. Adds the reasons for it to :attr:`evidence`. Raises the
+        errors of :func:`find_numbering`."""
         assert self.index
         beside: ClassNames | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         facts, labels = self.facts.features, self.facts.labels
@@ -226,7 +235,7 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _example_columns(self) -> dict[str, _ExampleColumn]:
-        """All columns except boxes, by name."""
+        """Columns except boxes, by name, ``image`` first."""
         main, boxes = self._main_feature, self._box_features
         edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
         named = {each.by for each in self._numberings.values()}
@@ -239,7 +248,8 @@ class TfrecordSource(ExampleSource):
         return found
 
     def _make_column(self, name: str, of: str | None) -> _ExampleColumn:
-        """Makes the column of a feature by the facts about it. Raises :class:`SourceError` for mixed kinds."""
+        """Makes the column of a feature by the facts about its values. ``of`` is the feature of the labels of boxes.
+        Raises :class:`SourceError` if records hold different types."""
         facts = self.facts.features[name]
         missing = facts.missing or facts.low == 0
         kinds = facts.kinds - {""}
@@ -266,8 +276,8 @@ class TfrecordSource(ExampleSource):
 
 
 def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
-    """Encodes raw pixels, row by row, as a PNG file. Raises :class:`ValueError` if their number does not fit the
-    sides."""
+    """Encodes raw pixels as a PNG file. Infers 1 or 3 channels from their number if it is None. Raises
+    :class:`ValueError` if the number of bytes does not fit the sides."""
     one = height * width
     if channels is None:
         channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
@@ -278,7 +288,8 @@ def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -
 
 
 def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
-    """Names columns of features: the parts of a path joined by ``_``, without the prefix ``image/``."""
+    """Names the columns of features: ``image/object/area`` becomes ``object_area``. ``of`` becomes ``labels``. Raises
+    :class:`SourceError` if two features would have one name."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())
@@ -294,7 +305,7 @@ def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
 
 
 def _bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColumn:
-    """Makes the column of a feature of bytes: images, texts, bytes or a list of texts."""
+    """Makes the column of a feature of bytes: lists of texts, images, texts or bytes, by the guessed content."""
     if facts.high > 1:
         return _ExampleColumn(Json(optional=missing), name, _decode_texts)
     if facts.looks == {"image"}:
@@ -305,7 +316,8 @@ def _bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColu
 
 
 def _decode_bytes(feature: Feature, message: Message) -> Any:
-    """Decodes the only value of bytes, or returns None for no value. Raises :class:`ValueError`."""
+    """Returns the only value of bytes, or None for no value. Raises :class:`ValueError` for several values or
+    numbers."""
     values = feature.bytes(message) if feature.kind == "bytes" else []
     if len(values) > 1 or feature.kind != "bytes":
         raise ValueError(f"found {len(values)} values, expected one of bytes")
@@ -313,13 +325,14 @@ def _decode_bytes(feature: Feature, message: Message) -> Any:
 
 
 def _decode_text(feature: Feature, message: Message) -> str | None:
-    """Decodes the only text, or returns None for no value. Raises :class:`ValueError`."""
+    """Decodes the only text, or returns None for no value. Raises :class:`ValueError` for several values or other
+    encodings."""
     value = _decode_bytes(feature, message)
     return None if value is None else value.decode("utf-8")
 
 
 def _decode_number(feature: Feature, message: Message) -> Any:
-    """Decodes the only number, or returns None for no value. Raises :class:`ValueError`."""
+    """Returns the only number, or None for no value. Raises :class:`ValueError` for several values or bytes."""
     values = _decode_numbers(feature, message)
     if len(values) > 1:
         raise ValueError(f"found {len(values)} numbers, expected one")
@@ -327,18 +340,19 @@ def _decode_number(feature: Feature, message: Message) -> Any:
 
 
 def _decode_numbers(feature: Feature, message: Message) -> NDArray[Any]:
-    """Decodes all numbers. Raises :class:`ValueError` for bytes."""
+    """Returns all numbers. Raises :class:`ValueError` for bytes."""
     if feature.kind == "bytes":
         raise ValueError("found bytes, expected numbers")
     return feature.numbers(message)
 
 
 def _decode_texts(feature: Feature, message: Message) -> list[str]:
+    """Decodes all texts. Raises :class:`ValueError` if one is not UTF-8."""
     return [value.decode("utf-8") for value in feature.bytes(message)]
 
 
 def _label_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes a label to the number of its class."""
+    """Returns a function that decodes a label to the number of its class, or to None if it has none."""
 
     def decode(feature: Feature, message: Message) -> int | None:
         number = _decode_number(feature, message)
@@ -348,7 +362,7 @@ def _label_decoder(numbers: Numbering) -> Decode:
 
 
 def _labels_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes labels to numbers of classes."""
+    """Returns a function that decodes labels to the numbers of their classes; it raises :class:`ValueError` for -1."""
 
     def decode(feature: Feature, message: Message) -> NDArray[np.int64]:
         found = [numbers(number) for number in _decode_numbers(feature, message).tolist()]

@@ -176,7 +176,7 @@ class TableSource(FileRowSource):
     def _image_rows(self, number: int) -> list[Any]:
         """Returns place and cells of the rows of an image, in order. Thread-safe."""
         lines = self._order[self._starts[number] : self._starts[number + 1]].tolist()
-        return [self._spool.read(line) for line in lines]
+        return [self._spool.read_value(line) for line in lines]
 
     def _list_further_images(self, number: int) -> dict[str, list[str]]:
         """Returns paths of the further images of an image by column, from all its rows."""
@@ -376,7 +376,7 @@ class TableSource(FileRowSource):
         """Declares the column of further images: images, or masks by their name and files."""
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
-        rows = (self._spool.read(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
+        rows = (self._spool.read_value(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
         return infer_mask_field(self.tree, (path for path in rows if path is not None))
 
     @cached_property
@@ -439,7 +439,7 @@ class TableSource(FileRowSource):
         """Columns that are a class each."""
 
         def rows() -> Iterator[Any]:
-            return (self._spool.read(line) for line in range(len(self._spool)))
+            return (self._spool.read_value(line) for line in range(len(self._spool)))
 
         where, flags = self.tree.name(), self._roles.flags
         return FlagColumns(where, flags, self._facts, rows, len(self._spool), self._several)
@@ -448,7 +448,7 @@ class TableSource(FileRowSource):
     def _has_tags(self) -> bool:
         """True if some row has a class and no box."""
         roles = self._roles
-        rows = (self._spool.read(line)[1] for line in range(len(self._spool)))
+        rows = (self._spool.read_value(line)[1] for line in range(len(self._spool)))
         return any(
             self._class_column.all_classes(cells.get(roles.label))
             and (is_blank(cells.get(roles.runs)) if roles.runs else not read_row_boxes(cells, roles.boxes))
@@ -464,7 +464,7 @@ class TableSource(FileRowSource):
         """Finds the convention of boxes; empty without boxes."""
         if not self._roles.boxes:
             return ""
-        where, rows = self.tree.name(self._tables[0].file), (self._spool.read(n) for n in range(len(self._spool)))
+        where, rows = self.tree.name(self._tables[0].file), (self._spool.read_value(n) for n in range(len(self._spool)))
         return find_convention(where, self._roles, rows, self._measured_sides, self.options.layout)
 
     @cached_property
