@@ -92,7 +92,7 @@ class ConversationSource(DocumentSource):
             else:
                 self.count_ignored(self.alone, identifier)
 
-    def parse(self, raw: Any, read_size: SizeReader) -> Annotation:
+    def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         return Annotation(values=raw[0], json=raw[1])
 
     def fields(self) -> Mapping[str, Field]:
