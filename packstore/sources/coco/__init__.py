@@ -276,7 +276,7 @@ class CocoSource(FileRowSource):
         (name, only), *others = self._splits.items()
         if name or others:
             return
-        folders = {_folder_of(folder, image) for _, folder, image in only.images()}
+        folders = {_folder_of(folder, image) for _, folder, image in only.iter_images()}
         splits = places_by_split(folders)
         if splits.keys() - {""}:
             self._splits = {split: only._replace(chosen=split) for split in splits}
