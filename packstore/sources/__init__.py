@@ -54,7 +54,7 @@ __all__ = [
 DESCRIBING, _MOST_BESIDE = (".yaml", ".yml", ".json", ".jsonl", ".csv", ".tsv", ".txt", ".data"), 256
 """Suffixes of files that may describe their folder, and the maximum number of such files beside one."""
 _ALIKE = ((".json", ".jsonl"), (".csv", ".tsv"), (".yaml", ".yml"))
-"""Suffixes of files of which one is meant if it is named."""
+"""Groups of suffixes: if the path names one such file, other files of its group in the folder are ignored."""
 
 
 def open_source(
@@ -106,7 +106,7 @@ def open_source(
         SourceError: Nothing is at ``path``, or the path is of no known kind.
     """
     given = packed_as.options.get("frames") if frames is None and packed_as is not None else frames
-    named = check_columns(columns) or _read_packed_texts(packed_as, "columns")
+    named = check_columns(columns) or _recorded_texts(packed_as, "columns")
     others = tuple(each for each in named if each != GEO and not each.startswith(ENCODING))
     encoding = find_encoding(named)
     with use_encoding(encoding):
@@ -136,7 +136,11 @@ def _open_files(
     columns: tuple[str, ...],
     progress: ProgressCallback,
 ) -> Source:
-    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags."""
+    """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
+
+    Copies a source at a URL into the cache if its kind reads only local files. Raises :class:`UsageError` for options
+    that the named kind, or a bridge, does not use.
+    """
     refuse_empty(path)
     check_paths(labels)
     place = source_path(path)
@@ -148,7 +152,7 @@ def _open_files(
         image_key=image_key,
         label_key=label_key,
         layout=layout,
-        ignore=check_patterns(ignore) or _read_packed_texts(packed_as, "ignore"),
+        ignore=check_patterns(ignore) or _recorded_texts(packed_as, "ignore"),
         columns=columns,
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
@@ -182,8 +186,9 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
     """Finds the folder that an annotation file describes (``data.yaml``, ``captions.csv``, ``instances_train.json``):
     the file's own folder or the one above.
 
-    Returns the folder, with options that ignore files of the same suffix beside the file; None if the file describes no
-    folder, or too many such files are there.
+    Opens each folder to see if its source names the file as one that describes it. Returns the folder, and options that
+    ignore the files of the same suffix beside the file. Returns None if the file describes no folder, is at a URL, or
+    has more than 256 such files beside it.
     """
     if isinstance(file, RemotePath) or file.suffix.lower() not in DESCRIBING or not file.is_file():
         return None
@@ -221,8 +226,12 @@ def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptio
 
 
 def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
-    """Opens a path as the named kind, or as the recognised one. Raises :class:`NeedsCopyError` for a URL if the kind
-    reads only local copies."""
+    """Opens a path as the named kind, or as the recognised one. If the path alone is ambiguous, the kind in
+    ``packed_as`` decides.
+
+    Raises :class:`NeedsCopyError` for a URL if the kind reads only local copies, and :class:`SourceError` if the path
+    cannot be reached or is of no known kind.
+    """
     try:
         place.stat()
     except PackstoreError:  # a UsageError is a ValueError, too
@@ -256,16 +265,16 @@ def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, pa
 
 
 def _recorded_array_names(packed_as: Manifest, options: SourceOptions) -> dict[str, Any]:
-    """Returns the names of arrays that a store was packed with; empty if the options have others."""
+    """Returns the options for named arrays that a store was packed with; empty if the new options name any array."""
     if any(value is not None for value in options.array_names.values()):
         return {}
     recorded = {name: packed_as.options.get(name) for name in options.array_names}
     return {name: value for name, value in recorded.items() if isinstance(value, str)}
 
 
-def _read_packed_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
-    """Returns the texts of an option (``ignore``, ``columns``) that a store was packed with; empty if they are
-    damaged."""
+def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
+    """Returns the texts of an option (``ignore``, ``columns``) that a store was packed with; empty if there are none,
+    or they are damaged."""
     recorded = None if packed_as is None else packed_as.options.get(name)
     try:
         found = json.loads(recorded) if isinstance(recorded, str) else ()

@@ -89,8 +89,9 @@ _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
 
-def annotated_error(path: Path, kind: str) -> AmbiguousSourceError:
-    """Returns the error for a folder of the given kind with annotations that the kind does not read."""
+def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
+    """Returns the error for a folder with annotations that its kind of source does not read. The error lists the
+    annotations and offers answers."""
     tree = open_tree(path)
     found = [] if tree is None else find_all_annotations(tree)
     return _question_error(
@@ -105,6 +106,7 @@ def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> 
 
 
 def _shorten_list(phrases: Sequence[str]) -> str:
+    """Joins the first four phrases, and counts the others: ``a, b, c, d and 3 more``."""
     more = f" and {len(phrases) - _NAMED} more" if len(phrases) > _NAMED else ""
     return ", ".join(phrases[:_NAMED]) + more
 
@@ -143,8 +145,8 @@ def _ignore_options(patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
-    """Proposes ``--labels`` for the first CSV files that name an image, each with the folder to which the names are
-    relative."""
+    """Proposes ``--labels`` for those of the first four CSV files whose first row names an image. Each answer has the
+    folder to which the names are relative."""
     folders = list(contents.folders.values())
     files = [(folder.path, name) for folder in folders for name in _first_names(folder, ".csv")]
     found = []
@@ -162,7 +164,7 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
 
 
 def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:
-    """Returns the first names of files with a suffix in a folder."""
+    """Returns the first names of files with a suffix in a folder; empty if it has no such file."""
     return folder.others[suffix].first if suffix in folder.others else ()
 
 
@@ -174,7 +176,7 @@ def describe_annotations(tree: Tree) -> list[str]:
 def describe_further_files(tree: Tree) -> list[str]:
     """Returns a phrase for each suspected annotation, except folders of masks and pairs of images."""
     contents = list_contents(tree)
-    return [each.phrase for each in _drop_repeated(_find_in_files(tree, contents, contents.folders.values()))]
+    return [each.phrase for each in _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))]
 
 
 def find_all_annotations(tree: Tree) -> list[Finding]:
@@ -185,7 +187,9 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }
-    further = (_widen_pattern(each, holding) for each in _find_in_files(tree, contents, contents.folders.values()))
+    further = (
+        _widen_pattern(each, holding) for each in _find_annotation_files(tree, contents, contents.folders.values())
+    )
     return _drop_repeated([*masks, *find_image_pairs(contents, places), *find_masks_by_ending(contents), *further])
 
 
@@ -197,8 +201,8 @@ def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
 
 
 def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
-    """Finds suspected annotations among the files that a source leaves out: folders of masks of which it uses none,
-    and other files."""
+    """Finds suspected annotations among the files that a source leaves out: whole folders of masks, and other files.
+    Skips hidden files and files of the operating system."""
     whole = list_contents(tree)
     by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -215,12 +219,12 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
         for place, phrase in find_masks(whole).items()
         if counts.get(place) == whole.folders[place].images.count and not DRAWN.fullmatch(place)
     ]
-    return _drop_repeated([*masks, *_find_in_files(tree, whole, left.folders.values())])
+    return _drop_repeated([*masks, *_find_annotation_files(tree, whole, left.folders.values())])
 
 
 def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
-    """Finds folders of images that a source leaves out. Also finds samples whose names end like masks of other
-    samples; ``keys`` returns the keys of the samples, which are paths."""
+    """Finds folders with images that a source leaves out; the top folder does not count. Also finds samples whose names
+    end like masks of other samples; ``keys`` returns the keys of the samples, which are paths."""
     contents = list_contents(tree)
     left = (path.rpartition("/")[0] for path in paths if path.lower().endswith(IMAGE_SUFFIXES))
     folders = Counter(folder for folder in left if folder in contents.folders)
@@ -239,14 +243,14 @@ def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
     return list({each.phrase: each for each in found}.values())
 
 
-def _find_in_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
+def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
     """Yields suspected annotations among the files ``others``: sidecar files, lists, tables and files of annotation
     tools."""
     others = list(others)
     known = images.stems()
     yield from _find_sidecars(tree, images, others, known)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
-    counts = _count_images(images)
+    counts = _image_counts(images)
     for folder in others:
         for suffix, names in folder.others.items():
             few = names.count <= _ALIKE
@@ -272,8 +276,8 @@ def _annotation_phrase(
     splits: Sequence[NDArray[np.int64]],
     counts: frozenset[int],
 ) -> str | None:
-    """Tests if a file annotates images: returns how, to complete a phrase; ``""`` if only its name says so; None if
-    it does not."""
+    """Returns how a file annotates images, to complete a phrase: ``" (it names the images)"``. Returns ``""`` if only
+    the file's name says so, and None if the file is no annotation."""
     name = path.rpartition("/")[2].lower()
     if _NO_ANNOTATION.fullmatch(name):
         return None
@@ -306,9 +310,9 @@ def _annotation_phrase(
     return None
 
 
-def _count_images(contents: Contents) -> frozenset[int]:
-    """Counts the images in all, and in each top folder; leaves out counts below twenty, which may be equal by
-    chance."""
+def _image_counts(contents: Contents) -> frozenset[int]:
+    """Returns the number of images in all, and in each top folder, without numbers below twenty: a table may have so
+    many rows by chance."""
     by_top: dict[str, int] = {}
     for folder in contents.folders.values():
         top = folder.path.split("/")[0]
@@ -317,7 +321,8 @@ def _count_images(contents: Contents) -> frozenset[int]:
 
 
 def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
-    """Counts the rows of a table, with and without a header; or the items of a JSON list or object."""
+    """Counts the rows of a table, with and without a header; or the items of a JSON list or object. Returns nothing for
+    other files and for damaged JSON; reads at most 64 MiB."""
     if suffix == ".json":
         try:
             value = json.loads(tree.first_bytes(path, _WHOLE))
@@ -380,8 +385,8 @@ def _mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str)
 def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Yields a finding for each suffix of files that have the stems of images: beside the images, or in another
-    folder."""
+    """Yields a finding for each folder and suffix of files of which at least three have the stems of images (fewer if
+    there are fewer images). Skips the folders of programs (``logs``)."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))

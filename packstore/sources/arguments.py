@@ -1,4 +1,4 @@
-"""Arguments of the public functions by which they open a source."""
+"""Arguments with which the public functions open a source."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class SourceArguments:
         skip_bad: bool = False,
         progress: ProgressCallback = no_progress,
     ) -> Source:
-        """Opens the source at ``path``, see :func:`packstore.sources.open_source`; ``columns`` None takes the given
-        ones."""
+        """Opens the source at ``path`` with these options, see :func:`packstore.sources.open_source`. ``columns``
+        replaces the option of this name, unless it is None."""
         return open_source(
             path,
             kind=self.source_kind,
@@ -56,5 +56,6 @@ class SourceArguments:
         )
 
     def open_packed(self, path: Path, manifest: Manifest, progress: ProgressCallback) -> Source:
-        """Opens the source that a store with ``manifest`` was packed from."""
+        """Opens the source at ``path`` again, from which the store of ``manifest`` was packed. Skips bad samples if
+        packing did."""
         return self.open_source(path, packed_as=manifest, skip_bad=bool(manifest.skipped), progress=progress)

@@ -234,6 +234,7 @@ class Survey:
 
     @property
     def records(self) -> int:
+        """Number of samples in all splits."""
         return sum(self.splits.values())
 
     @property
@@ -298,7 +299,7 @@ class Source(ABC):
         return [None] * len(entries)
 
     def image(self, entry: Entry) -> ImageData:
-        """Reads the image alone."""
+        """Reads an entry, and returns its image without its other values."""
         found = self.read(entry)
         return found.image if isinstance(found, Sample) else found
 
@@ -313,8 +314,8 @@ class Source(ABC):
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Yields entries that are prepared for :meth:`read`: does the part of reading that one thread, or other
-        processes, must do first."""
+        """Prepares entries for :meth:`read`, and yields them: does the part of reading that one thread, or other
+        processes, must do first. This base changes nothing."""
         return entries
 
     def workers(self) -> int:
@@ -322,7 +323,7 @@ class Source(ABC):
         return _REMOTE_WORKERS if isinstance(self.path, UrlPath) else default_workers()
 
     def nbytes(self, entry: Entry) -> int:
-        """Estimates the bytes of an entry of :meth:`fetch`."""
+        """Estimates the bytes of an entry that :meth:`fetch` has prepared."""
         return entry.size_bytes
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
@@ -349,7 +350,7 @@ class Source(ABC):
         return iter([("", [self.path.name])] if self.path.is_file() else [])
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the files that the source uses and its survey has not claimed."""
+        """Claims the files that the source uses and its survey has not claimed; none in this base."""
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:

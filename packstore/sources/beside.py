@@ -66,7 +66,8 @@ def parse_finite(text: str) -> float:
 
 
 def read_whole(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
-    """Reads all bytes of a file that describes images. Raises :class:`SourceError`."""
+    """Reads all bytes of a file that describes images. Raises :class:`SourceError` if it cannot be read, or has more
+    than ``max_bytes``."""
     try:
         found = tree.stat(file)
         return tree.read(file, found.size, found.modified_ns, max_bytes)
@@ -78,13 +79,14 @@ def read_whole(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
 
 
 def read_text(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
-    """Reads a text as UTF-8. Raises :class:`SourceError`, and :class:`AmbiguousSourceError` for an unknown encoding."""
+    """Reads a text file, and converts it to UTF-8. Raises :class:`SourceError` if it cannot be read or is too large,
+    and :class:`AmbiguousSourceError` for an unknown encoding."""
     return to_utf8(read_whole(tree, file, max_bytes), tree.encoding, tree.name(file))
 
 
 def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
-    """Yields number and stripped text of each line that is not blank. Lines that are ``paths`` may have any bytes,
-    as file names may."""
+    """Yields number and stripped text of each line that is not blank. Undecodable bytes become surrogates; only with
+    ``paths``, for lines that are file names, a text without an encoding may have any. Raises as :func:`read_text`."""
     text = read_whole(tree, file) if paths and tree.encoding is None else read_text(tree, file)
     begin, number = 0, 0
     while begin < len(text):
@@ -97,7 +99,7 @@ def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int
 
 
 def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
-    """Reads a JSON file into memory. Raises :class:`SourceError`."""
+    """Reads a JSON file into memory. Raises :class:`SourceError` if it is no JSON, and as :func:`read_text` does."""
     data = read_text(tree, file, max_bytes)
     try:
         return json.loads(data)
@@ -107,8 +109,8 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
-    """Declares masks by the first of ``files`` that can be read: files of one channel as masks, others (in colour,
-    JPEG) as images."""
+    """Returns the field for a column of masks: :class:`Mask` if the first readable file is a PNG with one channel,
+    or if no file can be read; :class:`Image` if it is in colour, or of another format."""
     for file in files:
         start = tree.first_bytes(file, _HEADER)
         try:
@@ -149,8 +151,8 @@ def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple
 
 
 def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -> str | None:
-    """Finds the folder to which most of ``paths`` are relative, the first of equal ones, or returns None if no path
-    exists in any."""
+    """Finds the folder in which most of ``paths`` exist, or returns None if no path exists in any folder. Of equal
+    folders, takes the first."""
     wanted: dict[str, set[str]] = {}
     for path in paths:
         within, _, name = path.rpartition("/")
@@ -167,8 +169,8 @@ def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -
 
 
 def holds_yolo_labels(tree: Tree, folder: str) -> bool:
-    """Tells if a folder, or one within it, contains YOLO labels: ``.txt`` files with a class and numbers on each
-    line."""
+    """Tells if the first ``.txt`` file with content, in a folder or the first 64 folders within it, begins with a line
+    of YOLO labels: a class and four or more numbers."""
     waiting = [folder]
     for place in waiting:  # grows within the loop
         names = tree.names(place)
@@ -181,7 +183,8 @@ def holds_yolo_labels(tree: Tree, folder: str) -> bool:
 
 
 def has_yolo_beside(tree: Tree, folder: str) -> bool:
-    """Tells if the first image of a folder that has a ``.txt`` file with content beside it has YOLO labels there."""
+    """Tells if images have YOLO labels beside them: in the first ``.txt`` file with content among those of the first 64
+    images of a folder."""
     images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
     starts = (tree.first_bytes(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")

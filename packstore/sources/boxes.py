@@ -47,7 +47,8 @@ class BoxRanges:
     misfits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONVENTIONS, 0))
 
     def add(self, boxes: NDArray[np.float64], sides: NDArray[np.float64] | None = None) -> None:
-        """Adds boxes ``(n, 4)``, and width and height of the image of each, ``(n, 2)``, if known."""
+        """Counts the conventions that boxes ``(n, 4)`` contradict. ``sides`` are width and height of the image of each
+        box, ``(n, 2)``, if known."""
         if not len(boxes):
             return
         self.count += len(boxes)
@@ -57,7 +58,7 @@ class BoxRanges:
             fraction = name.endswith("n")
             slack = _MOST - 1 if fraction else _PIXEL
             with np.errstate(invalid="ignore", over="ignore"):  # no number fits
-                corners = _corners(boxes, name.removesuffix("n"))
+                corners = _convert_to_corners(boxes, name.removesuffix("n"))
             fits = (corners[:, 2:] >= corners[:, :2]) & (corners[:, :2] >= -slack)
             if fraction:
                 fits &= corners[:, 2:] <= _MOST
@@ -83,7 +84,7 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
     found = np.array(boxes, np.float64) if len(boxes) else np.zeros((0, 4))
     if found.ndim != 2 or found.shape[1] != 4:
         raise ValueError("a box has other than four numbers")
-    corners = _corners(found, convention.removesuffix("n"))
+    corners = _convert_to_corners(found, convention.removesuffix("n"))
     if convention.endswith("n"):
         if not isinstance(image, bytes):
             raise ValueError("boxes are fractions of an image that is not a file")
@@ -93,8 +94,8 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
     return corners.astype(np.float32)
 
 
-def _corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:
-    """Converts boxes of a convention, without its ``n``, to corners in the same unit."""
+def _convert_to_corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:
+    """Converts boxes to corners in the same unit: pixels or fractions. ``convention`` is without its ``n``."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if convention == "xyxy":
         return boxes.copy()

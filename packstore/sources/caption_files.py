@@ -36,7 +36,7 @@ class CaptionFilesSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        suffix = find_suffix(self.tree)
+        suffix = find_caption_suffix(self.tree)
         if suffix is None:
             raise SourceError(f"{printable(str(path))} has no images with a text each (a.jpg, a.txt)")
         self._suffix = suffix
@@ -53,6 +53,7 @@ class CaptionFilesSource(FileRowSource):
         return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields one row for each image of a split, with the path of its caption file, which may be missing."""
         for folder, images in self._list_images():
             if (_find_split(folder) if self._splits != {""} else "") != split:
                 continue
@@ -62,6 +63,7 @@ class CaptionFilesSource(FileRowSource):
                 yield FileRow(join(folder, name), {"caption": text, **more})
 
     def values(self, ref: object) -> Mapping[str, object]:
+        """Reads image and caption; the caption is decoded and stripped, or None."""
         found = dict(super().values(ref))
         text = found["caption"]
         return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
@@ -77,9 +79,12 @@ class CaptionFilesSource(FileRowSource):
                 yield folder, listing.images
 
 
-def find_suffix(tree: Tree) -> str | None:
-    """Returns the suffix of the text files, if at least half of the images have one and all texts are captions; else
-    None, also if files of two suffixes have stems of images."""
+def find_caption_suffix(tree: Tree) -> str | None:
+    """Returns the suffix of the caption files: at least half of the images have one, and all their texts are captions.
+
+    Returns None for other trees, and if files of two such suffixes have stems of images. Reads all texts. Raises
+    :class:`AmbiguousSourceError` if the texts are captions of an unknown encoding.
+    """
     counts = dict.fromkeys(_SUFFIXES, 0)
     images = 0
     for folder in list_contents(tree).folders.values():
@@ -133,11 +138,11 @@ def _find_split(folder: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if all texts beside images are captions; partial if images are in several folders that are neither
-    splits nor kohya's (``10_cat``): they may be classes."""
+    """Is certain if all texts beside images are captions. Is partial if images are in several folders that are neither
+    splits nor repeats of kohya (``10_cat``): such folders may be classes."""
     tree = open_tree(path)
     try:
-        if tree is None or find_suffix(tree) is None:
+        if tree is None or find_caption_suffix(tree) is None:
             return Certainty.NO
     except AmbiguousSourceError:
         raise

@@ -46,7 +46,7 @@ _BARE = re.compile(rf"(.+?(?:{_SUFFIX}))\s*[,\t|;]\s*(.*)", re.I)
 _START, _SHOWN = 1 << 16, 60
 
 
-class _Line(NamedTuple):
+class _CaptionLine(NamedTuple):
     """One caption: name of the image as in the file, caption, and split, ``""`` for none."""
 
     file: str
@@ -77,45 +77,52 @@ class CaptionsSource(FileRowSource):
             raise SourceError(f"{self.tree.name(self._file)}: it names no image that is there")
         self._folder = folder
         self._sets = _find_split_lists(self.tree, self._file)
-        self._captions: _Captions | None = _Captions(self.tree, self._file, self._sets)
+        self._captions: _CaptionStore | None = _CaptionStore(self.tree, self._file, self._sets)
         self.evidence = f"{printable(self._file)} and the images in {printable(folder) or 'the folder itself'}"
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order(self._kept.splits)
+        return in_packing_order(self._open_captions.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        return {"image": Image(), **({"captions": Json()} if self._kept.several else {"caption": Text()})}
+        """Declares ``caption``, a text; or ``captions``, a list, if some image has several."""
+        return {"image": Image(), **({"captions": Json()} if self._open_captions.several else {"caption": Text()})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        kept = self._kept
+        kept = self._open_captions
         number = kept.splits.index(split)
         for image in np.flatnonzero(np.frombuffer(kept.split_of, np.uint8) == number).tolist():
             yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         found = dict(super().values(ref))
-        captions = self._kept.read(found.pop("entry"))
-        return found | ({"captions": captions} if self._kept.several else {"caption": captions[0]})
+        captions = self._open_captions.read(found.pop("entry"))
+        return found | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
 
     def describing_files(self) -> Iterable[str]:
         return (self._file, *self._sets.values())
 
     def close(self) -> None:
+        """Drops the captions; values cannot be read then."""
         self._captions = None
         super().close()
 
     @property
-    def _kept(self) -> _Captions:
-        """Captions of the images. Raises :class:`ValueError` once the source is closed."""
+    def _open_captions(self) -> _CaptionStore:
+        """The captions, while the source is open. Raises :class:`ValueError` once it is closed."""
         if self._captions is None:
             raise ValueError("its source is closed")
         return self._captions
 
     def count_left_parts(self) -> Mapping[str, int]:
-        return {"captions of images in none of the sets": self._kept.left_out} if self._kept.left_out else {}
+        """Counts the captions of images that no list of a split names."""
+        return (
+            {"captions of images in none of the sets": self._open_captions.left_out}
+            if self._open_captions.left_out
+            else {}
+        )
 
 
-class _Captions:
+class _CaptionStore:
     """Stores the captions of each image in a temporary file; memory holds some 20 bytes a caption, and the images'
     names.
 
@@ -181,8 +188,9 @@ class _Captions:
         return self.splits.index(split)
 
 
-def _read_captions(tree: Tree, file: str) -> Iterator[_Line]:
-    """Yields the captions of a file. Raises :class:`SourceError`, which names the wrong line."""
+def _read_captions(tree: Tree, file: str) -> Iterator[_CaptionLine]:
+    """Yields the captions of a file, with clean paths of images. Raises :class:`SourceError` for a malformed line, and
+    names the line before."""
     data = read_text(tree, file)
     last = 0
     try:
@@ -194,8 +202,9 @@ def _read_captions(tree: Tree, file: str) -> Iterator[_Line]:
         raise SourceError(f"{tree.name(file)}, after line {last}: {reason}") from None
 
 
-def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
-    """Yields line number and caption of each line. Raises :class:`ValueError` or :class:`csv.Error`."""
+def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
+    """Yields line number and caption of each line of JSON Lines, a table, or Flickr's files. Raises
+    :class:`ValueError` or :class:`csv.Error` for a malformed line."""
     if file.lower().endswith(".jsonl"):
         for number, raw in enumerate(io.BytesIO(data), 1):
             yield from ((number, line) for line in _parse_json_line(raw))
@@ -208,8 +217,9 @@ def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _Line]]:
         yield from _parse_by_pattern(text, pattern)
 
 
-def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _Line]]:
-    """Yields line number and caption of each row of a table with a header. Raises :class:`ValueError`."""
+def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _CaptionLine]]:
+    """Yields line number and caption of each row of a table with a header. Rejoins a last caption that has unquoted
+    commas. Raises :class:`ValueError` for an unknown header, and for too few or too many values."""
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     header = next(rows, [])
     columns, width = _find_columns(header), len(header)
@@ -225,22 +235,24 @@ def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _Li
             raise ValueError(f"{len(row)} values, more than the header has: quote captions that have commas")
         if row:
             name = row[split].strip() if split >= 0 else ""
-            yield rows.line_num, _Line(row[at].strip(), row[caption].strip(), name)
+            yield rows.line_num, _CaptionLine(row[at].strip(), row[caption].strip(), name)
 
 
-def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator[tuple[int, _Line]]:
-    """Yields line number and caption of each line that matches. Raises :class:`ValueError` for other lines."""
+def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator[tuple[int, _CaptionLine]]:
+    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header. Raises
+    :class:`ValueError` for other lines."""
     for number, each in enumerate(text, 1):
         match = pattern.fullmatch(each.strip())
         if match is not None and not (number == 1 and each.startswith("image_name|")):
             caption = match[2].strip()
-            yield number, _Line(match[1].strip(), _strip_quotes(caption) if pattern is _BARE else caption)
+            yield number, _CaptionLine(match[1].strip(), _strip_quotes(caption) if pattern is _BARE else caption)
         elif each.strip() and (number > 1 or pattern is _BARE):
             raise ValueError(f"{each.strip()[:60]!r} has no image and caption")
 
 
-def _parse_json_line(text: bytes) -> Iterator[_Line]:
-    """Yields the captions in a line of JSON. Raises :class:`ValueError`."""
+def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
+    """Yields the captions in a line of JSON; none for a blank line. Raises :class:`ValueError` for any other line than
+    an object with a file and captions."""
     if not text.strip():
         return
     found = json.loads(text)
@@ -253,12 +265,12 @@ def _parse_json_line(text: bytes) -> Iterator[_Line]:
     for caption in captions if isinstance(captions, list) else [captions]:
         if not all(isinstance(value, str) for value in (file, caption, split)):
             raise ValueError("a file, a caption or a split is not a text")
-        yield _Line(file, caption, split)
+        yield _CaptionLine(file, caption, split)
 
 
 def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
-    """Returns the positions of file, caption and split in a header, -1 for no split, or None if a column is missing or
-    unknown."""
+    """Returns the positions of file, caption and split in a header; the split's is -1 if there is none. Returns None if
+    file or caption is missing, or another column is unknown."""
     names = [name.strip().lower() for name in header]
     files = [n for n, name in enumerate(names) if name in _FILES]
     captions = [n for n, name in enumerate(names) if name in _CAPTIONS]
@@ -280,11 +292,11 @@ def _find_line_pattern(start: bytes) -> re.Pattern[str] | None:
 
 def find_caption_files(tree: Tree) -> list[str]:
     """Finds files of captions by their names and first bytes: at the top, and in folders there."""
-    return [path for path in _list_candidates(tree) if _begins_like_captions(path, tree.first_bytes(path, _START))]
+    return [path for path in _list_named_files(tree) if _begins_like_captions(path, tree.first_bytes(path, _START))]
 
 
-def _list_candidates(tree: Tree) -> Iterator[str]:
-    """Yields files that have a name of caption files."""
+def _list_named_files(tree: Tree) -> Iterator[str]:
+    """Yields files at the top, and in folders there, that have a name of caption files."""
     for folder in ("", *(name for name in tree.names("").folders if not is_passed_over(name))):
         for name in tree.names(folder).ending(*_SUFFIXES):
             if _NAME.fullmatch(name):
@@ -308,14 +320,15 @@ def _no_captions_error(tree: Tree) -> SourceError:
     """Returns the error for a source without captions. The message shows the first line of the first file with a name
     such as ``captions.csv``; without such a file, it names the files expected."""
     expected = "a header such as file,caption, or an image and its caption on each line"
-    for path in _list_candidates(tree):
+    for path in _list_named_files(tree):
         line = printable(_first_line(tree.first_bytes(path, _START))[:_SHOWN])
         return SourceError(f"{tree.name(path)} begins with {line!r}; expected {expected}")
     return SourceError(f"{tree.name()} has no captions.csv, .tsv, .txt or .jsonl with {expected}")
 
 
 def _strip_quotes(caption: str) -> str:
-    """Removes quotes around a whole caption. Raises :class:`csv.Error`."""
+    """Removes quotes around a whole caption; leaves other captions as they are. Raises :class:`csv.Error` for quotes
+    that do not match."""
     quoted = len(caption) > 1 and caption[0] == caption[-1] == '"'
     row = next(csv.reader([caption], strict=True)) if quoted else []
     return row[0] if len(row) == 1 else caption
@@ -338,7 +351,8 @@ def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file of captions whose images exist; partial if further files name images."""
+    """Recognises a file of captions whose images exist. Is partial if that file is malformed, or further files
+    annotate the images."""
     tree = open_tree(path)
     files = [] if tree is None else find_caption_files(tree)
     if tree is None or not files:

@@ -11,7 +11,8 @@ ROLES = ("image", "label", "labels", "boxes", "split", "keypoints", "keep", "enc
 
 
 def check_columns(given: object) -> tuple[str, ...]:
-    """Returns ``given`` as a tuple. Raises :class:`UsageError` for anything but texts ``ROLE=COL``."""
+    """Checks the option ``columns``, and returns it as a tuple. Raises :class:`UsageError` for anything but texts
+    ``ROLE=COL``, and for an unknown encoding."""
     found = (given,) if isinstance(given, str) else given
     if not isinstance(found, (tuple, list)) or not all(isinstance(each, str) for each in found):
         raise UsageError(f"columns should be texts such as 'image=photo', got {given!r:.80}")
@@ -21,7 +22,8 @@ def check_columns(given: object) -> tuple[str, ...]:
 
 
 def parse_columns(given: Sequence[str]) -> dict[str, list[str]]:
-    """Parses ``image=COL`` of ``--column``; returns the columns by role. Raises :class:`UsageError`."""
+    """Parses texts such as ``image=COL`` of ``--column``; returns the columns by role. Raises :class:`UsageError` for
+    an unknown or repeated role, and a wrong number of columns."""
     found: dict[str, list[str]] = {}
     for each in given:
         role, equals, columns = each.partition("=")

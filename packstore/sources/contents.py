@@ -50,12 +50,12 @@ class NameSet:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> NameSet:
-        """Hashes sorted names."""
+        """Counts names, which are sorted, and hashes their stems."""
         return cls(len(names), hash_stems(names), tuple(names[:_FIRST]))
 
     @classmethod
     def of_suffix(cls, text: str, suffix: str, names: Sequence[str]) -> NameSet:
-        """Hashes names that share a suffix, from their joined text, see :attr:`Names.text`."""
+        """Like :meth:`of`, for names that all end in ``suffix``; faster, from their joined text :attr:`Names.text`."""
         stems = text.replace(f"{suffix}\0", "\0")[1:-1].split("\0")
         return cls(len(names), _sort_unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
 
@@ -109,7 +109,7 @@ class Contents:
 
     @property
     def images(self) -> int:
-        """Counts the files with the suffix of an image."""
+        """Number of files with the suffix of an image."""
         return sum(folder.images.count for folder in self.folders.values())
 
     def stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
@@ -139,7 +139,7 @@ def find_lone_image_folder(tree: Tree) -> str | None:
 
 @contextmanager
 def cache_contents() -> Iterator[None]:
-    """Caches the contents of trees within the block, since several kinds of sources ask about one path."""
+    """Caches the results of :func:`list_contents` within the block, since several kinds of sources ask about a path."""
     token = _known.set({})
     try:
         yield
@@ -183,7 +183,8 @@ def suffix_of(name: str) -> str:
 
 
 def split_tail(stem: str) -> tuple[str, str] | None:
-    """Splits ``a_WORD`` into ``a`` and ``word``, or returns None if it does not end with a word."""
+    """Splits ``a_WORD`` into ``a`` and ``word``, or returns None if it does not end with a word. Numbers, ``copy`` and
+    the like are no words."""
     match = _TAIL.fullmatch(stem)
     return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
 
@@ -210,7 +211,8 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
 
 
 def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """Hashes the stems of images named ``stem_WORD``: sorted unique hashes, by word in lower case."""
+    """Hashes the stems of images named ``stem_WORD``: sorted unique hashes, by word in lower case, for at most 64
+    words."""
     shapes = set("\0".join(images).translate(_DIGITS).split("\0"))
     if not any(split_tail(shape.rpartition(".")[0] or shape) for shape in shapes):  # numbers alone: most folders
         return {}

@@ -64,6 +64,7 @@ class ConversationSource(DocumentSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
+        """Finds JSON files that begin like conversations. Skips folders with more than 16 JSON files."""
         contents, found = list_contents(tree), []
         for folder, its in contents.folders.items() if contents.images else ():
             for suffix in (".json", ".jsonl"):
@@ -73,10 +74,13 @@ class ConversationSource(DocumentSource):
         return found
 
     def parse_document(self, data: bytes) -> Any:
+        """Parses a JSON list, or the lines of JSON Lines."""
         text = convert_start(data).lstrip()
         return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields the conversations about image files; counts those without an image, or with a URL, as left out. Raises
+        :class:`ValueError` for a malformed one."""
         for number, entry in enumerate(document, 1):
             try:
                 images, raw = _parse_conversation(entry)
@@ -96,6 +100,7 @@ class ConversationSource(DocumentSource):
         return Annotation(values=raw[0], json=raw[1])
 
     def fields(self) -> Mapping[str, Field]:
+        """Adds ``further_images`` if some conversation has several images."""
         image, *others = super().fields().items()
         return dict([image, *([(_FURTHER, Images())] if self.max_further else []), *others])
 
@@ -106,7 +111,8 @@ class ConversationSource(DocumentSource):
 
 
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
-    """Returns the images of a conversation; its values; and its other content. Raises :class:`ValueError`."""
+    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content, None
+    if there is none. Raises :class:`ValueError` for an object without turns, and for images that are no paths."""
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
     speaker, text = _TURNS.get(name, ("", ""))

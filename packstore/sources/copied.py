@@ -83,6 +83,7 @@ class CopiedSource(Source):
             return self._source.image(entry)
 
     def locate(self, entry: Entry) -> Location | None:
+        """Locates the image in the object at its URL; None if the copies do not hold it in one range."""
         found = self._source.locate(entry)
         if found is None or not f"{found.path}/".startswith(f"{self._copy}/"):
             return None
@@ -102,6 +103,7 @@ class CopiedSource(Source):
         return self._without_change_times(self._source.pick_entries(split, records, count))
 
     def stamp(self) -> str:
+        """Lists the objects again. Raises :class:`SourceError` if they have changed since they were fetched."""
         assert isinstance(self.path, RemotePath)
         now = _digest_objects(list_objects(self.path)[1])
         if now != self._found:
@@ -132,8 +134,8 @@ class CopiedSource(Source):
 
 
 def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
-    """Returns the bucket of a URL, and the object there or all objects below it, by name. Raises
-    :class:`SourceError`."""
+    """Opens the bucket of a URL, and lists the object at the URL, or all objects below it by name. Raises
+    :class:`SourceError` if there is none, or the bucket cannot be reached."""
     scheme, _, rest = str(path).partition("://")
     bucket, _, name = rest.partition("/")
     store = open_objects(f"{scheme}://{bucket}/")
@@ -154,9 +156,10 @@ def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
 def link_copies(
     path: RemotePath, store: ObjectStore, found: Objects, cache: Cache, progress: ProgressCallback
 ) -> Iterator[Path]:
-    """Fetches objects into the cache and yields a path of links to the copies, which stay valid within the block.
+    """Fetches objects into the cache, and yields the path of links to the copies. The links are valid within the block.
 
-    Raises :class:`SourceError` if the cache has no room for all, and :class:`StoreError`.
+    Raises :class:`SourceError` if the objects exceed the cache's budget or the limit of open files, and
+    :class:`StoreError` if one cannot be fetched.
     """
     name = str(path).partition("://")[2].partition("/")[2]
     total = sum(info.nbytes for info in found)
@@ -187,7 +190,8 @@ def link_copies(
 
 
 def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held: ExitStack) -> None:
-    """Fetches an object into the cache, keeps the copy open, and makes a link to it. Raises :class:`SourceError`."""
+    """Fetches an object into the cache, and makes a link to the copy at ``place``. ``held`` keeps the copy open.
+    Raises :class:`SourceError` if the disk refuses."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not info.nbytes:
@@ -200,7 +204,8 @@ def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Ca
 
 
 def _relative_path(path: Path, name: str, top: str) -> str:
-    """Returns the path of an object below the folder ``top``; empty for the object ``top`` itself."""
+    """Returns the path of an object below the folder ``top``; empty for the object ``top`` itself. Raises
+    :class:`SourceError` for a name that no file can have."""
     inside = name if not top else name[len(top) + 1 :]
     if inside and (any(part in ("", ".", "..") for part in inside.split("/")) or "\0" in inside):
         raise SourceError(f"{printable(str(path))} holds {printable(name)!r}, which cannot be the path of a file")
@@ -208,6 +213,7 @@ def _relative_path(path: Path, name: str, top: str) -> str:
 
 
 def _printable_url(store: ObjectStore, info: ObjectInfo) -> str:
+    """Formats the URL of an object for messages."""
     return printable(f"{store.url}/{info.name}")
 
 
@@ -221,7 +227,7 @@ def _digest_objects(found: Objects) -> str:
 
 @contextmanager
 def _as_source_errors(path: Path) -> Iterator[None]:
-    """Converts each :class:`StoreError`, for an unreachable bucket or a full cache, to :class:`SourceError`."""
+    """Converts a :class:`StoreError` within the block (unreachable bucket, full cache) to :class:`SourceError`."""
     try:
         yield
     except StoreError as error:

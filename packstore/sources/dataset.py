@@ -80,7 +80,8 @@ class SampleSource(Source):
     schema: Schema
 
     def read(self, entry: Entry) -> Sample:
-        """Reads the sample in ``Entry.ref``."""
+        """Converts the sample in ``Entry.ref`` by the schema. Raises :class:`SampleError` if the program failed to read
+        the sample, or the schema does not fit."""
         ref = entry.ref
         if isinstance(ref, FailedSample):
             error = SampleError(entry.key, ref.reason)
@@ -98,8 +99,8 @@ class SampleSource(Source):
     def nbytes(self, entry: Entry) -> int:
         return int(entry.ref.nbytes)
 
-    def entry(self, split: str, index: int, sample: NamedSample | FailedSample) -> Entry:
-        """Makes the entry of a sample in memory, with the size of its image."""
+    def make_entry(self, split: str, index: int, sample: NamedSample | FailedSample) -> Entry:
+        """Makes an entry with a sample in memory as ``ref``, and the size of its image: 0 for a failed sample."""
         size = nbytes_of(sample.values[self.schema.main]) if isinstance(sample, NamedSample) else 0
         return Entry(index_key(split, index), split, (), size, sample)
 
@@ -111,15 +112,16 @@ class SampleSource(Source):
             raise UsageError(f"encoding={encoding!r} and packstore.Image({declared!r}) differ; give one of them")
         return encoding or declared or "original"
 
-    def sizes(self, samples: Iterable[NamedSample | FailedSample]) -> tuple[int, int]:
-        """Returns the mean bytes of a sample: those of the main image, and those of its other values."""
+    def mean_sizes(self, samples: Iterable[NamedSample | FailedSample]) -> tuple[int, int]:
+        """Returns the mean bytes of a sample: those of the main image, and those of its other values. Failed samples do
+        not count."""
         good = [sample for sample in samples if isinstance(sample, NamedSample)]
         images = sum(nbytes_of(sample.values[self.schema.main]) for sample in good)
         number = max(1, len(good))
         return images // number, (sum(sample.nbytes for sample in good) - images) // number
 
     def make_survey(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
-        """Makes the survey of a source from its counts and from mean sizes, see :meth:`sizes`."""
+        """Makes the survey of a source from its counts and from mean sizes, see :meth:`mean_sizes`."""
         records, (image, values) = sum(splits.values()), sizes
         return Survey(
             splits=splits,
@@ -168,7 +170,7 @@ class DatasetSource(SampleSource):
             given = {split: None if files is None else SplitImageFiles(files, split) for split, files in given.items()}
         _refuse_shared(splits)
         self._parts = [_wrap_dataset(split, given[split] or data) for split, data in splits.items()]
-        raw = self._probe()
+        raw = self._read_probes()
         classes = _find_class_names(splits) if fields is None else None
         self.schema = make_schema(
             raw, fields, classes=classes, encoding=encoding, further=further, max_pixels=options.max_pixels
@@ -187,7 +189,7 @@ class DatasetSource(SampleSource):
 
         ``size_bytes`` is the image's size; in a map-style dataset it is the mean of the samples that were read.
         """
-        return chain.from_iterable(map(self._entries, self._choose_parts(split)))
+        return chain.from_iterable(map(self._part_entries, self._choose_parts(split)))
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
         """Reads the samples, in this process or by worker processes."""
@@ -208,10 +210,10 @@ class DatasetSource(SampleSource):
         return super().read(entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry))
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields samples that were probed."""
+        """Yields entries with samples that were probed: at most ``count`` of each split."""
         for part in self._choose_parts(split):
             for index, raw in islice(part.probes.items(), count):
-                yield self.entry(part.split, index, self._reading.name_values(index, raw))
+                yield self.make_entry(part.split, index, self._reading.name_values(index, raw))
 
     def identity(self) -> str:
         """Returns the types of the datasets."""
@@ -227,6 +229,7 @@ class DatasetSource(SampleSource):
 
     @cached_property
     def _stamp(self) -> str:
+        """Digest of the probed samples; of files, size and time; of a bad sample, its error."""
         digest = xxhash.xxh3_128()
         for part in self._parts:
             for index, raw in part.probes.items():
@@ -241,7 +244,7 @@ class DatasetSource(SampleSource):
     @cached_property
     def _sizes(self) -> tuple[int, int]:
         """Mean bytes of a sample: those of the main image, and those of its other values."""
-        return self.sizes(entry.ref for entry in self.pick_entries(None, 0, PROBED))
+        return self.mean_sizes(entry.ref for entry in self.pick_entries(None, 0, PROBED))
 
     def _choose_parts(self, split: str | None) -> list[_SplitData]:
         """Returns the data of one split, or of all. Raises :class:`NotInSourceError` for an unknown split."""
@@ -250,15 +253,18 @@ class DatasetSource(SampleSource):
             raise self.unknown_split_error(split or "", [part.split for part in self._parts])
         return chosen
 
-    def _entries(self, part: _SplitData) -> Iterator[Entry]:
-        """Makes the entries of one split: references for a map-style dataset, samples for an iterable."""
+    def _part_entries(self, part: _SplitData) -> Iterator[Entry]:
+        """Makes the entries of one split: with the index for a map-style dataset, with the sample for an iterable,
+        which is used up then."""
         number, split = self._parts.index(part), part.split
         if part.length is not None:
             size = self._sizes[0]
             key_at = getattr(part.data, "key_at", lambda index: index_key(split, index))
             return (Entry(key_at(i), split, (), size, (number, i)) for i in range(part.length))
         samples, part.rest = chain(part.probes.values(), part.rest), _raise_used_up(self.path)
-        return (self.entry(split, index, self._reading.name_values(index, raw)) for index, raw in zip(count(), samples))
+        return (
+            self.make_entry(split, index, self._reading.name_values(index, raw)) for index, raw in zip(count(), samples)
+        )
 
     def _part_number(self, entry: Entry) -> int:
         """Returns the number of the dataset that an entry comes from."""
@@ -278,8 +284,10 @@ class DatasetSource(SampleSource):
         """Reads the sample of an entry in this process; returns the entry with the sample as ``ref``."""
         return entry._replace(ref=self._reading[entry.ref])
 
-    def _probe(self) -> list[Any]:
-        """Reads the first samples of each split, keeps them as probes, and returns them."""
+    def _read_probes(self) -> list[Any]:
+        """Reads the first samples of each split, and of a map-style dataset some of the rest; keeps them as probes, and
+        returns them. Raises :class:`SampleError` for a bad sample unless bad ones are skipped, and
+        :class:`SourceError` for a split without samples."""
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
@@ -315,15 +323,16 @@ class StreamSource(SampleSource):
         super().__init__(path, options)
         self.schema = schema
         self._first = list(islice(entries, PROBED))
-        self._entries = chain(self._first, entries)
+        self._part_entries = chain(self._first, entries)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        sizes = self.sizes(entry.ref for entry in self._first)
+        """Estimates sizes by the first samples; does not count samples."""
+        sizes = self.mean_sizes(entry.ref for entry in self._first)
         return self.make_survey({self._first[0].split: 0}, sizes, counted=False)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields samples, only once."""
-        found, self._entries = self._entries, chain(_raise_used_up(self.path))
+        """Yields samples, once: at the second call raises :class:`SourceError`."""
+        found, self._part_entries = self._part_entries, chain(_raise_used_up(self.path))
         return found
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
@@ -360,7 +369,7 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
 
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the class names of the datasets, which must be equal, or None if they have none."""
+    """Returns the class names of the datasets, or None if they have none. Raises :class:`UsageError` if they differ."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)
@@ -396,7 +405,8 @@ def _raise_used_up(path: Path) -> Iterator[Any]:
 
 
 def _update_digest(digest: Any, value: Any) -> None:
-    """Adds a plain value to a digest; for a path, also size and time of its file."""
+    """Adds a plain value to a digest; for a path, also size and time of its file. Raises :class:`OSError` for a path
+    without a file."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             _update_digest(digest, (name, each))

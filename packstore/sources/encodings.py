@@ -65,8 +65,8 @@ def convert_start(start: bytes) -> bytes:
 
 
 def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
-    """Returns the encoding of a text for Python's ``open``: UTF-16 by its mark, UTF-8 if all bytes are, or if no other
-    encoding is ``given``."""
+    """Returns the encoding of a text for Python's ``open``: UTF-16 by its mark; UTF-8 if no other encoding is
+    ``given``, or if all bytes are valid UTF-8; else ``given``."""
     first = next(chunks, b"")
     if first.startswith(_UTF16):
         return "utf-16"
@@ -83,8 +83,11 @@ def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
 
 
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
-    """Converts a text to UTF-8. Raises :class:`AmbiguousSourceError` for an unknown encoding, and
-    :class:`SourceError` for a text that is not in ``encoding`` either. ``shown`` names the file in messages."""
+    """Converts a text to UTF-8 from UTF-16 or ``encoding``; UTF-8 stays as it is. ``shown`` names the file in messages.
+
+    Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None, and :class:`SourceError` for a text
+    that is not in ``encoding`` either.
+    """
     found, fault = try_utf8(data, encoding, shown)
     if fault is not None:
         raise fault
@@ -92,7 +95,8 @@ def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
 
 
 def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:
-    """Does :func:`to_utf8`, but returns the error, with the text decoded by a possible encoding."""
+    """Like :func:`to_utf8`, but returns the error instead of raising it, with the text decoded by a possible
+    encoding."""
     place = None if data.isascii() or data.startswith(_UTF16) else _find_non_utf8(data)
     if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
         return data, None
@@ -106,7 +110,7 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
     begin = len(re.split(_BETWEEN, data[max(0, place - 20) : place])[-1])
     end = len(re.split(_BETWEEN, data[place : place + 20])[0])
     word = data[place - begin : place + end]
-    possible = [name for name in _CANDIDATES if _decodes(data, name)] or ["latin-1"]
+    possible = [name for name in _CANDIDATES if _can_decode(data, name)] or ["latin-1"]
     readings = ", ".join(f"{printable(word.decode(name, 'replace'))!r} in {name}" for name in possible)
     question = AmbiguousSourceError(
         f"{shown}{_describe_line(data, place)}: not UTF-8: {readings}. Name the encoding of such texts with "
@@ -117,7 +121,7 @@ def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, Sour
 
 
 def _describe_line(data: bytes, place: int) -> str:
-    """Returns the line of a place as the end of a phrase; nothing for a text of one line."""
+    """Formats the line number of a byte as the end of a phrase: ``, line 3``; nothing for a text of one line."""
     return f", line {data.count(10, 0, place) + 1}" if b"\n" in data else ""
 
 
@@ -133,7 +137,8 @@ def _find_non_utf8(data: bytes) -> int | None:
     return None
 
 
-def _decodes(data: bytes, name: str) -> bool:
+def _can_decode(data: bytes, name: str) -> bool:
+    """Tells if all bytes are valid in the encoding ``name``."""
     try:
         data.decode(name)
     except UnicodeDecodeError:

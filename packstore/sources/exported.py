@@ -80,6 +80,7 @@ class ExportedFiles(ExportedRows):
         return [file for name, file in line.items() if names_sidecar(name) and isinstance(file, str)]
 
     def find_lines(self) -> RecordLines:
+        """Opens the lines of the records: maps them in a folder, reads them from an archive."""
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
         found = self.tree.stat(ROWS_FILE)
@@ -97,6 +98,8 @@ class ExportedFiles(ExportedRows):
         return list_files(self.tree)
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields the file of each record; for a missing one, a row whose reading fails. Raises :class:`SourceError` for
+        a damaged line."""
         for number in self.ranges[split]:
             try:
                 file = self._lines[number].get("file")
@@ -113,6 +116,7 @@ class ExportedFiles(ExportedRows):
             yield Row(file, ref, max(0, found.size), 0, found.modified_ns, found.changed_ns)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads the image file of a row. Raises :class:`ValueError` if it is missing."""
         file, size, modified, problem = ref
         if size < 0:
             raise ValueError(problem)
@@ -142,7 +146,8 @@ def _read_from_tree(tree: Tree) -> ExportManifest | None:
 def _find_export_manifest(path: Path) -> ExportManifest | None:
     """Reads the export manifest at ``path``: in a folder, in a zip, or as the first file of a tar.
 
-    Raises :class:`ManifestError`."""
+    Returns None if there is none, or the archive is damaged. Raises :class:`ManifestError` for a damaged manifest.
+    """
     if path.is_dir():
         return read_export_manifest(path)
     start = first_bytes(path, 512)
@@ -167,7 +172,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open(path: Path, options: SourceOptions) -> Source:
-    """Opens an export by the kind of source that reads its format, or as files."""
+    """Opens an export by the kind of source that reads its format, or as files. Raises :class:`SourceError` for a
+    damaged manifest, and :class:`NeedsCopyError` at a URL if that kind reads only local files."""
     try:
         export_manifest = _find_export_manifest(path)
     except ManifestError as error:

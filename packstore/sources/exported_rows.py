@@ -54,12 +54,13 @@ class ExportedRows(RowSource):
         return RecordLines.map_file(self.path / ROWS_FILE)
 
     def count_unlisted(self) -> int:
-        """Counts images of the export that its lines do not name."""
+        """Counts images of the export that its lines do not name; 0 for formats without single files."""
         return 0
 
     @cached_property
     def export_manifest(self) -> ExportManifest:
-        """The export manifest. Raises :class:`SourceError` if it is missing, or of another kind."""
+        """The export manifest, read once. Raises :class:`SourceError` if it is missing, damaged, or names another kind
+        of source."""
         try:
             found = self.find_export_manifest()
         except ManifestError as error:
@@ -78,8 +79,8 @@ class ExportedRows(RowSource):
 
     @cached_property
     def lines(self) -> RecordLines | None:
-        """Lines of the records; None if the export has none. Raises :class:`SourceError`, also for another number of
-        lines than of records."""
+        """Lines of the records, opened once; None if the export has none. Raises :class:`SourceError` if they cannot
+        be opened, or are not as many as the records."""
         if not self.export_manifest.rows:
             return None
         try:
@@ -99,6 +100,7 @@ class ExportedRows(RowSource):
         return {}  # the export manifest has the columns
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims also the export manifest and the lines of the records."""
         super().claim_files(claims)
         self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
 
@@ -111,6 +113,7 @@ class ExportedRows(RowSource):
 
     @property
     def _manifest(self) -> Manifest:
+        """Manifest of the exported store."""
         return self.export_manifest.manifest
 
     @cached_property
@@ -134,6 +137,8 @@ class ExportedRows(RowSource):
         return get_decoder(max_pixels=self.options.max_pixels, reading=reading) if as_png else None
 
     def read_sample(self, entry: Entry) -> Sample:
+        """Reads a record as it was stored: values from the export's format, or from the record's line. Raises
+        :class:`SampleError` or :class:`ValueError` for values that the columns cannot have."""
         number, ref = entry.ref
         try:
             given = self.values(ref)
@@ -159,7 +164,8 @@ class ExportedRows(RowSource):
         return Sample(self._convert_image(given.get("image")), values, at_rest=True)
 
     def _convert_image(self, value: Any) -> ImageData:
-        """Converts the image to the form of the store's encoding. Raises :class:`ValueError`."""
+        """Converts the image to the form of the store's encoding: decodes a PNG to an array, if the store held arrays.
+        Raises :class:`ValueError` for another dtype or shape."""
         if self._decoder is not None and isinstance(value, bytes):
             value = self._decoder.decode(value)
         image = self._manifest.image
@@ -198,6 +204,8 @@ class ExportedRows(RowSource):
         raise self._changed_error(f"line {number + 1} of {ROWS_FILE} is damaged")
 
     def _record_form(self) -> RecordForm:
+        """Returns the columns and encoding of the exported store. Raises :class:`SourceError` if the export has images
+        that no line names."""
         unlisted = self.count_unlisted()
         if unlisted:
             raise self._changed_error(f"it holds {unlisted:,} images that {ROWS_FILE} does not name")
@@ -215,7 +223,7 @@ class ExportedRows(RowSource):
 
 def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[[Path, SourceOptions], Source]:
     """Returns a function that opens a path: as ``exported`` if it is an export of packstore of this kind, else as
-    ``plain``."""
+    ``plain``. The function raises :class:`SourceError` for a damaged export manifest."""
 
     def open(path: Path, options: SourceOptions) -> Source:
         try:
@@ -229,8 +237,8 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
 
 
 def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """Converts a value to its stored form. Does not examine values of arrays that have the column's dtype: the store
-    had them. Raises :class:`ValueError`."""
+    """Converts a value to its stored form. Checks only shape and classes of arrays that have the column's dtype: the
+    store had them. Raises :class:`ValueError` for a value that does not fit the column."""
     if isinstance(value, StoredBytes):
         _check_files(column, value)
         return bytes(value)

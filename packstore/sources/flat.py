@@ -108,10 +108,11 @@ class FlatSource(FolderSource):
             self.claim_paths(claims, [self._labels.path.absolute()], Role.ANNOTATION)
 
     def stamp(self) -> str:
+        """Returns size and times of the labels file; empty without one."""
         return stamp_files([self._labels.path]) if self._labels is not None else ""
 
     def _yield_unlabelled(self) -> Iterator[Entry]:
-        """Yields an entry for each image of the folder."""
+        """Yields an entry for each image directly in the folder."""
         listing = self.tree.list(self._folder)
         numbers = zip(listing.images, listing.sizes, listing.modified, listing.changed, strict=True)
         for name, size, modified, changed in numbers:
@@ -198,8 +199,8 @@ class FlatSource(FolderSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain of a folder with images directly in it, or in its only folder of images with a generic name, and with
-    a labels file; partial with annotations. Any other folder is possible."""
+    """Is certain with a labels file, and of a folder with images directly in it, or only in a folder of a generic name
+    (``images``). Is partial if it also has annotations. Any other folder is possible."""
     if options.labels is not None:
         return Certainty.CERTAIN
     tree = open_tree(path)

@@ -51,11 +51,12 @@ class FolderSource(Source):
         if not entry.key.endswith(_SURE):
             suffix = entry.key[entry.key.rfind(".") :].lower()
             if suffix not in _SURE:
-                self._check_name(entry.key, suffix)
+                self._refuse_odd_suffix(entry.key, suffix)
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
-        """Reads small files together; see :meth:`Source.read_together`."""
+        """Reads small files together, see :meth:`Source.read_together`; none of them if one is not certainly a file
+        with an image's suffix."""
         if any(entry.ref is not None or not entry.key.endswith(_SURE) for entry in entries):
             return [None] * len(entries)
         return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])
@@ -69,9 +70,9 @@ class FolderSource(Source):
     def count_left_parts(self) -> Mapping[str, int]:
         return count_replaced_members(self.tree)
 
-    def _check_name(self, key: str, suffix: str) -> None:
-        """Raises :class:`SampleError` for a file of a kind that is not read, and for an image without the suffix of
-        an image if ``by_suffix``."""
+    def _refuse_odd_suffix(self, key: str, suffix: str) -> None:
+        """Reads the first bytes of a file without an image's suffix. Raises :class:`SampleError` if packstore does not
+        read its format, or, with ``by_suffix``, if it is an image with another suffix."""
         kind = unread_file(key, self.tree.first_bytes(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_reason(kind))

@@ -29,10 +29,10 @@ class Names:
         self._common: str | None = None
 
     @classmethod
-    def of_text(cls, text: str, folders: Sequence[str], find_common_suffix: str) -> Names:
-        """Makes an instance from the joined names of files."""
+    def of_text(cls, text: str, folders: Sequence[str], common_suffix: str) -> Names:
+        """Makes an instance from the joined names of files, see :attr:`text`, and their common suffix."""
         names = cls((), folders)
-        names.text, names._files, names._common = text, None if text else (), find_common_suffix
+        names.text, names._files, names._common = text, None if text else (), common_suffix
         return names
 
     @property
@@ -75,7 +75,8 @@ def find_common_suffix(text: str) -> str:
 
 
 class NameCache:
-    """Caches names by directory, for any thread. Many names go to a temporary file; closing the cache discards them."""
+    """Caches names by directory, for any thread. Names of more than 32 MiB go to a temporary file; closing the cache
+    discards them."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()
@@ -92,7 +93,7 @@ class NameCache:
         self._file.close()
 
     def get(self, directory: str) -> Names | None:
-        """Returns the cached names of a directory, or None without any."""
+        """Returns the cached names of a directory, or None if none are cached."""
         place = self._places.get(directory)
         if place is None:
             return None
@@ -112,7 +113,8 @@ class NameCache:
 
 
 def list_directory_names(directory: int) -> Names:
-    """Lists the names in an open directory. A link to itself counts as a file. Raises :class:`OSError`."""
+    """Lists the names in a directory, by its file descriptor. A link to itself counts as a file. Raises
+    :class:`OSError` if it cannot be listed."""
     listed = list_names(directory)
     if listed is not None:
         files, folders = (sorted(text[:-1].split("\0")) if text else [] for text in listed)

@@ -37,7 +37,7 @@ class IgnoreRules:
         return self.expression is not None
 
     def hides(self, path: str, is_directory: bool = False) -> bool:
-        """Tells if a pattern matches a path from the root, or a folder above it."""
+        """Tells if a pattern matches a path relative to :attr:`prefix`, or a folder above it."""
         if self.expression is None or not path:
             return False
         return self.expression.match(f"{self.prefix}{path}/" if is_directory else self.prefix + path) is not None
@@ -65,7 +65,8 @@ def compile_ignore_rules(patterns: tuple[str, ...]) -> IgnoreRules:
 
 
 def check_patterns(patterns: object) -> tuple[str, ...]:
-    """Returns ``patterns`` as a tuple. Raises :class:`UsageError` for anything but texts, and for unusable patterns."""
+    """Checks the option ``ignore``, a text or a sequence of texts, and returns it as a tuple. Raises
+    :class:`UsageError` for other values, and for unusable patterns."""
     given = (patterns,) if isinstance(patterns, str) else patterns
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
         raise UsageError(f"ignore should be patterns such as '*.txt' or 'masks', got {patterns!r}")
@@ -106,7 +107,8 @@ def is_ignored(path: Path) -> bool:
 
 
 def visible_paths(folder: Path) -> Iterator[Path]:
-    """Yields the paths in a folder that are not ignored, unordered. Raises :class:`OSError`."""
+    """Yields the paths in a folder that the active rules do not hide, unordered. Raises :class:`OSError` if it cannot
+    be listed."""
     return (path for path in folder.iterdir() if not is_ignored(path))
 
 
@@ -123,7 +125,7 @@ _active: ContextVar[tuple[Path, IgnoreRules] | None] = ContextVar("ignored paths
 
 def _pattern_to_regex(pattern: str) -> str:
     """Converts a pattern to a regular expression for the beginnings of paths that it hides. Raises
-    :class:`UsageError`."""
+    :class:`UsageError` for an unusable pattern."""
     body = pattern.removeprefix("/").removesuffix("/")
     parts = body.split("/")
     if not body or "\0" in pattern or any(part in ("", ".", "..") for part in parts):
@@ -148,7 +150,8 @@ def _pattern_to_regex(pattern: str) -> str:
 
 
 def _part_to_regex(pattern: str, part: str) -> str:
-    """Converts one part of a pattern, between slashes, to a regular expression. Raises :class:`UsageError`."""
+    """Converts one part of a pattern, between slashes, to a regular expression. Raises :class:`UsageError` for a
+    bracket that is not closed, or a bad range."""
     found, place = "", 0
     while place < len(part):
         char = part[place]

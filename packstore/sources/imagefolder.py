@@ -64,7 +64,7 @@ class _SplitFolder:
         classes: Class directories, sorted; empty if it contains images directly.
         images: Number of images directly in it.
         above: Identities of its directory and of those above it.
-        cycles: Bad samples for other splits that are links to a folder above.
+        cycles: Listings of other splits that are links to a folder above them: each is a bad sample.
     """
 
     split: str
@@ -105,9 +105,10 @@ class ImageFolderSource(FolderSource):
         directory.
         """
         with self.tree.cache_names():
-            return self._survey(split, progress)
+            return self._survey_folders(split, progress)
 
-    def _survey(self, split: str | None, progress: ProgressCallback) -> Survey:
+    def _survey_folders(self, split: str | None, progress: ProgressCallback) -> Survey:
+        """Does :meth:`survey`, within a cache of names."""
         ignored: Counter[str] = Counter()
         self._listed = {}
         folders = self._list_split_folders(ignored, split)
@@ -139,7 +140,7 @@ class ImageFolderSource(FolderSource):
         labelled = any(folder.classes for folder in chosen)
         self.evidence = _describe_evidence(folders, labelled)
         if labelled:
-            self._check_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
+            self._refuse_empty_classes(classes, per_class, [f for f in folders if f not in chosen], ignored)
         return Survey(
             splits=splits,
             columns=(Column("label", "fixed", "int64", classes=classes, type="label"),) if labelled else (),
@@ -174,8 +175,12 @@ class ImageFolderSource(FolderSource):
                     )
 
     def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
-        """Lists the folders of all splits in packing order, or the root. Counts in ``ignored`` what is left out
-        beside them."""
+        """Lists the folders of all splits in packing order, or the root alone without splits. Counts files and folders
+        beside them in ``ignored``.
+
+        Raises :class:`AmbiguousSourceError` for other folders of images beside the splits if neither kind nor ``split``
+        is given, and :class:`SourceError` for two folders of one split, or a cycle of links.
+        """
         above = self.tree.above
         root = self.tree.list("", ignored)
         loose, above = len(root.images), (*above, root.identity)
@@ -189,9 +194,9 @@ class ImageFolderSource(FolderSource):
                 answers.append(Answer(("--source", self.kind)))
                 raise AmbiguousSourceError(found.describe(self.name()), answers, self.path)
         if found is None:
-            _count_loose(ignored, loose if root.directories else 0, "class")
+            _count_loose_images(ignored, loose if root.directories else 0, "class")
             return [_SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
-        _count_loose(ignored, loose, "split")
+        _count_loose_images(ignored, loose, "split")
         if ignored is not None:
             ignored += Counter(
                 {"folders without images": len(found.empty), "folders beside the splits": len(found.others)}
@@ -209,7 +214,7 @@ class ImageFolderSource(FolderSource):
                 cycles.append(Listing.of_cycle(inside.identity, directory))
                 continue
             loose, classes = len(inside.images), tuple(sorted(inside.directories))
-            _count_loose(ignored, loose if classes else 0, "class")
+            _count_loose_images(ignored, loose if classes else 0, "class")
             folders[split] = _SplitFolder(split, directory, classes, loose, (*above, inside.identity))
         folders = self._enter_image_folders(folders, ignored)
         if cycles and not (self.options.skip_bad and folders):
@@ -218,7 +223,8 @@ class ImageFolderSource(FolderSource):
         return [replace(first, cycles=tuple(cycles)), *others]
 
     def _is_other_folder(self, name: str, above: tuple[Identity, ...]) -> bool:
-        """Tells if a top folder contains files but no images, and has a name that classes do not have: ``logs``."""
+        """Tells if a top folder contains files but no images, and has a name that classes do not have: ``logs``. False
+        if the user names the kind of source."""
         return (
             not self.options.named
             and _NO_IMAGES.fullmatch(name.lower()) is not None
@@ -229,7 +235,8 @@ class ImageFolderSource(FolderSource):
     def _enter_image_folders(
         self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
     ) -> dict[str, _SplitFolder]:
-        """Replaces ``train`` by ``train/images`` if that is the only folder in each split, and so not a class."""
+        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and so not a class;
+        not if the user names the kind of source."""
         names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
         if self.options.named or len(names) != 1:
             return folders
@@ -273,8 +280,8 @@ class ImageFolderSource(FolderSource):
         return folders
 
     def _list_and_cache(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """Does :meth:`_list_directories`, and keeps the listings for :meth:`entries` if there are at most
-        ``_KEPT_FILES``."""
+        """Does :meth:`_list_directories`, and keeps the listings of a split for :meth:`entries`, unless they would
+        bring the files kept above 250,000."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
         kept: list[tuple[str, str, Listing]] = []
         for found in self._list_directories(folder, ignored):
@@ -303,7 +310,7 @@ class ImageFolderSource(FolderSource):
                 yield name, directory, listing
 
     def _refuse_empty_split(self, folder: _SplitFolder, folders: Sequence[_SplitFolder]) -> NoReturn:
-        """Raises :class:`SourceError` for a split without images."""
+        """Raises :class:`SourceError` for a split without images, with counts of its other files."""
         passed: Counter[str] = Counter()
         for _ in self.tree.walk(folder.directory, folder.above[:-1], passed, self.options.skip_bad):
             continue
@@ -312,15 +319,16 @@ class ImageFolderSource(FolderSource):
         raise SourceError(no_images_message(self.name(folder.directory), passed, advice))
 
     def _refuse_without_folders(self, images: int, ignored: Counter[str]) -> NoReturn:
-        """Raises :class:`SourceError` for an image folder without folders."""
+        """Raises :class:`SourceError` for a folder without class folders: it has ``images`` images, or none."""
         if images:
             raise SourceError(f"{self.name()} holds {images} images but no class folders: pack it with --source flat")
         raise SourceError(no_images_message(self.name(), ignored, NO_SOURCE))
 
-    def _check_classes(
+    def _refuse_empty_classes(
         self, classes: Sequence[str], per_class: Counter[str], others: Sequence[_SplitFolder], ignored: Counter[str]
     ) -> None:
-        """Raises :class:`SourceError` for classes without an image in any split."""
+        """Raises :class:`SourceError` for classes without an image. Searches them also in ``others``, the folders of
+        splits that are not packed."""
         empty = [name for name in classes if not per_class[name]]
         for folder in others:
             prefix = f"{folder.directory}/"
@@ -338,7 +346,7 @@ class ImageFolderSource(FolderSource):
 
 
 def _describe_evidence(folders: Sequence[_SplitFolder], labelled: bool) -> str:
-    """Returns the evidence of the source: what its folders contain, and the folders of splits."""
+    """Returns the evidence for a person: ``folders of images in train, val``."""
     splits = ", ".join(folder.directory for folder in folders if folder.split)
     what = "folders of images" if labelled else "images without class folders"
     return f"{what} in {splits}" if splits else what
@@ -349,17 +357,17 @@ def _list_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
     return tuple(sorted({name for folder in folders for name in folder.classes}))
 
 
-def _count_loose(ignored: Counter[str] | None, images: int, kind: str) -> None:
+def _count_loose_images(ignored: Counter[str] | None, images: int, kind: str) -> None:
     """Counts images beside class or split folders in ``ignored``."""
     if ignored is not None and images:
         ignored[f"images beside the {kind} folders"] += images
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain of a folder as soon as a folder in it contains an image; partial with annotations.
+    """Is certain as soon as a folder within the folder contains an image, and partial with annotations.
 
-    A single folder with a name like images is not a class. Folders without any image are possible: opening them as an
-    image folder raises an error that names the empty ones.
+    A single folder of a generic name (``images``) is not a class. Folders without any image are possible: opening them
+    raises an error that names the empty ones.
     """
     tree = open_tree(path)
     if tree is None:

@@ -48,7 +48,8 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Seeks from the start or from the current position; the position of the end is unknown."""
+        """Seeks from the start or from the current position; not beyond the end. Raises
+        :class:`io.UnsupportedOperation` for a position from the end, which is unknown."""
         if whence == io.SEEK_CUR:
             offset += self._position
         elif whence != io.SEEK_SET:
@@ -86,7 +87,8 @@ class GzipReader(io.RawIOBase):
         return len(data)
 
     def _inflate_next(self, size: int) -> bytes:
-        """Inflates the next bytes, at most ``size``; empty at the end."""
+        """Inflates the next bytes, at most ``size``; empty at the end. Keeps the state every 16 MiB. Raises
+        :class:`EOFError` for a truncated file."""
         data = b""
         while not data:
             pending, ended = self._inflate.unconsumed_tail, False
@@ -128,7 +130,8 @@ class InflatedFile:
         return
 
     def read(self, size: int) -> bytes:
-        """Reads the next ``size`` bytes; fewer only at the end. Raises :class:`zlib.error` or :class:`EOFError`."""
+        """Reads the next ``size`` bytes; fewer only at the end. Raises :class:`zlib.error` for damaged data, and
+        :class:`EOFError` for truncated data."""
         parts: list[bytes] = []
         while size and (part := self._inflate_next(size)):
             parts.append(part)
@@ -136,7 +139,7 @@ class InflatedFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _inflate_next(self, size: int) -> bytes:
-        """Inflates the next bytes, at most ``size``; empty at the end."""
+        """Inflates the next bytes, at most ``size``; empty at the end. Raises :class:`EOFError` for truncated data."""
         while True:
             given = self._inflate.unconsumed_tail
             if self._inflate.eof:
@@ -153,7 +156,8 @@ class InflatedFile:
 
 
 def _skip_padding(data: bytes, file: IO[bytes]) -> bytes:
-    """Skips zeros that pad a member of the file; returns the data after them, empty at the end."""
+    """Skips the zeros that begin ``data`` and continue in ``file``: padding. Returns the data after them, empty at the
+    end. Raises :class:`zlib.error` for more than 64 MiB of zeros."""
     zeros = 0
     while True:
         rest = data.lstrip(b"\0")

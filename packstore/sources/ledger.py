@@ -101,7 +101,7 @@ class Claims:
         self._hashes_for(role, folder).append(hash(name))
 
     def claim_all(self, folder: str, names: Iterable[str], role: Role = Role.PACKED) -> None:
-        """Claims files of one folder."""
+        """Claims files of one folder by their names."""
         self._hashes_for(role, folder).extend(map(hash, names))
 
     def hashes(self, folder: str, role: Role) -> array[int]:
@@ -122,7 +122,7 @@ def make_ledger(
     reason: Callable[[str, str], str | None],
     members: Mapping[str, int],
 ) -> Ledger:
-    """Assigns each listed file its role.
+    """Assigns each listed file its role: the one for which it is claimed, else left out.
 
     Args:
         listing: Folders with the names of their files, see :func:`list_files`.

@@ -120,7 +120,7 @@ def list_directory(
                     (images if named or (named is None and _begins_like_image(name, descriptor)) else passed).append(
                         name
                     )
-            sizes, modified, changed = _stat_files(images, descriptor)
+            sizes, modified, changed = _list_file_stats(images, descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -130,7 +130,8 @@ def list_directory(
 
 
 def list_folders(path: Path) -> list[Path]:
-    """Lists the folders in a folder, sorted, without a ``stat`` for each of its files. Raises :class:`OSError`."""
+    """Lists the folders in a folder, sorted, without a ``stat`` for each of its files. Raises :class:`OSError` if it
+    cannot be listed."""
     with os.scandir(path) as entries:
         return sorted(path / entry.name for entry in entries if is_directory(entry))
 
@@ -149,7 +150,8 @@ def is_image_name(name: str) -> bool | None:
 
 
 def _begins_like_image(name: str, descriptor: int) -> bool:
-    """Tells if a file in an open directory is an image by its first bytes, so that none is lost because of its name."""
+    """Tells if a file in an open directory begins like an image; False if it cannot be opened, or is a pipe or device.
+    So no image is lost because of its name."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
         try:
@@ -165,8 +167,9 @@ def _listing_error(path: str, error: OSError) -> SourceError:
     return SourceError(f"{printable(path)} cannot be listed: {error.strerror or error}")
 
 
-def _stat_files(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
-    """Returns sizes, times of modification and of change of files, as in :class:`Listing`."""
+def _list_file_stats(names: list[str], descriptor: int) -> tuple[list[int], list[int], list[int]]:
+    """Returns sizes, times of modification and of change of files in an open directory, as in :class:`Listing`: zeros
+    for a broken link."""
     together = stat_files(descriptor, names) if len(names) >= _MANY else None
     if together is not None:
         return together[0], together[1], together[2]
@@ -201,7 +204,7 @@ def skip_reason(name: str) -> str:
 
 
 def count_passed_over(names: list[str], ignored: Counter[str] | None) -> None:
-    """Counts ``names`` in ``ignored`` by the reason why they are left out."""
+    """Counts ``names`` in ``ignored`` by the reason why they are left out; does nothing if ``ignored`` is None."""
     if ignored is None:
         return
     for name in names:

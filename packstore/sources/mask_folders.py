@@ -67,10 +67,12 @@ def folder_pattern(folder: str, suffix: str = "") -> str:
 
 
 def find_masks(contents: Contents) -> dict[str, str]:
-    """Finds folders of masks, each with a phrase that describes it.
+    """Finds folders of masks by their names and the names of their files. Returns a phrase for each that describes it.
 
-    Such a folder has a usual name of masks and contains images with the stems of another folder's images, or is
-    beside a folder of images. Equal stems alone prove nothing: in many datasets each class counts from 1."""
+    A folder of masks has a usual name (``masks``), and contains images with the stems of another folder's images or is
+    beside a folder of images. Of only two folders, the one with other images' names needs no such name. Equal stems
+    alone prove nothing: in many datasets each class counts from 1.
+    """
     found: dict[str, str] = {}
     holding = [(folder, folder.name) for folder in contents.folders.values() if folder.images.count]
     pair = len(holding) == 2
@@ -83,7 +85,7 @@ def find_masks(contents: Contents) -> dict[str, str]:
                 continue
             if _MASKS.fullmatch(other) or _are_numbered_alike(contents, mask, image):
                 continue
-            word = _tail_of_masks(mask, image)
+            word = _find_mask_word(mask, image)
             if word is not None and _MASKS.fullmatch(name):
                 found[mask.path] = (
                     f"{printable(mask.path)} has files of the same names as {printable_folder(image.path)}, with "
@@ -115,9 +117,9 @@ def find_masks(contents: Contents) -> dict[str, str]:
     return found
 
 
-def _tail_of_masks(mask: FolderContents, image: FolderContents) -> str | None:
-    """Returns the word that a folder's files have behind the names of half of the images of another folder, as in
-    ``raw/a.jpg`` and ``masks/a_mask.jpg``; None if there is none."""
+def _find_mask_word(mask: FolderContents, image: FolderContents) -> str | None:
+    """Returns the word that ends the names of masks: ``mask`` for ``raw/a.jpg`` and ``masks/a_mask.jpg``. At least half
+    of the images must have such a mask; else returns None."""
     stems = image.images.stems
     counts = {word: int(np.isin(stems, parts).sum()) for word, parts in mask.tails.items()}
     return next((word for word, count in counts.items() if len(stems) and 2 * count >= len(stems)), None)
@@ -140,8 +142,8 @@ def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderC
 
 
 def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
-    """Yields two folders side by side that contain two images of each sample, by the folders' names and equal file
-    names; skips pairs with a folder in ``known``, which is described already."""
+    """Finds two folders side by side that contain two images of each sample (``left``, ``right``), by the folders'
+    names and equal file names. Yields a finding for each pair; skips pairs with a folder in ``known``."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")
@@ -155,8 +157,8 @@ def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Fin
 
 
 def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
-    """Yields groups of images in one folder that differ by the last word of their names: ``a_mask.png`` beside
-    ``a.jpg``, or ``a_sat.jpg`` beside ``a_mask.png``, for nine in ten of them."""
+    """Finds masks in the folder of their images, by the last word of names: ``a_mask.png`` beside ``a.jpg``, or
+    ``a_sat.jpg`` beside ``a_mask.png``. Nine in ten images must have one; fewer suffice for a usual word of masks."""
     for folder in contents.folders.values():
         if not folder.tails:
             continue
@@ -192,4 +194,5 @@ def list_ending_patterns(contents: Contents) -> set[str]:
 
 
 def _stem_ends_with(name: str, tail: str) -> bool:
+    """Tells if a name without its suffix ends with ``tail``, in any case."""
     return stem_of(name).lower().endswith(tail)

@@ -81,8 +81,11 @@ class MaskPair:
 
 
 def find_pairs(tree: Tree) -> dict[str, MaskPair]:
-    """Finds the folders of images and masks by split, in packing order; empty if there are none, or several ways to
-    pair them."""
+    """Finds the folders of images and masks by split, in packing order.
+
+    Returns nothing if there are none, several ways to pair them, or a split without a pair; a split of images alone
+    gets a folder of masks that does not exist. Raises :class:`OtherSizeError` if masks differ in size from images.
+    """
     folders = _list_folders(tree, "")
     found: dict[str, MaskPair | None] = {}
     for kind in ("gtFine", "gtCoarse"):
@@ -126,8 +129,8 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
 
 
 def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str, MaskPair | None]) -> None:
-    """Adds splits that contain images directly and no folders, if another split has masks: many test splits have no
-    masks."""
+    """Adds pairs to ``found`` for splits without masks, if another split has masks: many test splits have none. Such a
+    split contains images directly and no folders."""
     known = next(filter(None, found.values()), None)
     for name in splits:
         if known is None or found[name.lower()] is not None or _list_folders(tree, name):
@@ -155,7 +158,8 @@ def _contain_each_other(one: str, other: str) -> bool:
 
 
 def _pair_by_names(tree: Tree, base: str) -> MaskPair | None:
-    """Pairs the folders in ``base`` whose names mean images and masks; None unless there is one of each."""
+    """Pairs the folders in ``base`` whose names mean images and masks. Returns None unless there is one of each, and
+    their files pair up."""
     names = _list_folders(tree, base)
     images, masks = (
         [name for name in names if known.fullmatch(name)]
@@ -168,15 +172,16 @@ def _pair_by_names(tree: Tree, base: str) -> MaskPair | None:
 
 
 def _read_folder_name(name: str) -> tuple[str | None, str]:
-    """Returns what a folder contains by the words of its name, ``image`` or ``mask``, and the split that it names."""
+    """Returns the role of a folder by the words of its name, ``image``, ``mask`` or None, and its split, ``""`` for
+    none."""
     words = [word.lower() for word in _WORDS.findall(name)]
     role = next((r for r, p in (("mask", _MASK_WORD), ("image", _IMAGE_WORD)) if any(map(p.fullmatch, words))), None)
     return role, next((word for word in words if word in SPLIT_ORDER), "")
 
 
 def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPair]:
-    """Pairs folders whose names contain split and role: ``images_train``, ``masks_train``. A split without a folder
-    of masks has no masks. Empty if folders have other names."""
+    """Pairs folders whose names contain split and role: ``images_train``, ``masks_train``. A split without a folder of
+    masks has no masks. Returns nothing for other names, and if a folder of masks has no images."""
     by_role: dict[str | None, dict[str, str]] = {"image": {}, "mask": {}}
     for name in folders:
         role, split = _read_folder_name(name)
@@ -202,13 +207,13 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
     ending of their names. Raises :class:`OtherSizeError` if masks differ in size from images."""
     if images == masks and _list_folders(tree, images):
         return None  # folders may be classes
-    if images == masks and not _has_mask_tails(tree, images):
+    if images == masks and not _has_mask_endings(tree, images):
         return None
     some = list(_find_images_below(tree, images))
     few = some[:: max(1, len(some) // _FEW)]
     odd = ""
-    tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_common_tails(tree, masks))
-    image_tails = _IMAGE_TAILS if images == masks else (*_IMAGE_TAILS, *_common_tails(tree, images))
+    tails = _MASK_TAILS[images == masks :] if images == masks else (*_MASK_TAILS, *_find_common_endings(tree, masks))
+    image_tails = _IMAGE_TAILS if images == masks else (*_IMAGE_TAILS, *_find_common_endings(tree, images))
     listed: list[str] | None = None
     for tail in image_tails:
         for mask_tail, suffix in ((mask_tail, suffix) for mask_tail in tails for suffix in _MASK_SUFFIXES):
@@ -231,7 +236,7 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
                     for end, hit in zip(ends, hits, strict=True)
                     for image in list(compress(named, hit))[:_FEW]
                 ]
-                differing = next((each for each in first if not _same_size(tree, *each)), None)
+                differing = next((each for each in first if not _have_same_size(tree, *each)), None)
                 if differing is None:
                     return pair
                 odd = odd or f"has {printable(differing[1])} of another size than {printable(differing[0])}"
@@ -240,9 +245,9 @@ def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
     return None
 
 
-def _has_mask_tails(tree: Tree, folder: str) -> bool:
-    """Tells if some images of a folder end like masks of other images there, in exactly one way: with several masks
-    an image, it is unclear which is meant."""
+def _has_mask_endings(tree: Tree, folder: str) -> bool:
+    """Tells if names of some images in a folder end like masks of other images there, in exactly one way. With several
+    masks an image, the right one is unclear."""
     found = list_contents(tree).folders.get(folder)
     if found is None:
         return False
@@ -252,7 +257,7 @@ def _has_mask_tails(tree: Tree, folder: str) -> bool:
     )
 
 
-def _common_tails(tree: Tree, folder: str) -> list[str]:
+def _find_common_endings(tree: Tree, folder: str) -> list[str]:
     """Returns the endings that nine in ten names in a folder have: ``_training``."""
     found = list_contents(tree).folders.get(folder)
     if found is None:
@@ -263,11 +268,12 @@ def _common_tails(tree: Tree, folder: str) -> list[str]:
 
 
 def _hash_names(names: Iterable[str]) -> NDArray[np.int64]:
+    """Hashes names, in order."""
     return np.fromiter(map(hash, names), np.int64)
 
 
 def _find_images_below(tree: Tree, top: str) -> Iterator[str]:
-    """Yields the paths of images below a folder, folder by folder."""
+    """Yields the paths of images in and below a folder, folder by folder, without hidden ones."""
     waiting = [top]
     for folder in waiting:  # grows within the loop
         names = tree.names(folder)
@@ -275,8 +281,8 @@ def _find_images_below(tree: Tree, top: str) -> Iterator[str]:
         yield from (join(folder, name) for name in names.ending(*IMAGE_SUFFIXES) if name[0] != ".")
 
 
-def _same_size(tree: Tree, image: str, mask: str) -> bool:
-    """Tells if image and mask have the same size; True for an unreadable header, which makes a bad sample."""
+def _have_same_size(tree: Tree, image: str, mask: str) -> bool:
+    """Compares the sizes of image and mask by their headers. True for an unreadable header, which reading reports."""
     try:
         one, other = sniff(tree.first_bytes(image, _HEADER)), sniff(tree.first_bytes(mask, _HEADER))
     except HeaderError:
@@ -285,11 +291,13 @@ def _same_size(tree: Tree, image: str, mask: str) -> bool:
 
 
 def _list_folders(tree: Tree, base: str) -> list[str]:
+    """Lists the names of the visible folders in a folder."""
     return [name for name in tree.names(base).folders if not is_passed_over(name)]
 
 
 def has_other_endings(tree: Tree, pair: MaskPair) -> bool:
-    """Tells if images in a pair's folder have an ending of neither images nor masks."""
+    """Tells if a pair's folder of images has further images of each sample, with an ending of neither images nor masks
+    (``a_edge.png``)."""
     found = list_contents(tree).folders.get(pair.images)
     if found is None:
         return False

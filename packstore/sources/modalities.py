@@ -57,7 +57,7 @@ class ModalitiesSource(FileRowSource):
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
-        self._groups = find_groups(self.tree, named=True)
+        self._groups = find_modality_folders(self.tree, named=True)
         if not self._groups:
             raise SourceError(
                 f"{printable(str(path))} has no folders side by side with images of the same names (rgb, depth)"
@@ -72,14 +72,15 @@ class ModalitiesSource(FileRowSource):
         self.evidence = f"images in {printable(self._main)}, with those in {', '.join(map(printable, others))}"
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order(_folder_split(place) for place in self._groups)
+        return in_packing_order(place.lower() for place in self._groups)
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image(), **{called: self._declare_modality(name) for name, called in self._column_of.items()}}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields one row for each main image, with the images of the same stem in the other folders."""
         for place, folders in self._groups.items():
-            if _folder_split(place) != split:
+            if place.lower() != split:
                 continue
             files = {
                 name: {stem_of(file): file for file in self.tree.names(join(place, name)).ending(*IMAGE_SUFFIXES)}
@@ -108,10 +109,12 @@ class ModalitiesSource(FileRowSource):
         )
 
 
-def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
-    """Finds folders with images side by side, by the folder that contains them: two or more, each with at least half
-    of the names of the first. Empty unless they contain all images. The containing folder is the root, or that of a
-    split."""
+def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
+    """Finds folders of images side by side, by the folder that contains them: the root, or that of a split.
+
+    They are 2 to 32, each with at least half of the names of the first, and contain all images of the tree; else
+    returns nothing. Unless the user has ``named`` the kind of source, their names must be those of modalities.
+    """
     contents = list_contents(tree).folders
     found: dict[str, tuple[str, ...]] = {}
     used = 0
@@ -139,15 +142,10 @@ def find_groups(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]:
     return found if used == list_contents(tree).images else {}
 
 
-def _folder_split(place: str) -> str:
-    """Returns the split of a containing folder: its name, or ``""`` for the root."""
-    return place.lower()
-
-
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Partial at most: classes may count from 1, too."""
+    """Is partial at most, if folders side by side have images of the same names: classes may count from 1, too."""
     tree = open_tree(path)
-    return Certainty.PARTIAL if tree is not None and find_groups(tree, options.named) else Certainty.NO
+    return Certainty.PARTIAL if tree is not None and find_modality_folders(tree, options.named) else Certainty.NO
 
 
 KIND = Kind(

@@ -31,9 +31,12 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds datasets in a folder: each path in it that is certainly of a kind, or a single or unambiguous folder
-    below such a path. Tests only the first files of each suffix. ``certain`` returns a path's kind, and may raise
-    :class:`PackstoreError` for damaged files."""
+    """Finds datasets nested in a folder, with their kinds: each path in the folder that is certainly of a kind, or else
+    the only folder of such a kind up to three levels below that path.
+
+    Tests only the first 16 paths of each suffix. ``certain`` returns the kind of a path, or None; damaged files, for
+    which it raises :class:`PackstoreError`, are skipped.
+    """
     found = []
     tried: Counter[str] = Counter()
     for place in _list_visible(path):
@@ -58,7 +61,8 @@ def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
 
 
 def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Returns the folder that is certainly of a kind if only one of a few is; else an empty list."""
+    """Returns the folder that is certainly of a kind, if exactly one is; else, or with more than four folders, an empty
+    list."""
     folders = [place for place in places if place.is_dir()]
     found = []
     for place in folders if len(folders) <= _SHOWN else ():
@@ -69,8 +73,8 @@ def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | 
 
 
 def find_only_folder(path: Path) -> Path | None:
-    """Returns the only folder in a folder, if it has no split's name and contains folders, and no images are
-    directly in either; else None."""
+    """Returns the only folder in a folder, if it contains folders, no images are directly in either, and its name is
+    not that of a split; else None."""
     folders = [place for place in _list_visible(path) if place.is_dir()]
     if len(folders) != 1 or folders[0].name.lower() in SPLIT_ORDER:
         return None
@@ -92,8 +96,8 @@ def find_split_like_folders(path: Path) -> list[str]:
 
 
 def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
-    """Returns why the folders of images in a tree do not seem to be classes, and the folders to use instead; None if
-    they do.
+    """Returns the reason why the folders of images in a tree do not seem to be classes, and the folders to use instead;
+    None if they seem to be classes.
 
     They are not classes if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if
     one is called ``images`` and others are not; if some contain images and another only folders of images; and if
@@ -131,7 +135,7 @@ def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Joins the first names for messages."""
+    """Joins the first four names for messages."""
     return ", ".join(map(printable, names[:_SHOWN])) + (" …" if len(names) > _SHOWN else "")
 
 

@@ -28,8 +28,9 @@ ClassColours = list[tuple[str, tuple[int, int, int] | int]]
 
 
 def read_class_colours(tree: Tree, file: str) -> ClassColours:
-    """Reads the classes in a file, with their colours or values; empty if it is not a palette. Raises
-    :class:`SourceError` for a palette in an unknown encoding."""
+    """Reads the classes in a file, with their colours or pixel values. Returns nothing for a file that is not a
+    palette, over 1 MiB, or has more than 65,536 classes. Raises :class:`SourceError` for a palette in an unknown
+    encoding."""
     if tree.stat(file).size > _MAX_BYTES:
         return []
     data, fault = try_utf8(read_whole(tree, file, _MAX_BYTES), tree.encoding, tree.name(file))
@@ -44,7 +45,7 @@ def read_class_colours(tree: Tree, file: str) -> ClassColours:
 
 
 def _parse_text(text: str) -> ClassColours:
-    """Parses lines of CamVid or CVAT. Raises :class:`ValueError`."""
+    """Parses lines of CamVid or CVAT. Raises :class:`ValueError` for any other line."""
     found: ClassColours = []
     for line in filter(None, map(str.strip, text.splitlines())):
         if line[0] == "#":
@@ -59,7 +60,8 @@ def _parse_text(text: str) -> ClassColours:
 
 
 def _parse_csv(text: str) -> ClassColours:
-    """Parses a table with a header of class names, and of colours or pixel values."""
+    """Parses a table whose header has a column of class names, and columns of colours or pixel values. Raises
+    :class:`ValueError`, :class:`IndexError` or :class:`StopIteration` for another text."""
     head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
     names = [cell.lower() for cell in head]
     label = next(names.index(name) for name in _NAMES if name in names)
@@ -72,7 +74,8 @@ def _parse_csv(text: str) -> ClassColours:
 
 
 def _parse_json(text: str) -> ClassColours:
-    """Parses classes with a title or name, and a colour."""
+    """Parses a list of objects with a title or name, and a colour. Raises :class:`ValueError`, :class:`KeyError`,
+    :class:`TypeError` or :class:`AttributeError` for other JSON."""
     document = parse_json(text.encode())
     found: ClassColours = []
     for each in document["classes"] if isinstance(document, dict) else document:

@@ -38,14 +38,15 @@ class Palette:
     files: tuple[str, ...]
 
     def read_class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
-        """Converts a mask to class numbers, ``(H, W)``. Raises :class:`ValueError` for an unknown colour or value."""
+        """Decodes the file of a mask to class numbers, ``(H, W)``. Raises :class:`ValueError` for an unknown colour or
+        value, and for a file that cannot be decoded."""
         try:
-            return self._class_numbers(data, max_pixels)
+            return self._convert_to_class_numbers(data, max_pixels)
         except DecodeError as error:
             raise ValueError(f"its mask: {error}") from error
 
-    def _class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
-        """Converts a mask to class numbers. Raises :class:`ValueError` and :class:`DecodeError`."""
+    def _convert_to_class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
+        """Does :meth:`read_class_numbers`, but raises :class:`DecodeError` for a file that cannot be decoded."""
         file = printable(self.files[0])
         if self.colours is None:
             values = decode_mask(data, read_mask_header(data, max_pixels))
@@ -72,8 +73,9 @@ class Palette:
 
 
 def read_mask_columns(palette: Palette, mask: bytes, max_pixels: int) -> dict[str, Any]:
-    """Reads the columns of a mask: ``mask``, class numbers instead of colours, and ``mask_labels``, the classes in
-    it. A mask whose values are class numbers already stays the file. Raises :class:`ValueError`."""
+    """Reads the columns of a mask: ``mask``, class numbers instead of colours, and ``mask_labels``, the classes that
+    occur. Leaves out ``mask`` if the file's values are class numbers already. Raises :class:`ValueError` for an unknown
+    colour or value."""
     values = palette.read_class_numbers(mask, max_pixels)
     shown = {"mask_labels": np.unique(values).tolist()}
     return shown if palette.colours is None else {"mask": np.ascontiguousarray(values), **shown}
@@ -87,7 +89,7 @@ def find_matching_palette(tree: Tree, folders: Sequence[str], masks: Field) -> P
 
 
 def declare_mask_columns(palette: Palette) -> dict[str, Field]:
-    """Declares the columns of :func:`read_mask_columns`."""
+    """Declares the columns of :func:`read_mask_columns`, with the classes of the palette."""
     return {"mask": Mask(optional=True), "mask_labels": Labels(palette.names, of=False, optional=True)}
 
 
@@ -114,7 +116,8 @@ def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
 
 
 def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
-    """Yields the palette of a file; nothing if the file is not one."""
+    """Yields the palette of a file; nothing for another file, values that do not count from 0, and colours beyond 255.
+    Raises :class:`SourceError` for two classes of one colour."""
     rows = read_class_colours(tree, file)
     if not rows:
         return

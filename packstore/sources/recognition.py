@@ -8,7 +8,7 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, printable
 from packstore.core.registry import SOURCES
-from packstore.sources.annotations import annotated_error, find_left_annotations, find_left_images
+from packstore.sources.annotations import find_left_annotations, find_left_images, unread_annotations_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents
@@ -127,13 +127,13 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
             raise (
                 several_kinds_error(path, partial[:1])
                 if plain is None
-                else add_first_answer(annotated_error(path, plain.name), partial[0])
+                else add_first_answer(unread_annotations_error(path, plain.name), partial[0])
             )
         within = find_nested(path, _find_specific_kind)
         several_masks = [kind.name for _, kind in within].count("segmentation") > 1  # of classes
         if within and not several_masks:
             raise nested_error(path, within)
-        raise annotated_error(path, partial[0].name)
+        raise unread_annotations_error(path, partial[0].name)
     possible = found.get(Certainty.POSSIBLE, [])
     if possible and possible[0].name not in PLAIN_KINDS:
         return possible[0]

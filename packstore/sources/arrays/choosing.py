@@ -173,8 +173,12 @@ def _refuse_unsplit_images(shown: str, common: Sequence[_NamedArray], named: Seq
 def _assign_part(
     shown: str, split: str, arrays: list[_NamedArray], options: SourceOptions
 ) -> tuple[SplitArrays, set[int]]:
-    """Assigns roles to the arrays of one part; returns the part, and the ``id()`` of each array in it. Raises
-    :class:`SourceError`."""
+    """Assigns roles to the arrays of one part of a split, say of ``train_batch_1``: images, labels, and one further
+    column for each array with a row per image.
+
+    Returns the part, and the ``id()`` of each array in it. Replaces the description of flattened images by one with
+    height and width. Raises :class:`SourceError` if images or labels are not found, or their numbers differ.
+    """
     image = _find_images(shown, arrays, options)
     length = _count_labels(shown, arrays, image, options)
     if may_be_flat_images(image.info):
@@ -202,7 +206,8 @@ def _assign_part(
 
 
 def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptions) -> _NamedArray:
-    """Finds the array of images: the one that an option names, else the only candidate. Raises :class:`SourceError`."""
+    """Finds the array of images: the one that ``--image-key`` names, else the only candidate. Raises
+    :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none."""
     if options.image_key is not None:
         return _find_by_key(shown, arrays, options.image_key, "--image-key")
     found = [each for each in arrays if _looks_like_images(each)]
@@ -236,7 +241,7 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
 
 def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
     """Finds the array that ``option`` names: by its name, by the name without its split, or by the words of the name.
-    Raises :class:`SourceError`."""
+    Raises :class:`SourceError` if not exactly one array fits."""
     wanted = "_".join(name_words(key))
     for fits in (
         lambda each: each.info.name.strip("/") == key.strip("/"),
@@ -277,7 +282,8 @@ def _find_label_candidates(arrays: Sequence[_NamedArray], image: _NamedArray) ->
 
 
 def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, options: SourceOptions) -> int | None:
-    """Returns the number of labels, which decides between layouts, or None if it is not clear."""
+    """Returns the length of the array of labels, which decides between layouts; None if candidates differ in length,
+    or there are none. Raises :class:`SourceError` if ``--label-key`` names no array."""
     if options.label_key is not None:
         found = _find_by_key(shown, arrays, options.label_key, "--label-key")
         return found.info.shape[0] if found.info.shape else 0
@@ -288,8 +294,9 @@ def _count_labels(shown: str, arrays: Sequence[_NamedArray], image: _NamedArray,
 def _find_labels(
     shown: str, arrays: Sequence[_NamedArray], image: _NamedArray, count: int, options: SourceOptions
 ) -> _NamedArray | None:
-    """Finds the array of class numbers: the one that an option names, else the only candidate; None if there is none.
-    Raises :class:`SourceError`."""
+    """Finds the array of class numbers: the one that ``--label-key`` names, else the only candidate; None if there is
+    none. Raises :class:`SourceError` if the named array does not have one number for each of ``count`` images, and
+    :class:`AmbiguousSourceError` for several candidates."""
     if options.label_key is not None:
         found = _find_by_key(shown, arrays, options.label_key, "--label-key")
         flat = all(size == 1 for size in found.info.shape[1:]) and found.info.content == "numbers"
@@ -310,7 +317,7 @@ def _choose_axes(
     shown: str, image: _NamedArray, length: int | None, options: SourceOptions
 ) -> tuple[int, tuple[int, ...]]:
     """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape.
-    Raises :class:`AmbiguousSourceError` if neither decides."""
+    Raises :class:`AmbiguousSourceError` if neither decides, and :class:`SourceError` if the layout does not fit."""
     info = image.info
     if info.content == "files":
         return 0, ()
@@ -359,5 +366,5 @@ def _holds_class_names(each: _NamedArray) -> bool:
 
 
 def unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
-    """Makes the name of a further column, which none of ``columns`` has."""
+    """Makes a column's name from the words of its array's name, different from all names in ``columns``."""
     return make_column_names([role], {*columns, "image", "label"})[role]

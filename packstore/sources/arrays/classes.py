@@ -43,10 +43,11 @@ def parse_class_names(value: Any) -> tuple[str, ...] | None:
 
 
 def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-    """Makes an array of texts the labels, if no array has class numbers, and the texts are certainly classes. Returns
-    the new roles and the names of the classes, or the old roles and None.
+    """Makes an array of texts the labels, if no array has class numbers, and the texts are certainly classes.
 
-    An array with a name for classes, but with a text for each sample, becomes a column."""
+    Returns the new roles and the names of the classes. Returns None instead of names if no array becomes the labels, or
+    its texts cannot be read. An array with a name for classes, but with a text for each sample, becomes a column.
+    """
     roles = _add_repeated_names(roles, texts)
     if any("label" in part.columns for part in roles.parts):
         return roles, None
@@ -75,7 +76,8 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
 
 
 def _add_repeated_names(roles: ArrayRoles, texts: TextReader) -> ArrayRoles:
-    """Makes the array of names of classes a column, if it has a text for each sample and texts repeat."""
+    """Makes the array of names of classes a column instead, if it has a text for each sample and texts repeat; else
+    returns the roles unchanged."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]
@@ -98,4 +100,5 @@ def _may_be_labels(chosen: ColumnArray) -> bool:
 
 
 def _decode_name(value: Any) -> Any:
+    """Decodes bytes as UTF-8, replacing undecodable ones; returns any other value unchanged."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

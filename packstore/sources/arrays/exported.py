@@ -26,12 +26,14 @@ class ExportedArrays(ExportedRows, ArraySource):
     gaps_are_bad = True
 
     def list_files(self) -> list[Path]:
+        """Lists the shards that the export manifest names; or the one folder whose groups are the shards."""
         return self.find_files(self.path) if self.grouped else [file for _, file in self.list_shards()]
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
-        return _choose(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
+        return _choose_exported_arrays(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads a sample's values; gives an image that is stored as bytes its shape."""
         found = super().values(ref)
         if (shape := found.pop(_SHAPE, None)) is not None:
             dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
@@ -43,11 +45,11 @@ class ExportedArrays(ExportedRows, ArraySource):
         return bytes(value) if chosen.info.content == "files" else np.array(value, chosen.info.dtype.newbyteorder("="))
 
 
-def _choose(
+def _choose_exported_arrays(
     export_manifest: ExportManifest, files: Sequence[Sequence[ArrayInfo]], path: str, *, grouped: bool
 ) -> ArrayRoles:
-    """Assigns roles to the arrays of an export, a part for each shard. Raises :class:`SourceError` if an array is
-    missing. ``grouped`` means that the shards are groups of one folder."""
+    """Assigns roles to the arrays of an export by its manifest, shard by shard. ``grouped`` means that the shards are
+    groups of one folder. Raises :class:`SourceError` if a file or array is missing, or has another length."""
     image = export_manifest.manifest.image
     names = {"image": "images"} | {name: "labels" if name == "label" else name for name in export_manifest.held}
     if image.kind == "ragged" and not export_manifest.manifest.holds_files and export_manifest.image == "kept":

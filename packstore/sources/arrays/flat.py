@@ -29,13 +29,16 @@ def is_layout(layout: str) -> bool:
 
 
 def may_be_flat_images(info: ArrayInfo) -> bool:
-    """Tells if an array is a matrix of numbers large enough for images."""
+    """Tells if an array is a matrix of numbers with a side of at least 64, enough for an image."""
     return info.content == "numbers" and len(info.shape) == 2 and min(info.shape) >= 1 and max(info.shape) >= LEAST
 
 
 def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: int | None) -> ArrayInfo:
-    """Describes a matrix as the array of images that ``layout`` states. Raises :class:`AmbiguousSourceError` if that
-    has no sizes, and :class:`SourceError` if they do not fit. ``length`` is the number of labels."""
+    """Returns the description of a matrix as an array of images, by a layout such as ``NHW:28x28``.
+
+    Raises :class:`AmbiguousSourceError`, with proposals, for a layout without sizes, and :class:`SourceError` if its
+    sizes do not fit. ``length`` is the number of labels, if known, which excludes proposals.
+    """
     axes, sizes = parse_layout(layout or "")
     if not sizes:
         proposed = _propose_layouts(info, length)
@@ -55,7 +58,8 @@ def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: in
 
 
 def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
-    """Proposes layouts with sizes: nearly square images, gray or RGB, and as many as ``length`` if that is known."""
+    """Proposes up to eight layouts with sizes: nearly square images, gray or RGB, and as many as ``length`` if that is
+    known."""
     found = []
     for place in (0, 1):
         count, pixels = info.shape[place], info.shape[1 - place]

@@ -66,7 +66,8 @@ class ChunkFolderSource(ArraySource):
 
 
 def read_metadata(path: Path) -> dict[str, Any] | None:
-    """Reads a JSON object from a file, or returns None if there is no file. Raises :class:`SourceError`."""
+    """Reads a JSON object from a file, or returns None if there is no file. Raises :class:`SourceError` if the file is
+    damaged, no object, or over 16 MiB."""
     if not path.is_file():
         return None
     try:
@@ -93,7 +94,10 @@ def walk_arrays(
         root: Folder of an array or a group.
         read: Reads the metadata of a folder; returns None if it has none.
         is_array: Tells if metadata are those of an array.
-        groups: A folder without metadata is a group.
+        groups: Folders without metadata may hold arrays, too.
+
+    Raises:
+        SourceError: There are more than 1,000 folders. Folders deeper than eight levels are skipped.
     """
     waiting, count = [("", root, 0)], 0
     while waiting:
@@ -110,7 +114,8 @@ def walk_arrays(
 
 
 def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
-    """Raises :class:`SourceError` for an array that claims more bytes than its files can hold."""
+    """Raises :class:`SourceError` for an array of more bytes than its files can hold, compressed at most 1,100 to 1.
+    256 MiB may be missing: parts that equal the fill value need no file."""
     nbytes, stored = info.dtype.itemsize, _UNWRITTEN
     for size in info.shape:
         nbytes *= size
@@ -123,7 +128,7 @@ def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:
 
 
 def pick_class_attributes(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Picks the values of metadata that may name classes."""
+    """Picks the values of metadata that may name classes; none without metadata."""
     return {name: found[name] for name in ATTRIBUTES if name in found} if found else {}
 
 
@@ -135,8 +140,9 @@ def find_chunks(folder: Path, axes: int) -> Iterator[tuple[int, ...]]:
             yield tuple(map(int, parts))
 
 
-def parse_shape(value: Any, least: int) -> tuple[int, ...] | None:
-    """Converts a list of whole numbers, none below ``least``, to a shape, or returns None for any other value."""
+def parse_array_shape(value: Any, least: int) -> tuple[int, ...] | None:
+    """Converts a list of at most 16 whole numbers, from ``least`` to 2**48, to a shape. Returns None for any other
+    value."""
     fits = isinstance(value, list) and len(value) <= 16 and all(type(n) is int and least <= n < 1 << 48 for n in value)
     return tuple(value) if fits else None
 

@@ -65,14 +65,16 @@ class _OpenHdf5(OpenArrays):
         self._places: dict[str, tuple[int, np.dtype[Any], tuple[int, ...]] | None] = {}
 
     def list_arrays(self) -> list[ArrayInfo]:
+        """Describes all datasets. Raises :class:`SourceError` for a damaged file, links to other files or to nothing,
+        and values in files of other folders."""
         try:
             return self._list_datasets()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
             raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
 
     def _list_datasets(self) -> list[ArrayInfo]:
-        """Describes all datasets; visits each group once. Raises :class:`SourceError` for links to other files, or to
-        nothing."""
+        """Describes all datasets; visits each group once, to a depth of 16. Raises :class:`SourceError` for links to
+        other files or to nothing, and for more than 10,000 datasets."""
         import h5py
 
         found: list[ArrayInfo] = []
@@ -108,7 +110,8 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
-        """Describes a dataset. Raises :class:`SourceError` if its values lie elsewhere, or were never written."""
+        """Describes a dataset; as unreadable if no column can hold its values. Raises :class:`SourceError` if its
+        values are in a file of another folder, or were never written."""
         import h5py
 
         shape = dataset.shape
@@ -119,7 +122,7 @@ class _OpenHdf5(OpenArrays):
         reversed_axes = "MATLAB_class" in dataset.attrs
         if h5py.check_string_dtype(dtype) is not None:
             content: Literal["files", "texts"] = (
-                "files" if begins_like_image(self._read_first(dataset)[:64]) else "texts"
+                "files" if begins_like_image(self._read_first_value(dataset)[:64]) else "texts"
             )
             return ArrayInfo("", name, shape, np.dtype("u1"), content)
         inner = h5py.check_vlen_dtype(dtype)
@@ -138,8 +141,8 @@ class _OpenHdf5(OpenArrays):
         chunk = dataset.chunks[0] if dataset.chunks else 1
         return ArrayInfo("", name, shape, dtype, "numbers", chunk, reversed=reversed_axes)
 
-    def _read_first(self, dataset: Any) -> bytes:
-        """Reads the first value of a dataset of bytes; empty if there is none."""
+    def _read_first_value(self, dataset: Any) -> bytes:
+        """Reads the first value of a dataset of bytes; empty if there is none, or it cannot be read."""
         try:
             found = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
         except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
@@ -198,7 +201,8 @@ class _OpenHdf5(OpenArrays):
         raise SourceError(f"{self._shown}: a part of {printable(name)} {reason}")
 
     def _refuse_unwritten(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` for a dataset that claims more than its stored bytes can hold."""
+        """Raises :class:`SourceError` for a dataset of more bytes than its stored bytes can hold, compressed at most
+        1,100 to 1. 256 MiB may be missing: they may equal the fill value."""
         if dataset.is_virtual or dataset.external:
             return
         stored = dataset.id.get_storage_size()
@@ -209,6 +213,8 @@ class _OpenHdf5(OpenArrays):
             )
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows ``start`` to ``stop`` along an axis: from the file itself if the dataset is contiguous, else by
+        h5py. Raises :class:`ValueError` if h5py fails."""
         dataset = self._file[name]
         place = self._find_contiguous(name, dataset) if axis == 0 else None
         if place is not None:
@@ -225,6 +231,7 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
+        """Reads the attributes that may name classes; skips those that cannot be read."""
         found = {}
         with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
             attributes = self._file[name or "/"].attrs
@@ -279,8 +286,8 @@ _open = open_with(Hdf5Source, ExportedHdf5)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file by its signature, and a folder of such files; refuses packstore stores, whole or damaged.
-    Raises the errors of opening it."""
+    """Recognises a file by its signature, and a folder of such files; packstore stores, whole or damaged, are not of
+    this kind. Raises the errors of opening the arrays."""
     if path.is_dir():
         if Hdf5Source.recognise_folder(path) is Certainty.NO:
             return Certainty.NO

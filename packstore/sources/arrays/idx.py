@@ -70,7 +70,8 @@ class IdxSource(ArraySource):
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
-        """Finds the idx files; leaves out gzip copies of plain files."""
+        """Finds the idx files; leaves out gzip copies of plain files. Raises :class:`AmbiguousSourceError` if not
+        exactly one folder holds such files."""
         folders = _find_idx_folders(path)
         if len(folders) != 1:
             names = " or ".join(printable(str(folder)) for folder in folders)
@@ -104,13 +105,13 @@ class IdxSource(ArraySource):
                 f"{shown} holds several data sets: say which by {asked}",
                 [Answer(("--image-key", name)) for name in sets],
             )
-        self._set = sets[0]
+        self._data_set = sets[0]
         parts = []
         for split, names in (("train", ("train",)), ("test", ("t10k", "test"))):
             arrays = {}
             for number, file in enumerate(self.files()):
                 match = _match_name(file)
-                if match and (match["set"] or "") == self._set and match["split"] in names:
+                if match and (match["set"] or "") == self._data_set and match["split"] in names:
                     arrays[match["what"]] = (number, infos[number][0])
             if arrays:
                 parts.append(self._assign_part(split, arrays))
@@ -119,7 +120,8 @@ class IdxSource(ArraySource):
         return ArrayRoles(tuple(parts), None, rest)
 
     def _assign_part(self, split: str, arrays: dict[str, tuple[int, ArrayInfo]]) -> SplitArrays:
-        """Makes the columns of a split from its arrays ``images`` and ``labels``. Raises :class:`SourceError`."""
+        """Makes the columns of a split from its arrays ``images`` and ``labels``; QMNIST's numbers become the column
+        ``nist``, too. Raises :class:`SourceError` if one is missing, or has another dtype or number of axes."""
         missing = next((what for what in ("images", "labels") if what not in arrays), None)
         if missing is not None:
             raise SourceError(f"{printable(str(self.path))}: the {missing} of {split} are missing")
@@ -138,6 +140,7 @@ class IdxSource(ArraySource):
         return SplitArrays(split, images.shape[0], columns)
 
     def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
+        """Declares QMNIST's column ``nist`` as an array, others as usual."""
         return (
             Array(chosen.info.dtype.name, chosen.info.shape[1:])
             if name == "nist"
@@ -151,9 +154,9 @@ class IdxSource(ArraySource):
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
         """Names of classes, by the names of files or of the folders above; None if these tell no data set."""
-        if self._set.startswith("emnist-"):
-            return _EMNIST.get(self._set.removeprefix("emnist-"))
-        if self._set == "qmnist":
+        if self._data_set.startswith("emnist-"):
+            return _EMNIST.get(self._data_set.removeprefix("emnist-"))
+        if self._data_set == "qmnist":
             return _MNIST
         folder = self._files[0].parent.resolve()
         for name in (folder.name, folder.parent.name):
@@ -183,7 +186,8 @@ class _OpenIdx(OpenArrays):
             raise
 
     def _parse_header(self) -> tuple[ArrayInfo, int]:
-        """Parses the header: returns the array, and the offset of its numbers. Raises :class:`SourceError`."""
+        """Parses the header: returns the array, and the offset of its numbers. Raises :class:`SourceError` for another
+        header, or a file that cannot hold the array."""
         try:
             start = self._read_bytes(4, 0)
             dtype, axes = _DTYPES.get(start[2]), start[3]
@@ -214,7 +218,8 @@ class _OpenIdx(OpenArrays):
         return np.frombuffer(data, info.dtype).reshape(stop - start, *info.shape[1:])
 
     def _verify_gzip(self, zipped: GzipReader, size: int) -> None:
-        """Decompresses the whole file, to check its checksum, and that it has ``size`` bytes."""
+        """Decompresses the whole file once. Raises :class:`ValueError` if its checksum is wrong, or it does not have
+        ``size`` bytes."""
         try:
             zipped.seek(size)
             more, found = len(zipped.read(1)), zipped.tell()
@@ -225,7 +230,8 @@ class _OpenIdx(OpenArrays):
         self._whole = True
 
     def _read_bytes(self, size: int, place: int) -> bytes:
-        """Reads exactly ``size`` bytes at an offset of the content. Raises :class:`ValueError`."""
+        """Reads exactly ``size`` bytes at an offset of the content, decompressed. Raises :class:`ValueError` if they
+        are damaged or missing."""
         if self._zipped is None:
             return read_at(self._descriptor, size, place)
         try:
@@ -246,7 +252,8 @@ class _OpenIdx(OpenArrays):
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches the name of an idx file, or returns None for other files."""
+    """Matches the name of a file with the pattern of idx files (``train-images-idx3-ubyte.gz``). Returns None for other
+    names, and for a path that is no file."""
     match = _NAME.fullmatch(path.name)
     return match if match and path.is_file() else None
 
@@ -263,7 +270,7 @@ def _find_idx_folders(path: Path) -> list[Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder by the names of files in it."""
+    """Is certain of a folder by the names of idx files in it; no folder that cannot be listed."""
     try:
         return Certainty.CERTAIN if _find_idx_folders(path) else Certainty.NO
     except PermissionError:

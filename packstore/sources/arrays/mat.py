@@ -36,7 +36,8 @@ class MatSource(ArraySource):
 
 
 class _OpenMat(OpenArrays):
-    """Open ``.mat`` file. Vectors have one axis, as labels need."""
+    """Open ``.mat`` file. Vectors have one axis, as labels need. Opening verifies the checksums of all arrays, and
+    raises :class:`SourceError` for another format."""
 
     def __init__(self, path: Path) -> None:
         shown = printable(str(path))
@@ -50,11 +51,15 @@ class _OpenMat(OpenArrays):
 
     def list_arrays(self) -> Sequence[ArrayInfo]:
         arrays = self._arrays.items()
-        return [ArrayInfo("", name, _squeeze(array.shape), array.dtype, by_columns=True) for name, array in arrays]
+        return [
+            ArrayInfo("", name, _flatten_vector_shape(array.shape), array.dtype, by_columns=True)
+            for name, array in arrays
+        ]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows along an axis, from numbers that are stored column by column."""
         array = self._arrays[name]
-        shape = _squeeze(array.shape)
+        shape = _flatten_vector_shape(array.shape)
         size, inner, outer = array.dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
         read, _ = self._readers[name]
         step, rows = inner * shape[axis] * size, (stop - start) * inner * size
@@ -68,13 +73,14 @@ class _OpenMat(OpenArrays):
         self._readers = {}
 
 
-def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _flatten_vector_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of a vector with one axis, and any other shape unchanged."""
     return (math.prod(shape),) if len(shape) == 2 and min(shape) == 1 else shape
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file by its first bytes, and a folder of such files. Raises the errors of opening it."""
+    """Recognises a file by its first bytes, and a folder of nothing but such files. Raises the errors of opening the
+    arrays."""
     if path.is_dir():
         files = MatSource.find_files(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
         if not files or any(first_bytes(file, len(_MAGIC)) != _MAGIC for file in files):

@@ -23,7 +23,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.arrays.folders import (
     ChunkFolderSource,
     find_chunks,
-    parse_shape,
+    parse_array_shape,
     pick_class_attributes,
     read_metadata,
     refuse_unwritten,
@@ -68,8 +68,10 @@ class _OpenN5(OpenArrays):
                 refuse_unwritten(self._shown, self._infos[name], folder)
 
     def _describe_array(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata. Raises :class:`SourceError`."""
-        shape, blocks = parse_shape(plain.get("dimensions"), 0), parse_shape(plain.get("blockSize"), 1)
+        """Describes an array by its metadata, and keeps its block size and compression. An array of another dtype or
+        compression is described as unreadable. Raises :class:`SourceError` for damaged metadata, and blocks over
+        1 GiB."""
+        shape, blocks = parse_array_shape(plain.get("dimensions"), 0), parse_array_shape(plain.get("blockSize"), 1)
         compression = plain.get("compression", plain.get("compressionType"))
         kind = compression.get("type") if isinstance(compression, dict) else compression
         dtype = plain.get("dataType")
@@ -91,6 +93,7 @@ class _OpenN5(OpenArrays):
         return list(self._infos.values())
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows along an axis from all blocks that hold them; blocks that were not written are zeros."""
         info, block = self._infos[name], self._blocks[name]
         low, high = [0] * len(block), list(info.shape)
         low[axis], high[axis] = start, stop
@@ -118,7 +121,8 @@ class _OpenN5(OpenArrays):
         return count_unwritten(shape, block, axis, places)
 
     def _read_block(self, name: str, place: tuple[int, ...]) -> NDArray[Any] | None:
-        """Reads a block by its grid position, or returns None if it was not written. Raises :class:`ValueError`."""
+        """Reads a block by its grid position, or returns None if it was not written. Raises :class:`ValueError` for a
+        damaged block, and one that is no file or too large."""
         path = (self._path / name).joinpath(*map(str, reversed(place)))
         shown = printable(str(path.relative_to(self._path)))
         if not path.is_file():
@@ -161,7 +165,8 @@ def _decompress(compression: str, data: bytes, size: int) -> bytes:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder by ``attributes.json`` of an N5 container or array. Raises the errors of opening it."""
+    """Recognises a folder by ``attributes.json`` of an N5 container or array. Raises the errors of opening the
+    arrays; a damaged ``attributes.json`` is not of this kind."""
     try:
         plain = read_metadata(path / _FILE) if path.is_dir() else None
     except SourceError:

@@ -74,6 +74,7 @@ class _OpenNumpyArrays(OpenArrays):
         return [content.info for content in self._contents.values()]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows along an axis; texts become Python objects, text or bytes."""
         content = self._contents[name]
         info = content.info
         shape = info.shape[::-1] if content.fortran else info.shape
@@ -132,7 +133,7 @@ class _OpenNpz(_OpenNumpyArrays):
                 if name == member.filename or name in self._contents:
                     raise SourceError(f"{self._shown}: {printable(member.filename)} is no array, or is in it twice")
                 self._contents[name] = self._open_member(name, member)
-            self._join_ragged()
+            self._join_offsets()
         except (zipfile.BadZipFile, struct.error, zlib.error, EOFError, NotImplementedError, ValueError) as error:
             self.close()
             if isinstance(error, SourceError):
@@ -142,8 +143,8 @@ class _OpenNpz(_OpenNumpyArrays):
             self.close()
             raise
 
-    def _join_ragged(self) -> None:
-        """Joins each pair of arrays ``x`` and ``x_offsets`` into one array of files, of any length each."""
+    def _join_offsets(self) -> None:
+        """Replaces each pair of arrays ``x`` (bytes) and ``x_offsets`` by one array of files of any length each."""
         for name, content in list(self._contents.items()):
             offsets = self._contents.get(f"{name}_offsets")
             if offsets is None or content.info.shape[1:] or content.info.dtype != np.uint8:
@@ -156,6 +157,8 @@ class _OpenNpz(_OpenNumpyArrays):
                 self._offsets[name] = offsets
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows along an axis; of joined arrays, files by their offsets. Raises :class:`ValueError` for an offset
+        outside of the array."""
         content = self._ragged.get(name)
         if content is None:
             return super().read(name, axis, start, stop)
@@ -220,7 +223,8 @@ class _CheckedReader:
 
 
 def _read_inflated(reader: GzipReader, size: int, place: int) -> bytes:
-    """Reads exactly ``size`` bytes at an offset of the decompressed file. Raises :class:`ValueError`."""
+    """Reads exactly ``size`` bytes at an offset of the decompressed file. Raises :class:`ValueError` if they are
+    damaged or missing."""
     try:
         reader.seek(place)
         data = reader.read(size)
@@ -232,14 +236,17 @@ def _read_inflated(reader: GzipReader, size: int, place: int) -> bytes:
 
 
 def _parse_header(shown: str, name: str, start: bytes, nbytes: int) -> tuple[ArrayInfo, bool, int]:
-    """Parses the header of an ``.npy``: returns the array, True for Fortran order, and the offset of its values. Raises
-    :class:`SourceError`.
+    """Parses the header of an ``.npy``: returns the array, True for Fortran order, and the offset of its values. Arrays
+    of Python objects and other dtypes are described as unreadable.
 
     Args:
         shown: Name of the file, for messages.
         name: Name of the array.
         start: First bytes of the ``.npy``.
         nbytes: Size of the ``.npy``.
+
+    Raises:
+        SourceError: The header is damaged, or the size is not that of its array.
     """
     try:
         shape, fortran, dtype, place = parse_npy_header(start)
@@ -275,7 +282,7 @@ _open = open_with(NpzSource, ExportedNpz)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file by its first bytes, and a folder of such files. Raises the errors of opening it."""
+    """Recognises a file by its first bytes, and a folder by suffixes. Raises the errors of opening the arrays."""
     if path.is_dir():
         if NpzSource.recognise_folder(path) is Certainty.NO:
             return Certainty.NO
@@ -285,8 +292,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_npz(path: Path) -> bool:
-    """Tells if a file is a zip with the suffix ``.npz``, or one that begins with an ``.npy`` and has not the suffix
-    ``.zip``."""
+    """Tells if a file is an ``.npz``: a zip with this suffix, or a zip whose first file is an ``.npy``, unless its
+    suffix is ``.zip``."""
     start = first_bytes(path, 512)
     name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
     suffix = path.suffix.lower()

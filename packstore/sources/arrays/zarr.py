@@ -21,7 +21,7 @@ from packstore.sources.arrays.exported import ExportedArrays
 from packstore.sources.arrays.folders import (
     ChunkFolderSource,
     find_chunks,
-    parse_shape,
+    parse_array_shape,
     pick_class_attributes,
     read_metadata,
     refuse_unwritten,
@@ -84,7 +84,7 @@ class _OpenZarr(OpenArrays):
 
     def _describe_v2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
         """Describes an array by its metadata of version 2. Raises :class:`SourceError`."""
-        shape, chunks = parse_shape(plain.get("shape"), 0), parse_shape(plain.get("chunks"), 1)
+        shape, chunks = parse_array_shape(plain.get("shape"), 0), parse_array_shape(plain.get("chunks"), 1)
         filters = plain.get("filters") or []
         codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
         if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(codecs, list):
@@ -100,12 +100,12 @@ class _OpenZarr(OpenArrays):
     def _describe_v3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
         """Describes an array by its metadata of version 3. Raises :class:`SourceError`."""
         try:
-            shape = parse_shape(plain["shape"], 0)
-            grid = chunks = parse_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
+            shape = parse_array_shape(plain["shape"], 0)
+            grid = chunks = parse_array_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
             ids = [each["name"] for each in _walk_codecs(plain["codecs"])]
             for codec in plain["codecs"]:
                 if codec["name"] == "sharding_indexed":
-                    chunks = parse_shape(codec["configuration"]["chunk_shape"], 1)
+                    chunks = parse_array_shape(codec["configuration"]["chunk_shape"], 1)
         except (KeyError, TypeError, RecursionError):
             raise self._damage_error(name) from None
         if shape is None or chunks is None or grid is None or not len(shape) == len(chunks) == len(grid):

@@ -53,11 +53,13 @@ class _ArrowFile(OpenTable):
         self._file.seek(position)
 
     def check(self) -> None:
+        """Raises :class:`ValueError` if the file has become shorter since it was opened."""
         size = self._path.stat().st_size
         if size < self._size:
             raise ValueError(f"{printable(str(self._path))} was cut from {self._size} to {size} bytes meanwhile")
 
     def read_overview(self) -> TableOverview:
+        """Reads and validates all record batches: each is a group of the overview."""
         overview = TableOverview(self._schema)
         features = read_features(self._schema)
         for batch in self._read_batches():
@@ -85,6 +87,7 @@ class _ArrowFile(OpenTable):
                 overview.negative.add(name)
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
+        """Yields the record batch ``group``, validated, whatever ``rows`` is."""
         self.check()
         if self._random:
             batch = self._reader.get_batch(group)
@@ -101,6 +104,7 @@ class _ArrowFile(OpenTable):
         return (batch.column(name) for batch in self._read_batches())
 
     def locate(self, address: int) -> Location | None:
+        """Converts a memory address to a place in the mapped file; None outside of it."""
         inside = 0 <= address - self._base < self._size
         return Location(str(self._path.absolute()), address - self._base) if inside else None
 
@@ -130,7 +134,8 @@ class _ArrowFile(OpenTable):
 
 
 class ArrowSource(TableSource):
-    """Source for the folder of a ``Dataset`` or a ``DatasetDict``, or for one file; splits keep their names."""
+    """Source for the folder of a saved ``Dataset`` or ``DatasetDict``, or for one Arrow file; splits keep their
+    names."""
 
     kind = "arrow"
 
@@ -139,6 +144,8 @@ class ArrowSource(TableSource):
         super().__init__(path, options)
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
+        """Yields split and path of each file that ``state.json`` names. Raises :class:`SourceError` if it is damaged,
+        names a file outside its folder, or is of an old version with indices."""
         if self.path.is_file():
             yield "", self.path
             return
@@ -160,6 +167,7 @@ class ArrowSource(TableSource):
                 yield split, folder / name
 
     def files(self) -> Iterator[Path]:
+        """Yields the data files, and ``state.json`` of each split."""
         yield from super().files()
         if self.path.is_dir():
             folders = {file.parent for file in super().files()}
@@ -170,7 +178,8 @@ class ArrowSource(TableSource):
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON file that holds an object. Raises :class:`SourceError`."""
+    """Reads a JSON file that holds an object. Raises :class:`SourceError` if it is missing, damaged, no object, or over
+    16 MiB."""
     if not path.is_file():
         raise SourceError(f"{printable(str(path))} is missing, or is no file")
     try:
@@ -184,7 +193,8 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _read_names(path: Path, name: str) -> list[str]:
-    """Reads a list of folder names from a member of a JSON file. Raises :class:`SourceError`."""
+    """Reads a list of folder names from the member ``name`` of a JSON file. Raises :class:`SourceError` if it is no
+    such list, or a name leads out of the folder."""
     found = _read_object(path).get(name)
     if not isinstance(found, list) or not all(
         isinstance(each, str) and each and not _leads_outside(each) for each in found

@@ -23,13 +23,13 @@ def is_list(type: Any) -> bool:
 
 
 def is_text(type: Any) -> bool:
-    """Tells if a type is a string."""
+    """Tells if a type is a string: small, large or a view."""
     types = load_pyarrow("pyarrow.types")
     return bool(types.is_string(type) or types.is_large_string(type) or str(type) == "string_view")
 
 
 def is_binary(type: Any) -> bool:
-    """Tells if a type is bytes."""
+    """Tells if a type is bytes: small, large, of fixed size or a view."""
     types = load_pyarrow("pyarrow.types")
     return bool(
         types.is_binary(type)

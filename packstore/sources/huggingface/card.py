@@ -58,7 +58,8 @@ def read_card(folder: Path) -> Card:
 
 
 def parse_card(data: bytes, folder: Path) -> Card:
-    """Parses a card. Raises :class:`ValueError` for a malformed head, and as :func:`read_card` does."""
+    """Parses a card; returns an empty one if its head has no settings of data files and features. Raises
+    :class:`ValueError` for a malformed head, and :class:`AmbiguousSourceError` as :func:`read_card` does."""
     head = _HEAD.match(data)
     if head is None or _RELEVANT.search(head[1]) is None:
         return Card()
@@ -89,7 +90,7 @@ def _read_mappings(value: Any, name: str) -> list[dict[Any, Any]]:
 
 def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
     """Returns the configuration that ``datasets`` loads by default; an empty one if there is none. Raises
-    :class:`AmbiguousSourceError`."""
+    :class:`AmbiguousSourceError` for several without a default."""
     names = [str(config.get("config_name")) for config in configs]
     if len(configs) < 2:
         return configs[0] if configs else {}
@@ -105,7 +106,8 @@ def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any
 
 
 def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
-    """Returns the folder that holds all files of a configuration, or None if that is the folder of the card."""
+    """Returns the folder that holds all files of a configuration. Returns None if that is the folder of the card or
+    does not exist, or the configuration is malformed."""
     try:
         files = _read_data_files(config.get("data_files"), config.get("data_dir"))
     except ValueError:
@@ -118,7 +120,8 @@ def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
 
 
 def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
-    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``). Raises :class:`ValueError`."""
+    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``); ``train`` is the split of patterns
+    without one. Raises :class:`ValueError` for malformed entries, and patterns that lead out of the folder."""
     if value is None:
         return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
     entries = value if isinstance(value, list) else [value]
@@ -134,7 +137,8 @@ def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
 
 
 def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
-    """Makes a pattern relative to the card's folder. Raises :class:`ValueError` for one that leads out of it."""
+    """Puts ``data_dir`` before a pattern, if there is one. Raises :class:`ValueError` for a pattern that leads out of
+    the card's folder."""
     if "://" in pattern or pattern.startswith("/") or ".." in pattern.split("/"):
         raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
     return (
@@ -145,8 +149,8 @@ def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
 
 
 def _read_features(value: Any) -> dict[str, Any]:
-    """Converts a card's list of features (``datasets.Features._to_yaml_list``) to the form of a schema. Raises
-    :class:`ValueError`."""
+    """Converts the list of features in a card (``datasets.Features._to_yaml_list``) to the form that Parquet schemas
+    have. Skips features of other values. Raises :class:`ValueError` for classes that are not numbered from 0."""
     found = {}
     for each in value if isinstance(value, list) else []:
         if isinstance(each, dict) and isinstance(each.get("name"), str):
@@ -157,8 +161,8 @@ def _read_features(value: Any) -> dict[str, Any]:
 
 
 def _read_feature(item: Mapping[Any, Any]) -> dict[str, Any] | None:
-    """Converts a feature of an image, another file or a class, or a list of such, or returns None for others. Raises
-    :class:`ValueError`."""
+    """Converts a feature of an image, another file or a class, or a list of such; returns None for other features.
+    Raises :class:`ValueError` for classes that are not numbered from 0."""
     inner = next((item[name] for name in ("list", "sequence", "large_list") if name in item), None)
     if inner is not None:
         feature = _read_feature(inner if isinstance(inner, dict) else {"dtype": inner})

@@ -1,4 +1,8 @@
-"""Cells of Arrow's arrays: functions that return the value of a row in the form of its field. Readers make them."""
+"""Converts the values of Arrow's arrays to the form of a field.
+
+Cells are a function of a row number, which returns the converted value of this row. A cell reader makes the cells of an
+array.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from packstore.core.errors import printable
 from packstore.sources.huggingface.arrow_types import is_file_struct
 
 Cells = Callable[[int], Any]
-"""Returns the value of a row."""
+"""Function that returns the converted value of a row."""
 CellReader = Callable[[Any], Cells]
-"""Makes the cells of an array."""
+"""Function that makes the cells of an array."""
 
 
 class TableFile(NamedTuple):
@@ -54,7 +58,7 @@ def python_cells(array: Any) -> Cells:
 
 
 def label_cells(array: Any) -> Cells:
-    """Makes cells that return class numbers; None for a number below 0, which means an unknown class in test splits."""
+    """Makes cells that return class numbers, or None for a number below 0: an unknown class, in test splits."""
 
     def number(scalar: Any) -> Any:
         value = scalar.as_py()
@@ -98,7 +102,8 @@ def text_cells(array: Any) -> Cells:
 
 
 def vector_cells(array: Any) -> Cells:
-    """Makes cells that return lists of numbers as NumPy arrays; they raise :class:`ValueError` for a null in a list."""
+    """Makes cells that return each list of numbers as a NumPy array. They raise :class:`ValueError` for a null in a
+    list."""
 
     def numbers(scalar: Any) -> Any:
         values = scalar.values
@@ -112,7 +117,8 @@ def vector_cells(array: Any) -> Cells:
 
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Returns a reader whose cells convert nested lists to NumPy arrays of a shape."""
+    """Returns a reader whose cells convert nested lists to NumPy arrays of a shape. The cells raise
+    :class:`ValueError` for lists of another size."""
 
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()

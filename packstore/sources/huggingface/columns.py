@@ -103,10 +103,10 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
     is_first_of_list = isinstance(declared[main][0], Images)
     if is_first_of_list:  # a record needs a main image
         declared[main] = (Image(), first_file_cells)
-    names = _choose_names(main, [*declared], _label_columns(schema, features, facts))
+    names = _choose_field_names(main, [*declared], _list_class_columns(schema, features, facts))
     used = set(names.values())
-    columns = [_later_images_column(main, facts, used)] if is_first_of_list else []
-    boxes = [] if objects is None else _object_columns(objects, facts, names[objects.column], used)
+    columns = [_declare_later_images(main, facts, used)] if is_first_of_list else []
+    boxes = [] if objects is None else _declare_box_columns(objects, facts, names[objects.column], used)
     columns += boxes
     for name, (field, cells) in declared.items():
         if objects is not None and name == objects.column:
@@ -118,7 +118,7 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
         path, is_list_of_files = None, isinstance(field, Images)
         has_files = is_file_struct(schema.field(name).type) or is_list_of_files or (is_first_of_list and name == main)
         if has_files and name not in facts.pathless:
-            path = _path_name("path" if name == main else f"{names[name]}_path", is_list_of_files, used)
+            path = _take_path_name("path" if name == main else f"{names[name]}_path", is_list_of_files, used)
         missing = name in facts.optional or (isinstance(field, Label) and name in facts.negative)
         # In JSON, null is a value.
         optional = missing and name != main and not isinstance(field, Json)
@@ -131,12 +131,13 @@ def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, C
     for a type that no field holds."""
     if is_binary(array.type) or is_file_struct(array.type):
         raise ValueError(f"{printable(name)} holds bytes, expected values of the files that other columns name")
-    field, cells = _declare(name, array.type, feature, array, TableFacts(negative=(name,)))
+    field, cells = _declare_column(name, array.type, feature, array, TableFacts(negative=(name,)))
     return field, cells(array)
 
 
 def find_boxes(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
-    """Finds the column of a schema that holds boxes; its convention is known only if packstore has written it."""
+    """Finds the column of a schema that holds boxes, or returns None if there is none. Its convention is known only if
+    packstore has written the table."""
     found = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
     if found is None:
         return None
@@ -150,7 +151,8 @@ def find_boxes(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
 
 
 def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) -> dict[str, tuple[Field, CellReader]]:
-    """Declares each column on its own. Raises :class:`SourceError`."""
+    """Declares each column on its own. Raises :class:`SourceError` for two columns of one name, and for a type that no
+    field holds."""
     schema = first.schema
     if len(set(schema.names)) < len(schema.names):
         raise SourceError("its tables have two columns of one name")
@@ -159,15 +161,15 @@ def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) ->
     for number, name in enumerate(schema.names):
         column = (name, schema.types[number], features.get(name), first.column(number))
         try:
-            declared[name] = _declare(*column, facts, boxes=objects is not None and objects.column == name)
+            declared[name] = _declare_column(*column, facts, boxes=objects is not None and objects.column == name)
         except ValueError as error:
             raise SourceError(f"column {printable(name)!r}: {error}") from error
     return declared
 
 
 def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellReader]]) -> str:
-    """Returns the column of the main image: ``image`` or the first one; without any, a list of images. Raises
-    :class:`SourceError`."""
+    """Returns the column of the main image: ``image`` or the first one of images; without any, the first one of lists
+    of images. Raises :class:`SourceError` for tables without images."""
     for kind, usual in ((Image, "image"), (Images, "images")):
         found = [name for name, (field, _) in declared.items() if isinstance(field, kind)]
         if found:
@@ -176,35 +178,35 @@ def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellRead
     raise SourceError(f"no column holds images; columns: {columns[:500]}")
 
 
-def _label_columns(schema: Any, features: Mapping[str, Any], facts: TableFacts) -> list[str]:
+def _list_class_columns(schema: Any, features: Mapping[str, Any], facts: TableFacts) -> list[str]:
     """Lists the columns that are declared as classes, by their features or by all their texts."""
     labels = [name for name in schema.names if feature_type(features.get(name)) == "ClassLabel"]
     return labels + ([facts.classes[0]] if facts.classes is not None else [])
 
 
-def _choose_names(main: str, columns: list[str], labels: list[str]) -> dict[str, str]:
+def _choose_field_names(main: str, columns: list[str], labels: list[str]) -> dict[str, str]:
     """Returns the field name of each column: ``image`` for the main image, ``label`` for the only column of classes."""
     usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in columns else {})
     return usual | make_column_names((name for name in columns if name not in usual), usual.values())
 
 
-def _path_name(wanted: str, is_list: bool, used: set[str]) -> str:
-    """Returns the name of the field for the paths of files. Adds it to ``used``."""
+def _take_path_name(wanted: str, is_list: bool, used: set[str]) -> str:
+    """Makes the name of the field for the paths of files, and adds it to ``used``. A list of paths gets a plural."""
     found = next(iter(make_column_names([f"{wanted}s" if is_list else wanted], used).values()))
     used.add(found)
     return found
 
 
-def _later_images_column(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
+def _declare_later_images(column: str, facts: TableFacts, used: set[str]) -> TableColumn:
     """Declares the column of the images of a list after the first, which is the main image. Adds its name to
     ``used``."""
     name = next(iter(make_column_names([f"further_{column}"], used).values()))
     used.add(name)
-    path = None if column in facts.pathless else _path_name(f"{name}_path", True, used)
+    path = None if column in facts.pathless else _take_path_name(f"{name}_path", True, used)
     return TableColumn(name, column, Images(), later_files_cells, path)
 
 
-def _object_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
+def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: set[str]) -> list[TableColumn]:
     """Declares the columns of boxes and, unless another column has them, of labels. Adds their names to ``used``."""
     optional = objects.column in facts.optional
     if not objects.boxes:
@@ -219,11 +221,14 @@ def _object_columns(objects: ObjectColumn, facts: TableFacts, name: str, used: s
     return found
 
 
-def _declare(
+def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
-    """Declares a column, and returns the reader of its cells. With ``boxes``, logs no warning for class names that are
-    read as labels. Raises :class:`ValueError` for a type that no field holds."""
+    """Declares a column by its type, feature and first rows (``array``), and returns the reader of its cells.
+
+    Logs a warning for names of classes that JSON does not keep; not with ``boxes``, whose names become labels. Raises
+    :class:`ValueError` for a type that no field holds.
+    """
     types, type = load_pyarrow("pyarrow.types"), value_type(type)
     if is_file_struct(type) or is_binary(type):
         cells = file_cells if is_file_struct(type) else python_cells
@@ -242,7 +247,7 @@ def _declare(
     if types.is_temporal(type) or types.is_decimal(type):
         return Text(), text_cells
     if feature_type(feature) in ("Array2D", "Array3D", "Array4D", "Array5D"):
-        shape, dtype = _read_shape(feature)
+        shape, dtype = _read_array_shape(feature)
         return Array(dtype, shape), array_reader(shape, dtype)
     if is_list(type) and is_number(type.value_type):
         item, inner = type.value_type, item_feature(feature)
@@ -251,7 +256,7 @@ def _declare(
         if types.is_fixed_size_list(type):
             return Array(_DTYPES[str(item)], (type.list_size,)), vector_cells
         return Array(_DTYPES[str(item)], ragged=True), vector_cells
-    _check_json(type)
+    _refuse_non_json(type)
     if not boxes:
         warn_of_lost_names(name, feature)
     return Json(), json_cells
@@ -270,8 +275,9 @@ def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
     return Image() if is_image and isinstance(found, Bytes) else found
 
 
-def _read_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
-    """Reads shape and dtype from the feature of an array. Raises :class:`ValueError`."""
+def _read_array_shape(feature: Mapping[str, Any]) -> tuple[tuple[int, ...], str]:
+    """Reads shape and dtype from the feature of an array. Raises :class:`ValueError` if they are not those of an
+    array."""
     shape, dtype = feature.get("shape"), _DTYPES.get(str(feature.get("dtype")))
     if not isinstance(shape, list) or not all(type(n) is int and n > 0 for n in shape) or dtype is None:
         raise ValueError(f"its shape {shape!r:.80} and dtype {feature.get('dtype')!r:.80} are not those of an array")
@@ -290,34 +296,36 @@ def _holds_image_lists(type: Any, feature: Any, array: Any) -> bool:
     return begins_like_image(data[:16])
 
 
-def _check_json(type: Any, depth: int = 0) -> None:
-    """Raises :class:`ValueError` for a type that JSON cannot hold."""
+def _refuse_non_json(type: Any, depth: int = 0) -> None:
+    """Raises :class:`ValueError` for a type that JSON cannot hold: bytes, or more than 32 levels."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"is nested more than {_MAX_DEPTH} levels deep")
     if is_binary(type):
         raise ValueError("holds files in structs, or in lists of other files than images: write them one a column")
     for number in range(type.num_fields):
-        _check_json(type.field(number).type, depth + 1)
+        _refuse_non_json(type.field(number).type, depth + 1)
 
 
 def _classify_type(type: Any) -> ValueKind:
-    """Returns the kind of a column, or of the members of its objects, for :func:`find_object_column`."""
+    """Returns the kind of a column's items, or the kinds of the members of its objects, by name; see
+    :func:`_classify_item`. For :func:`find_object_column`."""
     types = load_pyarrow("pyarrow.types")
     if types.is_struct(type):
-        return {(each := type.field(n)).name: _classify_list(each.type) for n in range(type.num_fields)}
+        return {(each := type.field(n)).name: _classify_list_items(each.type) for n in range(type.num_fields)}
     if is_list(type) and types.is_struct(type.value_type):
         item = type.value_type
         return {(each := item.field(n)).name: _classify_item(each.type) for n in range(item.num_fields)}
-    return _classify_list(type)
+    return _classify_list_items(type)
 
 
-def _classify_list(type: Any) -> str:
+def _classify_list_items(type: Any) -> str:
     """Returns the kind of the items of a list, or ``""`` for other types."""
     return _classify_item(type.value_type) if is_list(type) else ""
 
 
 def _classify_item(type: Any) -> str:
-    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts."""
+    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts, and
+    ``""`` for other types."""
     types = load_pyarrow("pyarrow.types")
     if is_list(type):
         item = type.value_type

@@ -23,19 +23,21 @@ class ExportedTables(ExportedRows, TableSource):
     """Tables whose columns the export manifest declares."""
 
     def _ref_of(self, entry: Entry) -> Any:
+        """Returns the table's own ``ref``, without the record's number."""
         return entry.ref[1]
 
     def _with_values(self, entry: Entry, values: Any) -> Entry:
+        """Replaces the table's own ``ref`` by values; keeps the record's number."""
         return entry._replace(ref=(entry.ref[0], values))
 
     def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
         return _declare_held_columns(self._first_batch.schema, self.export_manifest)
 
     def _find_text_classes(self) -> None:
-        return None
+        """Finds none: the export manifest has the classes."""
 
     def _find_objects(self) -> None:
-        return None
+        """Finds none: the export manifest has the columns of boxes."""
 
 
 def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
@@ -72,7 +74,7 @@ def _raw_cells(array: Any) -> Cells:
 
 
 def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
-    """Makes cells that return numbers of a dtype."""
+    """Makes cells that return numbers: NumPy's from the array's memory if it has this dtype, else Python's."""
     if dtype == np.bool_ or array.type != load_pyarrow().from_numpy_dtype(dtype):
         return python_cells(array)
     # Conversion to Python's numbers would change the bits of a NaN.
@@ -81,7 +83,8 @@ def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
 
 
 def _array_cells(array: Any, column: Column) -> Cells:
-    """Makes cells that return nested lists as NumPy arrays; as stored bytes if dtype and classes allow it."""
+    """Makes cells that return nested lists as NumPy arrays; as stored bytes if a ragged column has this dtype and no
+    classes. The cells raise :class:`ValueError` for nulls in a list."""
     ragged = column.kind == "ragged"
     shape = (-1, *column.shape) if ragged else column.shape
 

@@ -53,7 +53,7 @@ def feature_type(feature: Any) -> str:
 
 
 def item_feature(feature: Any) -> Any:
-    """Returns the feature of the items of a list, or None if the feature is no list."""
+    """Returns the feature of the items of a list, or None if the feature is no list of one feature."""
     if isinstance(feature, list):
         return feature[0] if len(feature) == 1 else None
     return feature.get("feature") if feature_type(feature) in ("Sequence", "List", "LargeList") else None
@@ -73,13 +73,14 @@ def is_other_file(feature: Any) -> bool:
 
 
 def is_label(name: str, type: Any, feature: Any) -> bool:
-    """Tells if a column holds class numbers: by its feature, or without one by the name ``label``."""
+    """Tells if a column of whole numbers holds class numbers: by its feature, or without a feature by the name
+    ``label``."""
     named = feature is None and name.lower() == "label"
     return (named or feature_type(feature) == "ClassLabel") and bool(load_pyarrow("pyarrow.types").is_integer(type))
 
 
 def is_text_label(name: str, type: Any, feature: Any) -> bool:
-    """Tells if a column of texts may be the class of each row, by its name."""
+    """Tells if a column of texts without a feature may be the class of each row, by its name."""
     return feature is None and is_text(value_type(type)) and is_label_name(name_words(name))
 
 
@@ -120,7 +121,7 @@ def drop_repeated_names(column: str, names: tuple[str, ...] | None) -> tuple[str
 
 
 def _find_class_names(feature: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yields the path and the names of each ``ClassLabel`` within a feature."""
+    """Yields the path and the names of each ``ClassLabel`` within a feature, at most 32 levels deep."""
     names = class_names(feature)
     if names is not None:
         yield path, names

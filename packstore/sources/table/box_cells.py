@@ -35,7 +35,7 @@ def letters_and_digits(name: str) -> str:
 
 
 def parse_number_cell(value: Any) -> float | None:
-    """Returns the number in a cell, or None for other values and NaN."""
+    """Returns the number in a cell, or None for other values, booleans, NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -46,12 +46,13 @@ def parse_number_cell(value: Any) -> float | None:
 
 
 def is_blank(value: Any) -> bool:
-    """Tells if a cell has no value."""
+    """Tells if a cell has no value: None, an empty text or NaN."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """Finds the four columns with names of a box's numbers, and their convention; empty if there are no four."""
+    """Finds the four columns with names of a box's numbers (``xmin`` …), and their convention. Returns both empty if
+    there are no such four."""
     plain = {letters_and_digits(name): name for name in names}
     for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
         for four in sets:

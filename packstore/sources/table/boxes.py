@@ -23,12 +23,13 @@ def find_convention(
         where: Name of the table, for messages.
         roles: Names the columns of the boxes.
         rows: Place and cells of each row.
-        sized: Sides of the images of some rows; a convention that puts boxes outside of them is wrong.
-        said: Convention that the user names; then rows are only checked.
+        sized: Width and height of the image of some rows, by row number; they exclude conventions that put boxes
+            outside of an image.
+        said: Convention that the user names: it is returned, once all rows are checked.
 
     Raises:
         AmbiguousSourceError: The boxes fit several conventions.
-        SourceError: A row has no box.
+        SourceError: A row has no valid box.
     """
     ranges, measured = BoxRanges(), BoxRanges()
     for number, block in enumerate(batch_rows(rows)):
@@ -72,7 +73,8 @@ def find_convention(
 
 
 def read_row_boxes(cells: Mapping[str, Any], columns: Sequence[str]) -> list[list[float]]:
-    """Reads the boxes of a row; none if all cells are blank. Raises :class:`ValueError`."""
+    """Reads the boxes of a row; none if all cells are blank. Raises :class:`ValueError` for a cell that is no number,
+    or no box."""
     values = [cells.get(name) for name in columns]
     if all(map(is_blank, values)):
         return []

@@ -34,13 +34,9 @@ class ClassColumn:
             raise SourceError(f"{where}: more than {_MAX_CLASSES:,} classes in {printable(roles.label)}")
         self.names = tuple(sorted({part for text in facts.texts for part in self._split_classes(text)}))
 
-    def single_class(self, value: Any) -> Any:
-        """Returns the only class in a cell. Raises :class:`ValueError` for none or several."""
-        return self.class_per_box(value, 1)[0]
-
     def class_per_box(self, value: Any, boxes: int) -> list[Any]:
-        """Returns a class for each box of a row: the only class of the cell, or one for each. Raises
-        :class:`ValueError`."""
+        """Returns a class for each box of a row: the only class of the cell for all boxes, or one class for each.
+        Raises :class:`ValueError` for any other number of classes."""
         found = self.all_classes(value)
         if len(found) not in (1, boxes):
             raise ValueError(f"{boxes} boxes have {len(found)} classes" if found else "a box has no class")
@@ -77,7 +73,7 @@ class FlagColumns:
         several: bool,
     ) -> None:
         """``rows`` yields place and cells of all ``records`` rows. ``several``: some image has several rows. Raises
-        :class:`SourceError`."""
+        :class:`SourceError` if a column has other values than 0, 1, -1 and blank cells."""
         self._names, self._rows, self._several = names, rows, several
         self._values: set[int | None] = set()
         for name in names:
@@ -88,7 +84,8 @@ class FlagColumns:
 
     @cached_property
     def fields(self) -> dict[str, Field]:
-        """Declarations of the columns."""
+        """Fields of the store's columns: ``label``; or ``labels``, ``uncertain`` and ``unmentioned``. Reads all
+        rows."""
         if (
             self._values <= {0, 1}
             and not self._several
@@ -99,7 +96,7 @@ class FlagColumns:
         found |= {UNCERTAIN: Labels(tuple(self._names), of=False)} if -1 in self._values else {}
         return found | ({BLANK: Labels(tuple(self._names), of=False)} if None in self._values else {})
 
-    def values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def flag_values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns the values of an image, from the cells of its rows."""
         if "label" in self.fields:
             return {"label": self._classes_flagged(1, rows)[0]}
@@ -111,5 +108,5 @@ class FlagColumns:
         return {name: value for name, value in every.items() if name in self.fields}
 
     def _classes_flagged(self, wanted: int | None, rows: list[dict[str, Any]]) -> list[str]:
-        """Returns the classes that have a flag in one of the rows."""
+        """Returns the classes whose cell is ``wanted`` (1, 0, -1 or None for blank) in one of the rows."""
         return [name for name in self._names if any(parse_flag(cells.get(name)) == wanted for cells in rows)]

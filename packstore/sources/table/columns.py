@@ -61,7 +61,7 @@ class ColumnFacts:
     numbers: int = 0
 
     def add(self, value: Any, *, text: bool) -> None:
-        """Adds the value of a cell; ``text`` for a table of texts."""
+        """Updates all facts by the value of a cell. ``text``: the table holds only texts, so numbers are parsed."""
         self.values.add(value, text=text)
         blank = value in (None, "")
         self.empty |= value == ""
@@ -99,7 +99,7 @@ class ColumnFacts:
         """Number of values that are not blank."""
         return self.values.count - self.values.missing
 
-    def separator(self) -> str:
+    def find_separator(self) -> str:
         """Returns the separator of classes within cells; empty if each cell is one class. Cells have several classes
         if their parts occur as whole cells, too, or if there are fewer different parts than cells."""
         for each in _SEPARATORS if self.texts else "":
@@ -144,27 +144,27 @@ class Roles:
 
 
 def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> Roles:
-    """Finds the meanings of all columns except those of images. Raises :class:`UsageError` for given columns that do
-    not exist."""
+    """Finds the meanings of all columns except those of images: first by ``given``, the columns that the user names by
+    role, then by names and values. Raises :class:`UsageError` for given columns that do not exist."""
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
     found = Roles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
-    found.split = next(iter(given.get("split", ())), "") or _remove(free, _find_split(free))
+    found.split = next(iter(given.get("split", ())), "") or _take_column(free, _find_split_column(free))
     found.boxes, found.convention, bare_label = tuple(given.get("boxes", ())), "", ""
     if not found.boxes:
-        found.boxes, found.convention, bare_label = _find_boxes(free, header)
-        _remove_all(free, found.boxes)
+        found.boxes, found.convention, bare_label = _find_box_columns(free, header)
+        _remove_columns(free, found.boxes)
         if not found.boxes:
-            found.runs = _remove(free, next((n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs
-                                           and free[n].filled), ""))  # fmt: skip
+            runs = (n for n in free if letters_and_digits(n) == _RUN_NAMES[0] and free[n].runs and free[n].filled)
+            found.runs = _take_column(free, next(runs, ""))
     if "keypoints" in given:
         names = given["keypoints"]
         found.points = tuple((_point_name(x), x, y) for x, y in zip(names[::2], names[1::2], strict=True))
     elif not found.boxes:
-        found.points = _find_points(free)
-        _remove_all(free, [name for _, x, y in found.points for name in (x, y)])
+        found.points = _find_point_columns(free)
+        _remove_columns(free, [name for _, x, y in found.points for name in (x, y)])
     labels = given.get("labels", ())
     if len(labels) > 1:
         found.flags = tuple(labels)
@@ -172,41 +172,42 @@ def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[st
         found.label = labels[0] if labels else given["label"][0]
         found.several = bool(labels)
     else:
-        found.label = bare_label or _find_label(free, header, bool(found.boxes or found.runs))
-        _remove_all(free, [found.label])
+        found.label = bare_label or _find_label_column(free, header, bool(found.boxes or found.runs))
+        _remove_columns(free, [found.label])
     if found.label:
         one = facts[found.label]
         plain = "label" not in given and one.values.kinds <= {"text"} and not one.lists
-        found.separator = one.separator() if plain else ""
+        found.separator = one.find_separator() if plain else ""
         found.several |= bool(found.separator) or bool(one.filled and one.lists)
     elif not found.flags:
-        found.flags = _find_flags(free, alone=not (found.split or found.boxes or found.points))
-        _remove_all(free, found.flags)
+        found.flags = _find_flag_columns(free, alone=not (found.split or found.boxes or found.points))
+        _remove_columns(free, found.flags)
     found.rest = tuple(free)
     return found
 
 
-def _remove(free: dict[str, ColumnFacts], name: str) -> str:
+def _take_column(free: dict[str, ColumnFacts], name: str) -> str:
     """Removes a column from ``free``, and returns its name."""
     free.pop(name, None)
     return name
 
 
-def _remove_all(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
+def _remove_columns(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
     """Removes columns from ``free``."""
     for name in names:
         free.pop(name, None)
 
 
-def _find_split(free: Mapping[str, ColumnFacts]) -> str:
+def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
     """Finds the column of splits; empty for none."""
     return next(
         (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled), ""
     )
 
 
-def _find_boxes(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
-    """Finds columns of boxes, their convention, and without a header the column of their classes."""
+def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
+    """Finds columns of boxes, their convention if the names imply it, and without a header the column of classes.
+    All are empty if there are no boxes."""
     if not header:
         listed = list(free)
         kinds = "".join(
@@ -224,8 +225,9 @@ def _find_boxes(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[st
     return ((cells[0],), "".join(said), "") if said is not None and len(said) == 1 else ((), "", "")
 
 
-def _find_points(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
-    """Finds pairs of columns, such as ``nose_x`` and ``nose_y``, with pixels; at least three pairs."""
+def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
+    """Finds pairs of columns such as ``nose_x`` and ``nose_y`` with positions in pixels. Returns fewer than three pairs
+    as none."""
     pairs = []
     by_name = {name.lower(): name for name in free}
     for name in free:
@@ -245,7 +247,7 @@ def _point_name(column: str) -> str:
     return re.sub(r"[ _.-]?x$|^x[ _.-]?", "", column, flags=re.I) or column
 
 
-def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
+def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
     """Finds the column of classes by name and values; empty for none."""
     kinds = {
         n: each.values.kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
@@ -269,13 +271,14 @@ def _find_label(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool)
     only = fitting[0]
     one = free[only]
     if "text" in kinds[only]:
-        repeated = one.texts is not None and (2 * len(one.texts) <= one.filled or one.separator() != "")
+        repeated = one.texts is not None and (2 * len(one.texts) <= one.filled or one.find_separator() != "")
         return only if repeated or with_boxes else ""
     return only if not header or with_boxes else ""
 
 
-def _find_flags(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
-    """Finds columns of 0 and 1 that are a class each; with ``alone``, two are enough if there are no other columns."""
+def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
+    """Finds columns of 0 and 1 that are a class each. Returns fewer than four as none; with ``alone``, two are enough
+    if there are no other columns."""
     found = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
     if not any(1 in (free[name].flags or ()) for name in found):
         return ()
@@ -284,15 +287,17 @@ def _find_flags(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]
 
 
 def parse_flag(value: Any) -> int | None:
-    """Returns the flag in a cell, 0, 1 or -1, or None for a blank cell."""
+    """Returns the flag in a cell, 0, 1 or -1, or None for a blank cell and other values."""
     shown = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return _FLAGS.get(shown)
 
 
 def convert_runs(text: str, width: int, height: int) -> tuple[list[float], dict[str, Any]]:
-    """Converts the run lengths of a mask, and returns its box with them: ``start length …`` column by column from 1,
-    as in Kaggle's ``EncodedPixels``, become COCO's, which begin with the background. Raises :class:`ValueError` for
-    runs outside of the image."""
+    """Converts the run lengths of a mask from Kaggle's form to COCO's, and returns the mask's box with them.
+
+    Kaggle's ``EncodedPixels`` are pairs ``start length …``, column by column, from 1. COCO's are lengths alone, of
+    background and mask by turns. Raises :class:`ValueError` for runs outside of the image, or not in order.
+    """
     counts, at = [], 0
     left, top, right, bottom = width, height, 0, 0
     numbers = list(map(int, text.split()))

@@ -1,4 +1,4 @@
-"""Finds tables in a tree whose rows name the images there; reads all of their rows."""
+"""Finds the tables in a tree whose rows name its images; reads all rows of each possible table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _IDS = re.compile(r".*(image|img|file|path|name|photo|picture|^id|_id|uuid).*", 
 
 @dataclass(slots=True)
 class Table:
-    """Table, and how it names images.
+    """Table, and how its rows name images.
 
     Attributes:
         file: Path in the tree.
@@ -61,9 +61,9 @@ class Table:
         return read_table(tree, self.file, self.header)
 
 
-def list_candidates(tree: Tree) -> list[str]:
-    """Lists files with the suffix of a table, but for known names of other files, and for folders with many files of
-    one suffix."""
+def list_possible_tables(tree: Tree) -> list[str]:
+    """Lists files with the suffix of a table. Leaves out names of other files (``README.txt``, sample submissions), and
+    folders with more than 16 files of the suffix."""
     found = []
     for folder, contents in list_contents(tree).folders.items():
         for suffix in SUFFIXES:
@@ -74,7 +74,7 @@ def list_candidates(tree: Tree) -> list[str]:
 
 
 def find_sample_submissions(tree: Tree) -> list[str]:
-    """Finds Kaggle's forms to fill in."""
+    """Finds Kaggle's sample submissions by their names: forms to fill in."""
     return [
         join(folder, name)
         for folder, contents in list_contents(tree).folders.items()
@@ -84,11 +84,18 @@ def find_sample_submissions(tree: Tree) -> list[str]:
 
 
 def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> list[Table]:
-    """Finds the tables whose rows name images. Reads all candidates whole.
+    """Finds the tables whose rows name images. Reads all possible tables whole.
 
-    Raises :class:`SourceError` for a damaged table that names images, and :class:`AmbiguousSourceError` if several
-    columns or folders are possible."""
-    files = list_candidates(tree)
+    Args:
+        tree: The tree of images and tables.
+        given: Columns that the user names, by role (``image``).
+        named: The user has named the kind of source, so that tables need not be certain.
+
+    Raises:
+        AmbiguousSourceError: Several columns may name the main image, or several folders the images.
+        SourceError: A table that names images is damaged.
+    """
+    files = list_possible_tables(tree)
     if not files:
         return []
     index = ImageIndex(tree)
@@ -98,9 +105,9 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
     return [table for table in found if table is not None]
 
 
-def separate_copies(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """Separates tables that repeat others: a table without a split whose rows are all rows of the tables of splits
-    together. Returns the other tables, and the repeating ones."""
+def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
+    """Separates tables that repeat others: a table without a split that has exactly the rows of all tables of splits
+    together. Returns the tables to read, and the repeating ones. Reads all rows if both occur."""
     parts = [table for table in tables if table.split]
     copies = []
     if len({table.split for table in parts}) > 1 and len(parts) < len(tables):
@@ -115,9 +122,10 @@ def _count_rows(tree: Tree, table: Table) -> Counter[int]:
 
 
 def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
-    """Tells if lines of a text file beside the tables begin with images, so that its content would be left out."""
+    """Tells if a text file beside the tables has several lines that begin with an image: its content would be left
+    out."""
     index, known = ImageIndex(tree), {file for table in tables for file in table.files}
-    for file in list_candidates(tree):
+    for file in list_possible_tables(tree):
         if file in known or suffix_of(file) not in (".txt", ".lst"):
             continue
         lines = read_whole(tree, file, MAX_BYTES).decode("utf-8", "replace").splitlines()
@@ -132,8 +140,10 @@ def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
 def examine_table(
     tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool
 ) -> Table | None:
-    """Finds the column of a table that names images, or returns None if no column does. Raises
-    :class:`AmbiguousSourceError`."""
+    """Reads a table whole, and finds its columns that name images; see :func:`find_tables` for arguments and errors.
+
+    Returns None if no column certainly names images, and for a damaged text or JSON file that may be something else.
+    """
     counters: dict[str, NamingCounter] = {}
     first: dict[str, Any] = {}
     rows = 0
@@ -191,7 +201,7 @@ def examine_table(
 
 
 def _limit_columns(names: Mapping[str, Any]) -> list[str]:
-    """Returns the columns that are searched for names of images: of very many, the first and the last ones."""
+    """Returns the columns that are searched for names of images: of more than 48, the first and the last 24."""
     listed = list(names)
     return listed if len(listed) <= _SEARCHED else [*listed[: _SEARCHED // 2], *listed[-_SEARCHED // 2 :]]
 
@@ -215,7 +225,8 @@ def _is_image_column(name: str, way: Naming) -> bool:
 
 
 def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
-    """Finds the column of the main image. Raises :class:`AmbiguousSourceError`."""
+    """Finds the column of the main image: by a usual name, by the number of images that it names, or the one that is
+    not of masks. Raises :class:`AmbiguousSourceError` for several columns of unusual names."""
     best = max((way.images, not way.by_stem) for way in likely.values())
     names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
     usual = [name for name in names if name.lower() in FILE_COLUMNS]

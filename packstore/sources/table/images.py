@@ -22,8 +22,8 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """Index of all images of a tree by hashes of their names and stems: alone, and with the last folder, and with
-    the last two. Takes some 100 bytes an image."""
+    """Index of all images of a tree by hashes of their names and stems: alone, with the last folder of their path, and
+    with the last two. Images are numbered from 0. Takes some 100 bytes an image."""
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
@@ -57,9 +57,13 @@ class ImageIndex:
         return len(self._folder)
 
     def find(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
-        """Yields the numbers of the images that each pair of folder and name may mean; with ``whole_path``, only
-        images in a folder with the same last names. Yields at most 64 for each pair: many folders may have a bare
-        name."""
+        """Yields the numbers of the images that each pair of folder and name may mean, at most 64 a pair.
+
+        Args:
+            pairs: Folder and name in each cell of a table; the folder may be empty.
+            by_stem: Names have no suffix.
+            whole_path: The last folders must be equal, too; otherwise only names count.
+        """
         hashes, order = self._hashes[by_stem], self._orders[by_stem]
 
         def search(keys: Iterable[str]) -> list[tuple[int, int]]:
@@ -85,12 +89,13 @@ class ImageIndex:
 
 
 def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
-    """Joins a name to the last folders of its path."""
+    """Joins a name to the last folders of its path: ``b/x.jpg`` for the folder ``a/b``."""
     return "/".join((*folder.split("/")[-folders:], name))
 
 
 def split_path(value: Any) -> tuple[str, str] | None:
-    """Splits a cell into folder and name, or returns None for a cell that is not a path."""
+    """Splits a cell into folder and name, without ``file://`` and empty parts. Whole numbers are names. Returns None
+    for a cell that is not a path."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value or len(value) > 4096 or "\n" in value or "\0" in value:
@@ -133,8 +138,9 @@ class Naming:
             yield None if chosen is None else index.path(places[chosen], name, self.by_stem)
 
     def find_base(self, place: str, folder: str) -> str | None:
-        """Returns the folder in which the path ``folder`` leads to ``place``, or None if it cannot. If the first parts
-        of ``folder`` are of another machine, returns ``..`` for each of them."""
+        """Returns the base folder from which the path ``folder``, of a cell, leads to the folder ``place`` of an image;
+        None if there is none. If the first parts of ``folder`` are of another machine, returns ``..`` for each of
+        them. Without ``whole_path``, every place is a base."""
         if not self.whole_path or not folder:
             return place
         if place == folder:
@@ -154,7 +160,7 @@ class NamingCounter:
         self._images = [array("q") for _ in self._ways]
 
     def add(self, values: Iterable[Any]) -> None:
-        """Adds some values of the column."""
+        """Counts some values of the column, in order."""
         divided = [pair for value in values if (pair := split_path(value)) is not None]
         for n, way in enumerate(self._ways):
             way.rows += len(divided)
@@ -176,7 +182,8 @@ class NamingCounter:
         return self._images[self._ways.index(self._best_way())].tolist()
 
     def best_naming(self, hint: str) -> Naming | None:
-        """Returns the way that fits best; ``hint`` is the path of the table, whose words decide between folders."""
+        """Returns the way that fits best, with its counts and folders; None if no value names an image. ``hint`` is the
+        path of the table, whose words decide between folders."""
         found = self._best_way()
         n = self._ways.index(found)
         found.images = len(np.unique(np.array(self._images[n], np.int64)))
@@ -207,8 +214,8 @@ def _order_bases(bases: Counter[str], hint: str) -> list[str]:
 
 
 def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """Returns the first two folders if the same rows name images in both and only the order of names decides; else
-    empty."""
+    """Returns the first two folders if rows name as many images in both, and neither is beside the table or shares more
+    words with its path; else nothing."""
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()
     one, other = ordered[:2]
@@ -229,12 +236,13 @@ def words_of_path(path: str) -> set[str]:
 
 
 def find_split_words(words: Iterable[str]) -> set[str]:
-    """Returns the splits that words mean."""
+    """Returns the splits that words mean: ``train``, ``val``, ``test``."""
     return {_SPLIT_WORDS[word] for word in words if word in _SPLIT_WORDS}
 
 
 def batch_rows(rows: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yields lists of some thousand rows. Rows before a :class:`SourceError` are yielded before it is raised."""
+    """Yields lists of 4096 rows, the last one shorter. If reading raises :class:`SourceError`, yields the rows before
+    it first."""
     block: list[Any] = []
     try:
         for row in rows:

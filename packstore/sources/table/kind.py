@@ -8,7 +8,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents, suffix_of
-from packstore.sources.table.finding import find_tables, has_unread_lists, separate_copies
+from packstore.sources.table.finding import find_tables, has_unread_lists, separate_repeated_tables
 from packstore.sources.table.images import find_split_words, words_of_path
 from packstore.sources.table.joining import join_tables
 from packstore.sources.table.open_images import is_open_images_boxes
@@ -21,7 +21,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:
         return Certainty.NO
-    found = join_tables(tree, separate_copies(tree, tables)[0])
+    found = join_tables(tree, separate_repeated_tables(tree, tables)[0])
     # Images of another split, such as a test set, may have no rows; others raise a question. Lists without a header,
     # and several tables, are often a part of a dataset of many files, so they must name all images.
     lists = any(suffix_of(table.file) in (".txt", ".lst") for table in found)

@@ -35,7 +35,7 @@ from packstore.sources.ignoring import escape_pattern
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.table.columns import ColumnFacts
-from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_candidates
+from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables
 from packstore.sources.table.reading import read_cells
 from packstore.sources.table.source import TableSource
 from packstore.sources.tree import Tree
@@ -197,7 +197,7 @@ def find_square_shape(count: int) -> tuple[int, int, int] | None:
 def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[PixelTable]:
     """Finds the tables whose first line has columns of pixels. Raises :class:`AmbiguousSourceError` if there is no
     header, and the label could be the first or the last number."""
-    files = [file for file in list_candidates(tree) if suffix_of(file) in _SUFFIXES]
+    files = [file for file in list_possible_tables(tree) if suffix_of(file) in _SUFFIXES]
     return [table for file in files if (table := _examine_table(tree, file, given)) is not None]
 
 
@@ -247,7 +247,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         return Certainty.NO
     others = Counter(
         file
-        for file in list_candidates(tree)
+        for file in list_possible_tables(tree)
         if file not in found and not _NOTES.fullmatch(name := file.rpartition("/")[2]) and not SAMPLE.fullmatch(name)
     )
     return Certainty.PARTIAL if others else Certainty.CERTAIN

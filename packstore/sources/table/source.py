@@ -36,7 +36,7 @@ from packstore.sources.table.finding import (
     find_sample_submissions,
     find_tables,
     refuse_unknown_image_column,
-    separate_copies,
+    separate_repeated_tables,
 )
 from packstore.sources.table.images import ImageIndex, batch_rows
 from packstore.sources.table.joining import JoinedRows, join_tables
@@ -92,9 +92,10 @@ class TableSource(FileRowSource):
         self.evidence = self._describe_evidence()
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
-        """Finds the tables for ``_tables``. Raises :class:`SourceError` if there is none."""
+        """Finds the tables, joined and without copies, and sets ``_tables`` and ``_copies``. Raises
+        :class:`SourceError` if there is none."""
         self._tables: Sequence[Any]
-        tables, self._copies = separate_copies(self.tree, find_tables(self.tree, given, self.options.named))
+        tables, self._copies = separate_repeated_tables(self.tree, find_tables(self.tree, given, self.options.named))
         self._tables = join_tables(self.tree, tables)
         refuse_unknown_image_column(given, self._tables, self.tree)
         if not self._tables:
@@ -104,7 +105,8 @@ class TableSource(FileRowSource):
             )
 
     def _read_all(self) -> Iterator[Any]:
-        """Yields place and cells of each row that names an image."""
+        """Yields place and cells of each row that names an image, with the cells of joined tables; counts the other
+        rows in ``_missing``."""
         index = ImageIndex(self.tree)
         numbers: dict[bytes, int] = {}
         self._table_of = array("q")
@@ -122,13 +124,13 @@ class TableSource(FileRowSource):
                         continue
                     cells = {name: value for name, value in row.cells.items() if name != table.image}
                     cells = joined.join_cells(image, cells)
-                    self._note_row(image, cells, place, numbers)
+                    self._record_row(image, cells, place, numbers)
                     yield [row.place, cells | {name: found[n] for name, found in others.items()}]
             for image, cells in joined.remaining_images():
-                self._note_row(image, cells, place, numbers)
+                self._record_row(image, cells, place, numbers)
                 yield [self.tree.name(table.joined[0].file), cells]
 
-    def _note_row(self, image: str, cells: Mapping[str, Any], place: int, numbers: dict[bytes, int]) -> None:
+    def _record_row(self, image: str, cells: Mapping[str, Any], place: int, numbers: dict[bytes, int]) -> None:
         """Records the owner of a row of the table at ``place``, and facts about its cells. Raises
         :class:`AmbiguousSourceError` for an image that another table names."""
         table = self._tables[place]
@@ -154,7 +156,8 @@ class TableSource(FileRowSource):
         )
 
     def _assign_splits(self) -> None:
-        """Assigns each image its split: by the column of splits, else by its table's path, else by its own path."""
+        """Assigns each image its split: by the column of splits, else by its table's path, else by its own path.
+        Raises :class:`SourceError` for an image in two splits, and for more than 100 splits."""
         tables = [table.split for table in self._tables]
         by_path = not self._roles.split and not any(tables)
         own = [_find_split_in_path(name) for name in self._names] if by_path else []
@@ -184,7 +187,7 @@ class TableSource(FileRowSource):
         return {name: list(dict.fromkeys(c[name] for c in rows if c.get(name) is not None)) for name in self._further}
 
     def _describe_evidence(self) -> str:
-        """Returns the evidence of the source: tables, and columns by role."""
+        """Formats the tables, and their columns by role, as the evidence of the source."""
         roles = self._roles
         table = self._tables[0]
         parts = [f"image={table.image}", *(f"image={name}" for name in self._further)]
@@ -217,6 +220,7 @@ class TableSource(FileRowSource):
         return in_packing_order(self._split_names)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields one row for each image of a split, with its number and the paths of its further images."""
         number = self._split_names.index(split)
         for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
             values: dict[str, Any] = {"entry": image}
@@ -226,6 +230,7 @@ class TableSource(FileRowSource):
             yield FileRow(self._names[image].decode("utf-8", "surrogateescape"), values)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the columns of the store: by the roles of the tables' columns, and one for each other column."""
         roles = self._roles
         found: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
@@ -257,12 +262,14 @@ class TableSource(FileRowSource):
         return found
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads the image, its further images, and the cells of all its rows."""
         found = dict(super().values(ref))
         rows = [cells for _, cells in self._image_rows(found.pop("entry"))]
         return found | self._build_values(rows, found[self.main])
 
     def _build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
-        """Builds the values of an image, without the image, from the cells of its rows. Raises :class:`ValueError`."""
+        """Builds the values of an image, without the image, from the cells of its rows. Raises :class:`ValueError` for
+        a cell that cannot be converted."""
         roles = self._roles
         found, boxed = self._read_boxes(rows, image)
         if roles.label:
@@ -271,7 +278,7 @@ class TableSource(FileRowSource):
             labels = found["labels"] if "labels" in found else [found["label"]]
             found["parents"] = [self._parents.get(each, ()) for each in labels or ()]
         if roles.flags:
-            found |= self._flag_columns.values(rows)
+            found |= self._flag_columns.flag_values(rows)
         if roles.points:
             found |= self._read_points(rows[0])
         for name in roles.rest:
@@ -325,6 +332,7 @@ class TableSource(FileRowSource):
 
     @property
     def _table_files(self) -> list[str]:
+        """Paths of all tables, joined ones included."""
         return [file for table in self._tables for file in table.files]
 
     @cached_property
@@ -469,7 +477,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _measured_sides(self) -> dict[int, tuple[int, int]]:
-        """Sides of the images of some rows, by row, which exclude conventions that put boxes outside."""
+        """(width, height) of about 512 images, spread over all, by the number of each of their rows. They exclude
+        conventions that put boxes outside an image. Images without a readable header are left out."""
         found: dict[int, tuple[int, int]] = {}
         step = max(1, len(self._names) // _MEASURED)
         for image in range(0, len(self._names), step):
@@ -483,7 +492,7 @@ class TableSource(FileRowSource):
 
 
 def _read_sides(image: bytes) -> tuple[int, int]:
-    """Reads width and height in the header of an image file. Raises :class:`ValueError`."""
+    """Reads width and height in the header of an image file. Raises :class:`ValueError` if it is no image."""
     try:
         info = sniff(image)
     except HeaderError as error:
