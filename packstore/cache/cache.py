@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from packstore.cache.folder import CacheEntry, CacheFolder, date_stamp
-from packstore.cache.locks import hand_over
+from packstore.cache.locks import unregister_descriptor
 from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, printable
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Cache:
         """
         return self._open_or_fetch(_address_name(address), nbytes, fetch, None, url)
 
-    def file_at_address(self, address: str) -> Path:
+    def path_of_address(self, address: str) -> Path:
         """Returns the file of an object of :meth:`open_by_address`; it exists while its descriptor is open."""
         return self._folder.whole / _address_name(address)
 
@@ -117,7 +117,7 @@ class Cache:
         permitted.
         """
         path = self._folder.whole / digest
-        with self._folder.writing():
+        with self._folder.raise_as_cache_errors():
             try:
                 os.utime(path, ns=(path.lstat().st_atime_ns, 1), follow_symlinks=False)
             except OSError as error:
@@ -131,7 +131,7 @@ class Cache:
             try:
                 descriptor = self._open_cached(name, nbytes, digest)
                 if descriptor is None:
-                    descriptor = self._fetch(name, nbytes, fetch, digest, url)
+                    descriptor = self._fetch_object(name, nbytes, fetch, digest, url)
             except CacheError as error:
                 removed += isinstance(error.__cause__, FileNotFoundError)
                 if not isinstance(error.__cause__, FileNotFoundError) or removed > _TRIES:
@@ -155,7 +155,7 @@ class Cache:
                     "another folder with --cache or PACKSTORE_CACHE"
                 )
             _log.warning("the cache %s: %s is damaged, and is fetched again", printable(str(self.root)), name)
-            with self._folder.writing():
+            with self._folder.raise_as_cache_errors():
                 self._folder.remove_damaged(descriptor, name)
             return None
         finally:
@@ -182,7 +182,7 @@ class Cache:
             _proven.add(key)
         return True
 
-    def _fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
+    def _fetch_object(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
         """Fetches an absent object, evicting others if need be; returns its descriptor, or None if another process was
         quicker.
         """
@@ -195,8 +195,8 @@ class Cache:
                 "name another folder with --cache or PACKSTORE_CACHE"
             )
         folder.prepare()
-        with folder.writing():
-            claimed = folder.claim(name, self.patience_seconds)
+        with folder.raise_as_cache_errors():
+            claimed = folder.claim_part_file(name, self.patience_seconds)
         if claimed is None:
             return None
         descriptor, path = claimed
@@ -204,17 +204,17 @@ class Cache:
         try:
             if os.path.lexists(folder.whole / name):
                 return None  # another process has fetched it meanwhile
-            with folder.writing():
-                folder.reserve(descriptor, nbytes, self.budget)
+            with folder.raise_as_cache_errors():
+                folder.reserve_bytes(descriptor, nbytes, self.budget)
             self._write_fetched(descriptor, nbytes, fetch, digest)
-            with folder.writing():
+            with folder.raise_as_cache_errors():
                 if url:
-                    folder.note_url(descriptor, url)
-                published = folder.publish(descriptor, path, name)
-            return hand_over(descriptor) if published else None
+                    folder.store_url_attribute(descriptor, url)
+                published = folder.publish_object(descriptor, path, name)
+            return unregister_descriptor(descriptor) if published else None
         finally:
             if not published:
-                folder.abandon(descriptor, path)
+                folder.remove_claimed_file(descriptor, path)
 
     def _write_fetched(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
         """Writes the fetched bytes to a file; fetches again if they are damaged. Raises :class:`DamagedObjectError`."""
@@ -235,7 +235,7 @@ class Cache:
                 size += len(view)
                 if size <= nbytes:
                     sha.update(view)
-                    self._write(descriptor, view, nbytes)
+                    self._write_bytes(descriptor, view, nbytes)
             if size == nbytes and digest in (None, sha.hexdigest()):
                 return
         if size != nbytes:
@@ -246,9 +246,9 @@ class Cache:
             f"an object of {nbytes:,} bytes came damaged {_TRIES} times, {last}; packstore verify proves the store"
         )
 
-    def _write(self, descriptor: int, view: memoryview, nbytes: int) -> None:
+    def _write_bytes(self, descriptor: int, view: memoryview, nbytes: int) -> None:
         """Writes bytes to a file. Raises :class:`DiskFullError` if the disk is full."""
-        with self._folder.writing():
+        with self._folder.raise_as_cache_errors():
             while view:
                 try:
                     view = view[os.write(descriptor, view) :]

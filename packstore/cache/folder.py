@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from packstore.cache.locks import NoLocksError, lock, register_descriptor, release
+from packstore.cache.locks import NoLocksError, register_descriptor, try_lock, unlock_and_close
 from packstore.core.errors import CacheError, CacheFullError, DiskFullError, printable
 from packstore.core.files import beyond_standard_streams
 
@@ -88,7 +88,7 @@ class CacheFolder:
         Raises:
             CacheError: It cannot be created or written, holds other files and is not a cache, or has no locks.
         """
-        with self.writing():
+        with self.raise_as_cache_errors():
             self.root.mkdir(parents=True, exist_ok=True)
             foreign = sorted({entry.name for entry in self.root.iterdir()} - _NOT_COUNTED)
             if foreign and not self._marker.is_file():
@@ -106,16 +106,16 @@ class CacheFolder:
 
     def _prove_locks(self) -> None:
         """Raises :class:`NoLocksError` if the file system grants a second exclusive lock."""
-        with self.exclusive():
-            other = register_descriptor(self._open(self._marker, os.O_RDWR))
+        with self.lock_cache():
+            other = register_descriptor(self._open_file(self._marker, os.O_RDWR))
             try:
-                if lock(other, self.root):
+                if try_lock(other, self.root):
                     raise NoLocksError(self.root)
             finally:
-                release(other)
+                unlock_and_close(other)
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def raise_as_cache_errors(self) -> Iterator[None]:
         """Turns an :class:`OSError` in the context into a :class:`CacheError`."""
         try:
             yield
@@ -129,21 +129,21 @@ class CacheFolder:
         return self.whole.is_dir() and not os.access(self.whole, os.W_OK)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def lock_cache(self) -> Iterator[None]:
         """Locks the cache: in the context, no other process reserves, publishes or removes. For short work only.
 
         Lets :class:`OSError` pass.
         """
-        descriptor = register_descriptor(self._open(self._marker, os.O_RDWR))
+        descriptor = register_descriptor(self._open_file(self._marker, os.O_RDWR))
         try:
-            if not lock(descriptor, self.root, seconds=_BUSY_SECONDS):
+            if not try_lock(descriptor, self.root, seconds=_BUSY_SECONDS):
                 raise CacheError(
                     f"the cache {printable(str(self.root))} has been locked for {_BUSY_SECONDS:.0f} s: a process that "
                     "uses it has stopped; end it, or name another folder with --cache or PACKSTORE_CACHE"
                 )
             yield
         finally:
-            release(descriptor)
+            unlock_and_close(descriptor)
 
     def open_object(self, name: str) -> int | None:
         """Opens an object for reading and takes a shared lock on it. Returns its descriptor, which the caller closes,
@@ -152,7 +152,7 @@ class CacheFolder:
         Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for too long.
         """
         try:
-            descriptor = self._open(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+            descriptor = self._open_file(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -161,7 +161,7 @@ class CacheFolder:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise CacheError(f"{printable(str(self.whole / name))} is not a regular file; move it away")
             try:
-                locked = lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
+                locked = try_lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
             except NoLocksError:
                 # Locks only keep others from removing open objects, and nobody removes any from a read-only cache.
                 locked = self.is_read_only()
@@ -177,7 +177,7 @@ class CacheFolder:
             if descriptor >= 0:
                 os.close(descriptor)
 
-    def claim(self, name: str, patience_seconds: float) -> tuple[int, Path] | None:
+    def claim_part_file(self, name: str, patience_seconds: float) -> tuple[int, Path] | None:
         """Creates and locks the file for fetching an object; waits while another process fetches it.
 
         If that process's file has not changed for ``patience_seconds``, the process has stopped, and the claim gets a
@@ -187,27 +187,27 @@ class CacheFolder:
             The registered descriptor and its path; None if the other process has finished, or given up.
         """
         path = self.part / f"{name}.{_machine_id()}"
-        descriptor = self._create(path)
+        descriptor = self._create_file(path)
         try:
             changed, since = 0, time.monotonic()
-            while not lock(descriptor, self.root, seconds=_GLANCE_SECONDS):
+            while not try_lock(descriptor, self.root, seconds=_GLANCE_SECONDS):
                 modified = os.fstat(descriptor).st_mtime_ns
                 if not self._has_name(path, descriptor):
                     return None  # it was published, and its readers have locked it
                 if modified != changed:
                     changed, since = modified, time.monotonic()
                 elif time.monotonic() - since > patience_seconds:
-                    release(descriptor)
+                    unlock_and_close(descriptor)
                     path = self.part / f"{name}.{secrets.token_hex(8)}"
-                    descriptor = self._create(path)
+                    descriptor = self._create_file(path)
             if self._has_name(path, descriptor):
                 claimed, descriptor = (descriptor, path), -1
                 return claimed
             return None
         finally:
-            release(descriptor)
+            unlock_and_close(descriptor)
 
-    def reserve(self, descriptor: int, nbytes: int, budget: int) -> None:
+    def reserve_bytes(self, descriptor: int, nbytes: int, budget: int) -> None:
         """Allocates ``nbytes`` of the budget and of the disk for a claimed file; evicts the least recently used objects
         for it.
 
@@ -216,7 +216,7 @@ class CacheFolder:
             DiskFullError: They leave no room on the disk.
         """
         os.ftruncate(descriptor, 0)
-        with self.exclusive():
+        with self.lock_cache():
             self._remove_dead_parts()
             taken = self._count_used_bytes()
             oldest = iter(self._list_oldest_first())
@@ -237,11 +237,11 @@ class CacheFolder:
                 else:
                     return
 
-    def abandon(self, descriptor: int, path: Path) -> None:
+    def remove_claimed_file(self, descriptor: int, path: Path) -> None:
         """Removes a claimed file that was not published, and releases it."""
         if self._has_name(path, descriptor):
             path.unlink()
-        release(descriptor)
+        unlock_and_close(descriptor)
 
     def disk_full_error(self, nbytes: int) -> DiskFullError:
         """Returns the error for a full disk."""
@@ -251,7 +251,7 @@ class CacheFolder:
             "are free; make room, or name another folder with --cache or PACKSTORE_CACHE"
         )
 
-    def note_url(self, descriptor: int, url: str) -> None:
+    def store_url_attribute(self, descriptor: int, url: str) -> None:
         """Notes the URL of an object in a file attribute, for :meth:`entries`, if the file system supports that."""
         if sys.platform == "linux":
             try:
@@ -260,13 +260,13 @@ class CacheFolder:
                 if error.errno not in (*_NO_ATTRIBUTE, *_NO_SPACE):
                     raise
 
-    def publish(self, descriptor: int, path: Path, name: str) -> bool:
+    def publish_object(self, descriptor: int, path: Path, name: str) -> bool:
         """Renames a proven object to its final name and turns its lock into a reader's.
 
         Returns False, and removes the file, if another process was quicker.
         """
         whole = self.whole / name
-        with self.exclusive():
+        with self.lock_cache():
             if os.path.lexists(whole):
                 path.unlink()
                 return False
@@ -274,16 +274,16 @@ class CacheFolder:
             path.rename(whole)
             # In the exclusive context, since changing the lock releases it for a moment. A process that waits for the
             # part sees that it was renamed.
-            return lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
+            return try_lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
 
     def remove_damaged(self, descriptor: int, name: str) -> None:
         """Removes an open object that is damaged; if others have it open, moves it to ``part/``, where it counts until
         they close it.
         """
         path = self.whole / name
-        with self.exclusive():
+        with self.lock_cache():
             if self._has_name(path, descriptor):
-                if lock(descriptor, self.root):
+                if try_lock(descriptor, self.root):
                     path.unlink()
                 else:
                     path.rename(self.part / f"{name}.{secrets.token_hex(8)}")
@@ -291,7 +291,7 @@ class CacheFolder:
     def entries(self) -> list[CacheEntry]:
         """Lists all objects, the most recently used last."""
         return [
-            CacheEntry(path.name, found.st_size, found.st_atime, self._in_use(path), _read_url(path))
+            CacheEntry(path.name, found.st_size, found.st_atime, self._is_locked(path), _read_url(path))
             for path, found in self._list_oldest_first()
         ]
 
@@ -304,7 +304,7 @@ class CacheFolder:
         if not self._marker.is_file():
             return 0
         self.prepare()
-        with self.writing(), self.exclusive():
+        with self.raise_as_cache_errors(), self.lock_cache():
             removed = self._remove_dead_parts()
             used = self._count_used_bytes()
             for path, each in self._list_oldest_first():
@@ -346,22 +346,22 @@ class CacheFolder:
         except PermissionError:  # another user's file, in a folder where only owners may remove
             return False
         finally:
-            release(descriptor)
+            unlock_and_close(descriptor)
         return True
 
-    def _in_use(self, path: Path) -> bool:
+    def _is_locked(self, path: Path) -> bool:
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
         try:
             return not self._try_lock(descriptor)
         finally:
-            release(descriptor)
+            unlock_and_close(descriptor)
 
     def _try_lock(self, descriptor: int) -> bool:
         """Tries to lock a file; returns False if another process has it open."""
         try:
-            return lock(descriptor, self.root)
+            return try_lock(descriptor, self.root)
         except OSError as error:
             # Over NFS an exclusive lock needs a file open for writing, which another user's file is not.
             if error.errno != errno.EBADF:
@@ -372,7 +372,7 @@ class CacheFolder:
         """Opens a file, for writing if possible; returns None if it is absent or not permitted."""
         for flags in (os.O_RDWR, os.O_RDONLY):
             try:
-                return register_descriptor(self._open(path, flags))
+                return register_descriptor(self._open_file(path, flags))
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -380,10 +380,10 @@ class CacheFolder:
                     raise
         return None
 
-    def _create(self, path: Path) -> int:
-        return register_descriptor(self._open(path, os.O_RDWR | os.O_CREAT))
+    def _create_file(self, path: Path) -> int:
+        return register_descriptor(self._open_file(path, os.O_RDWR | os.O_CREAT))
 
-    def _open(self, path: Path, flags: int) -> int:
+    def _open_file(self, path: Path, flags: int) -> int:
         with beyond_standard_streams():
             return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 

@@ -34,20 +34,20 @@ class NoLocksError(CacheError):
 
 
 def register_descriptor(descriptor: int) -> int:
-    """Registers an open descriptor, to be closed in forked children, until :func:`release` or :func:`hand_over`;
+    """Registers an open descriptor, to be closed in forked children, until :func:`unlock_and_close` or :func:`unregister_descriptor`;
     returns it.
     """
     _held.add(descriptor)
     return descriptor
 
 
-def hand_over(descriptor: int) -> int:
+def unregister_descriptor(descriptor: int) -> int:
     """Unregisters an open descriptor and leaves it, with its lock, to the caller; returns it."""
     _held.discard(descriptor)
     return descriptor
 
 
-def release(descriptor: int) -> None:
+def unlock_and_close(descriptor: int) -> None:
     """Unlocks and closes a registered descriptor. Idempotent."""
     if descriptor in _held:  # a child that was forked meanwhile has closed it already
         _held.discard(descriptor)
@@ -57,7 +57,7 @@ def release(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def lock(descriptor: int, root: Path, *, shared: bool = False, seconds: float = 0.0) -> bool:
+def try_lock(descriptor: int, root: Path, *, shared: bool = False, seconds: float = 0.0) -> bool:
     """Locks an open file; returns whether that worked within ``seconds``.
 
     Raises:

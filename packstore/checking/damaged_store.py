@@ -21,7 +21,7 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
-from packstore.stores.ownership import is_shard, shard_number
+from packstore.stores.ownership import is_shard_name, parse_shard_number
 from packstore.stores.scavenge import ScavengedData, scavenge_reader
 from packstore.stores.sharded import read_table
 
@@ -126,7 +126,7 @@ def _inspect_sharded(path: Path) -> DamagedStore:
     notes: list[str] = []
     whole, proven = _read_manifest(path, notes), False
     formats: list[Format] = list(FORMATS.values())
-    there = {p.name: f for p in path.iterdir() for f in formats if is_shard(p.name, f)}
+    there = {p.name: f for p in path.iterdir() for f in formats if is_shard_name(p.name, f)}
     table = whole.manifest.shards if whole is not None else None
     if table is not None:
         assert whole is not None
@@ -136,8 +136,8 @@ def _inspect_sharded(path: Path) -> DamagedStore:
     else:
         if len(set(there.values())) != 1:
             raise StoreError(f"{printable(str(path))} holds no store: no manifest and no shards of one format")
-        last = max(there, key=shard_number)
-        names = [there[last].shard_name(i) for i in range(shard_number(last) + 1)]
+        last = max(there, key=parse_shard_number)
+        names = [there[last].shard_name(i) for i in range(parse_shard_number(last) + 1)]
     files: list[DamagedFile] = []
     start = 0
     for number, name in enumerate(names):
@@ -166,7 +166,7 @@ def _list_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) ->
     """Returns the names of the shards in order; if the table is unproven, in the order of their numbers."""
     if proven:
         return table.names()
-    mine = sorted((name for name in there if name.endswith(table.suffix)), key=shard_number)
+    mine = sorted((name for name in there if name.endswith(table.suffix)), key=parse_shard_number)
     return mine if len(mine) == table.length else [shard_name(i, table.suffix) for i in range(table.length)]
 
 

@@ -39,7 +39,7 @@ from packstore.sources.arguments import SourceArguments
 from packstore.stores import create_store, format_of, open_store
 from packstore.stores.base import Problem, Reader
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.linked import link_base, link_values
+from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.sharded import ShardedReader
 
 
@@ -215,7 +215,7 @@ class _Repair:
         """Finds replacements, and writes the new store unless records are lost and ``partial`` is not set; returns the
         report.
         """
-        self.link_base = link_base(self.manifest, destination)
+        self.relative_link_folder = relative_link_folder(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
         self.donor.locate((self._describe_damage(record) for record in damaged), self.progress)
         replaced, lost = [], []
@@ -362,9 +362,9 @@ class _Repair:
         rows = []
         for record in records:
             if record in self.images:
-                link = self.donor.link(record, self.link_base)
+                link = self.donor.link(record, self.relative_link_folder)
             else:
-                values = link_values(self.reader, np.array([record]), self.link_base)
+                values = read_link_values(self.reader, np.array([record]), self.relative_link_folder)
                 link = Link(*(values[name][0] for name in self.links))
             rows.append(link)
         return {name: list(column) for name, column in zip(self.links, zip(*rows, strict=True), strict=True)}

@@ -25,8 +25,8 @@ from packstore.stores import open_store
 from packstore.stores.base import Problem
 from packstore.stores.builder.assembly import list_shards
 from packstore.stores.remote.head import read_head
-from packstore.stores.remote.names import shard_object
-from packstore.stores.remote.publish import local_shard, upload_shard
+from packstore.stores.remote.names import shard_object_name
+from packstore.stores.remote.publish import open_shard_file, upload_shard
 
 Repair = Callable[[Path, Path], RepairReport]
 """Writes an undamaged store, its second argument, from a damaged one, its first."""
@@ -66,7 +66,7 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
         with ExitStack() as stack:
             try:
                 if shard.digest in known:
-                    file = stack.enter_context(local_shard(known[shard.digest], shard, manifest.format))
+                    file = stack.enter_context(open_shard_file(known[shard.digest], shard, manifest.format))
                     fixed = [Problem("taken whole from another store", shard=shard.name)]
                 else:
                     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="packstore-")))
@@ -93,7 +93,7 @@ def _is_intact(objects: ObjectStore, shard: Shard) -> bool:
     """Reads the object of a shard; returns whether it has the right size and SHA-256."""
     digest, nbytes = hashlib.sha256(), 0
     try:
-        for piece in objects.stream(shard_object(shard)):
+        for piece in objects.stream(shard_object_name(shard)):
             digest.update(piece)
             nbytes += len(piece)
     except MissingObjectError:
@@ -125,7 +125,7 @@ def _rebuild_shard(
     file.parent.mkdir(exist_ok=True)
     try:
         with file.open("wb") as target:
-            target.writelines(objects.stream(shard_object(shard)))
+            target.writelines(objects.stream(shard_object_name(shard)))
     except MissingObjectError:
         raise StoreError(f"it is missing, and the source is not a store that has it; {again}") from None
     report = repair(broken, whole)

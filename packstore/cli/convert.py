@@ -294,10 +294,10 @@ def describe_report(report: ConvertReport) -> str:
 def describe_links(report: ConvertReport) -> list[str]:
     """Describes the files that a new linked store points to."""
     from packstore.stores import open_store
-    from packstore.stores.linked import folder_of, list_linked_files
+    from packstore.stores.linked import link_folder, list_linked_files
 
     with open_store(report.destination) as reader:
-        places = list_linked_files(reader, folder_of(reader.path))
+        places = list_linked_files(reader, link_folder(reader.path))
     lines = [f"to {pluralize(len(places), 'file')}, which must stay where they are"]
     if len(places) > _FEW_IMAGES_A_FILE * report.manifest.records:
         lines.append("training still opens a small file for each image; without --link it opens only the store")

@@ -251,9 +251,9 @@ def describe(reader: Reader, counted: bool = False) -> str:
 
 def describe_places(reader: Reader) -> str:
     """Describes the files that a linked store points to."""
-    from packstore.stores.linked import folder_of, list_linked_files
+    from packstore.stores.linked import link_folder, list_linked_files
 
-    places = list_linked_files(reader, folder_of(reader.path))
+    places = list_linked_files(reader, link_folder(reader.path))
     if len(places) == 1:
         return f"1 file, {printable(next(iter(places)))}"
     common = os.path.commonprefix([*places])  # noqa: RUF071 - cut at a slash below; of URLs, too

@@ -20,11 +20,11 @@ from packstore.objects import ObjectStore
 from packstore.packing.plan import Plan, options_to_record
 from packstore.packing.records import source_origin, store_columns
 from packstore.stores.base import encode_manifest
-from packstore.stores.builder.assembly import ShardList, build_head
+from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
 from packstore.stores.builder.spools import refuse_duplicates
 from packstore.stores.format import Format
-from packstore.stores.remote.names import shard_object, shard_objects
-from packstore.stores.remote.publish import commit, refuse_missing, upload_shard, upload_table
+from packstore.stores.remote.names import shard_object_name, shard_object_names
+from packstore.stores.remote.publish import commit, refuse_missing_shards, upload_shard, upload_table
 
 
 def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
@@ -41,12 +41,12 @@ def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], pre
     shards = _renumber_shards(filled, objects)
     manifest = _build_manifest(plan, receipts, filled, shards)
     assert manifest.shards is not None
-    objects.put(run.head, encode_manifest(manifest))
+    objects.put(run.head_name, encode_manifest(manifest))
     upload_table(objects, manifest.shards)
-    refuse_missing(objects, manifest.shards)
+    refuse_missing_shards(objects, manifest.shards)
     commit(objects, manifest, previous)
-    names = set(shard_objects(manifest.shards))
-    uploaded = [shard_object(receipt.shard) for receipt in filled if receipt.shard is not None]
+    names = set(shard_object_names(manifest.shards))
+    uploaded = [shard_object_name(receipt.shard) for receipt in filled if receipt.shard is not None]
     objects.delete([name for name in uploaded if name not in names])
     return manifest
 
@@ -78,10 +78,10 @@ def _build_manifest(
     parts = ShardList(
         shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
     )
-    return build_head(base, parts, [image, *_set_sizes(columns[1:], nbytes)], skipped=skipped)
+    return build_sharded_manifest(base, parts, [image, *_with_sizes(columns[1:], nbytes)], skipped=skipped)
 
 
-def _set_sizes(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:
+def _with_sizes(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:
     return [replace(column, nbytes=nbytes[column.name]) for column in columns]
 
 
@@ -98,7 +98,7 @@ def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> lis
             _, _, suffix = shard.name.partition(".")
             shard = replace(shard, name=f"shard-{number:05d}.{suffix}")
             with tempfile.NamedTemporaryFile(prefix="packstore-") as copy:
-                copy.writelines(objects.stream(shard_object(receipt.shard)))
+                copy.writelines(objects.stream(shard_object_name(receipt.shard)))
                 copy.flush()
                 upload_shard(objects, shard, Path(copy.name))
         shards.append(shard)
@@ -124,7 +124,7 @@ class _RemoteKeys:
         shard = self._filled[place].shard
         assert shard is not None
         with tempfile.TemporaryFile() as file:
-            file.writelines(self._objects.stream(shard_object(shard)))
+            file.writelines(self._objects.stream(shard_object_name(shard)))
             file.flush()
             with self._format.open(Path(shard.name), file.fileno()) as reader:
                 return [bytes(key) for key in reader.ragged_column("key")]

@@ -23,7 +23,7 @@ from packstore.packing.plan import Plan
 from packstore.packing.report import ConvertReport, palette_classes, read_conversion_counts
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
-from packstore.stores.remote.names import SHARDS, shard_object
+from packstore.stores.remote.names import SHARDS, shard_object_name
 from packstore.stores.remote.publish import check_destination
 
 
@@ -65,14 +65,14 @@ class Driver:
         """
         run, options = self._run, self._plan.options
         if (published := self._find_published()) is not None:  # a driver was killed before it removed the run
-            run.remove()
+            run.remove_objects()
             return self._make_report(published, started, published.records)
         previous = check_destination(self._objects, overwrite=options.overwrite)
         if options.restart:
-            run.remove()
+            run.remove_objects()
         plan, shared = join_run(self._plan, run, self._progress)
         self._plan = plan
-        self._receipts = self._reusable_receipts(shared)
+        self._receipts = self._read_reusable_receipts(shared)
         resumed = sum(receipt.records for receipt in self._receipts.values())
         self._report_progress()
         try:
@@ -89,27 +89,27 @@ class Driver:
         receipts = [self._receipts[number] for number in range(len(shared.cuts))]
         self._refuse_skipped(receipts)
         manifest = commit_run(plan, run, receipts, previous)
-        run.remove()
+        run.remove_objects()
         return self._make_report(manifest, started, resumed)
 
-    def _reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
+    def _read_reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
         """Returns the receipts of tasks that need not run again, because their shards still exist."""
-        receipts = [*self._run.receipts()]
+        receipts = [*self._run.read_receipts()]
         for receipt in receipts:
             if receipt.number >= len(shared.cuts) or receipt.entries != shared.cuts[receipt.number]:
                 raise StoreError(
-                    f"{self._objects.url}/{self._run.receipt(receipt.number)} does not fit the plan; use --restart"
+                    f"{self._objects.url}/{self._run.receipt_name(receipt.number)} does not fit the plan; use --restart"
                 )
         there = {info.name: info.nbytes for info in self._objects.list(SHARDS)} if receipts else {}
         return {
             receipt.number: receipt
             for receipt in receipts
-            if receipt.shard is None or there.get(shard_object(receipt.shard)) == receipt.shard.nbytes
+            if receipt.shard is None or there.get(shard_object_name(receipt.shard)) == receipt.shard.nbytes
         }
 
     def _find_published(self) -> Manifest | None:
         """Returns the store's manifest if this very run has published it, else None."""
-        head = self._run.read(self._run.head)
+        head = self._run.read_object(self._run.head_name)
         if head is None or not find_newest_version(self._objects):
             return None
         manifest = read_head(self._objects).manifest
@@ -126,22 +126,22 @@ class Driver:
             if number in self._receipts:
                 continue
             while len(pending) >= runner.slots:
-                self._collect(runner, pending)
+                self._collect_outcomes(runner, pending)
             if self._failed:
                 break
             runner.submit(number, entries)
             pending.begin(number, entries)
         # A single machine would have raised the first task's error: wait for all tasks before the failed one.
         while any(not self._failed or task < min(self._failed) for task in pending):
-            self._collect(runner, pending)
+            self._collect_outcomes(runner, pending)
         if self._failed:
             raise self._failed[min(self._failed)]
         if number + 1 != len(shared.cuts):
             raise source_changed_error(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
 
-    def _collect(self, runner: Runner, pending: PendingTasks) -> None:
+    def _collect_outcomes(self, runner: Runner, pending: PendingTasks) -> None:
         """Waits for outcomes and stores them; also submits copies of stragglers. The first outcome of a task counts."""
-        for number, entries in pending.stragglers(runner.at_once):
+        for number, entries in pending.choose_stragglers(runner.at_once):
             runner.submit(number, entries)
             pending.begin(number, entries)
         for number, result in runner.wait(pending.seconds_to_straggler()):
@@ -211,11 +211,11 @@ def make_runner(job: ClusterJob, tasks: int) -> Runner:
         return RayRunner(job, tasks, detail)
     if name == "processes":
         count = min(int(detail), max(1, tasks))
-        return ProcessRunner(_with_threads(job, max(1, default_workers() // count)), count)
+        return ProcessRunner(_set_threads(job, max(1, default_workers() // count)), count)
     return LocalRunner(job)
 
 
-def _with_threads(job: ClusterJob, threads: int) -> ClusterJob:
+def _set_threads(job: ClusterJob, threads: int) -> ClusterJob:
     """Returns the job with this many threads a task, unless the user has chosen a number."""
     options = replace(job.plan.options, workers=job.plan.options.workers or threads)
     return replace(job, plan=replace(job.plan, options=options))

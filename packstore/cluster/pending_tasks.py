@@ -53,7 +53,7 @@ class PendingTasks:
         bisect.insort(self._seconds, time.monotonic() - task.began)
         return task.copies - 1
 
-    def stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
+    def choose_stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
         """Returns stragglers to copy to idle workers, at most one for each; ``at_once`` is the number of workers.
 
         If all tasks are stragglers, perhaps every worker hangs: then it returns at least one.

@@ -130,13 +130,13 @@ def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> Non
     except ConflictError:
         other = TaskReceipt.from_json(objects.get(name), f"{objects.url}/{name}")
         raise StoreError(
-            f"shard {receipt.number} of {objects.url} came out differently on two machines: {_describe(receipt)} here, "
-            f"{_describe(other)} by the receipt {name}. One of them computes differently: compare their processors, "
+            f"shard {receipt.number} of {objects.url} came out differently on two machines: {_describe_receipt(receipt)} here, "
+            f"{_describe_receipt(other)} by the receipt {name}. One of them computes differently: compare their processors, "
             "memory and libraries, then drop the run with --restart"
         ) from None
 
 
-def _describe(receipt: TaskReceipt) -> str:
+def _describe_receipt(receipt: TaskReceipt) -> str:
     if receipt.shard is None:
         return f"no record of {receipt.entries} samples"
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"

@@ -86,48 +86,48 @@ class ClusterRun:
     objects: ObjectStore
     name: str
 
-    def object(self, part: str) -> str:
+    def object_name(self, part: str) -> str:
         """Returns the name of an object of the run."""
         return f"{WORK}{self.name}/{part}"
 
     @property
-    def plan(self) -> str:
-        return self.object("plan.json")
+    def plan_name(self) -> str:
+        return self.object_name("plan.json")
 
     @property
-    def head(self) -> str:
+    def head_name(self) -> str:
         """Name of the object with the manifest that is about to be published."""
-        return self.object("head.json")
+        return self.object_name("head.json")
 
-    def receipt(self, number: int) -> str:
+    def receipt_name(self, number: int) -> str:
         """Returns the name of the object with a task's receipt."""
-        return self.object(f"done/{number:06d}.json")
+        return self.object_name(f"done/{number:06d}.json")
 
-    def read(self, name: str) -> bytes | None:
+    def read_object(self, name: str) -> bytes | None:
         """Returns an object's bytes, or None if it does not exist."""
         try:
             return self.objects.get(name)
         except MissingObjectError:
             return None
 
-    def receipts(self) -> Iterator[TaskReceipt]:
+    def read_receipts(self) -> Iterator[TaskReceipt]:
         """Reads and yields all existing receipts, in any order."""
-        names = [info.name for info in self.objects.list(self.object("done/"))]
+        names = [info.name for info in self.objects.list(self.object_name("done/"))]
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="packstore-receipts") as pool:
             for start in range(0, len(names), _LISTED_AT_ONCE):
                 some = names[start : start + _LISTED_AT_ONCE]
-                for name, data in zip(some, pool.map(self.read, some), strict=True):
+                for name, data in zip(some, pool.map(self.read_object, some), strict=True):
                     if data is not None:  # else another driver has just removed the run
                         receipt = TaskReceipt.from_json(data, f"{self.objects.url}/{name}")
-                        if name != self.receipt(receipt.number):
+                        if name != self.receipt_name(receipt.number):
                             raise StoreError(f"{self.objects.url}/{name} is another shard's receipt; delete it")
                         yield receipt
 
-    def remove(self) -> None:
+    def remove_objects(self) -> None:
         """Deletes all objects of the run, the plan last, since it identifies the receipts."""
-        names = [info.name for info in self.objects.list(self.object(""))]
-        self.objects.delete([name for name in names if name != self.plan])
-        self.objects.delete([name for name in names if name == self.plan])
+        names = [info.name for info in self.objects.list(self.object_name(""))]
+        self.objects.delete([name for name in names if name != self.plan_name])
+        self.objects.delete([name for name in names if name == self.plan_name])
 
 
 def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
@@ -149,16 +149,16 @@ def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[P
         SourceError: The source changed while it was listed.
     """
     mine = SharedPlan(*_list_shards(plan, progress), None)
-    stored = run.read(run.plan)
+    stored = run.read_object(run.plan_name)
     if stored is None:
         measured = with_statistics(plan, plan.options.workers or default_workers(), progress)
         mine = replace(mine, normalization=measured.encode.normalization)
         try:
-            run.objects.create(run.plan, mine.to_json())
+            run.objects.create(run.plan_name, mine.to_json())
             return measured, mine
         except ConflictError:
-            stored = run.objects.get(run.plan)  # another driver was faster
-    theirs = SharedPlan.from_json(stored, f"{run.objects.url}/{run.plan}")
+            stored = run.objects.get(run.plan_name)  # another driver was faster
+    theirs = SharedPlan.from_json(stored, f"{run.objects.url}/{run.plan_name}")
     differs = describe_difference(theirs.fingerprint, mine.fingerprint)
     if differs is None and theirs.cuts != mine.cuts:
         differs = "cuts differ"

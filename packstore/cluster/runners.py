@@ -160,7 +160,11 @@ class ProcessRunner(Runner):
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", f"from packstore.cluster.runners import serve; serve({theirs.fileno()})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"from packstore.cluster.runners import serve_tasks; serve_tasks({theirs.fileno()})",
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -220,7 +224,7 @@ def try_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> Outcome:
         return Outcome(number, error)
 
 
-def serve(descriptor: int) -> None:
+def serve_tasks(descriptor: int) -> None:
     """Runs a worker process: reads a job and then tasks from a socket, and answers each, until the socket is closed."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a task cleans up
     connection = Connection(descriptor)

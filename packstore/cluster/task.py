@@ -97,7 +97,7 @@ def run_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> TaskRece
         receipt = _make_receipt(number, entries, packed)
         if packed.manifest is not None:
             receipt = _upload_shard(receipt, packed.manifest, path, objects)
-    create_receipt(objects, job.run.receipt(number), receipt)
+    create_receipt(objects, job.run.receipt_name(number), receipt)
     return receipt
 
 

@@ -43,7 +43,7 @@ LINK_COLUMNS = (
 )
 """Locations of a linked store's images: a path (absolute, or relative to the folder of the store) or a URL, offset and
 length in bytes; and the file's size in bytes and modification time in nanoseconds at packing (for an object, see
-:func:`packstore.stores.link_files.object_state`). Not part of the dataset's digest."""
+:func:`packstore.stores.link_files.derive_object_state`). Not part of the dataset's digest."""
 LINK_LENGTH = "link_length"
 INTERNAL = (
     *("image", "key", "checksum", "row_checksum", "seek_index", "shape"),

@@ -50,8 +50,8 @@ def _size_ratio(reader: Reader, recode: Callable[[str, Any], Any]) -> float:
     records = ProvenRecords(reader)
     before = after = 0
     for number in range(0, len(reader), -(-len(reader) // _SAMPLE_IMAGES)):
-        image = records.image(number)
+        image = records.read_image(number)
         before += len(image)
-        shape = records.row(number).get("shape")
+        shape = records.read_row(number).get("shape")
         after += len(recode(reader.key(number), image_from_stored(reader.manifest, image, shape)))
     return after / max(1, before)

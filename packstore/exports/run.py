@@ -282,9 +282,9 @@ class _ShardLoop:
 
     def _read_record(self, number: int, split: str) -> Record:
         """Reads a record, re-encoded if the plan says so. Raises :class:`SampleError`."""
-        row = self._records.row(number)
+        row = self._records.read_row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
-        image: Any = image_from_stored(self._plan.reader.manifest, self._records.image(number), row.get("shape"))
+        image: Any = image_from_stored(self._plan.reader.manifest, self._records.read_image(number), row.get("shape"))
         recode = self._plan.recoding.recode
         if recode is not None:
             try:

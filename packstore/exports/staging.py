@@ -66,7 +66,7 @@ class ExportStaging(Staging):
         with writing(destination):
             (self.run / PARTS).mkdir(exist_ok=True)
 
-    def choose_run(self) -> Path:
+    def choose_run_directory(self) -> Path:
         """Returns the directory of an interrupted run with the same identity, else a new one. Removes all others."""
         found: Path | None = None
         for run in self.work.runs():

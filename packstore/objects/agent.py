@@ -42,7 +42,11 @@ class Agent:
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", f"from packstore.objects.agent import serve; serve({other.fileno()})"],
+                [
+                    sys.executable,
+                    "-c",
+                    f"from packstore.objects.agent import serve_requests; serve_requests({other.fileno()})",
+                ],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
@@ -56,15 +60,15 @@ class Agent:
 
     def call(self, location: ParsedUrl, method: str, *arguments: Any) -> Any:
         """Calls a method of :class:`Direct` in the agent; returns or raises its result."""
-        with self._connection() as connection:
+        with self._borrow_connection() as connection:
             connection.send((location, method, arguments))
-            return self._receive(connection)
+            return self._receive_result(connection)
 
     def iterate(self, location: ParsedUrl, method: str, *arguments: Any) -> Iterator[Any]:
         """Calls a method of :class:`Direct` in the agent; yields its values."""
-        with self._connection() as connection:
+        with self._borrow_connection() as connection:
             connection.send((location, method, arguments))
-            while batch := self._receive(connection):
+            while batch := self._receive_result(connection):
                 yield from batch
 
     def close_in_child(self) -> None:
@@ -82,7 +86,7 @@ class Agent:
         self._process.wait(10)
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[Connection]:
+    def _borrow_connection(self) -> Iterator[Connection]:
         """Yields an idle connection, or a new one; keeps it for later use unless an answer may be unread in it."""
         with _lock:
             connection = self._free.pop() if self._free else None
@@ -109,7 +113,7 @@ class Agent:
                 connection.close()  # it may hold an unread answer
 
     @staticmethod
-    def _receive(connection: Connection) -> Any:
+    def _receive_result(connection: Connection) -> Any:
         """Receives a result; raises it if it is an error."""
         failed, value = connection.recv()
         if failed:
@@ -154,7 +158,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def serve(descriptor: int) -> None:
+def serve_requests(descriptor: int) -> None:
     """Runs the agent: serves each connection sent through the socket ``descriptor``, until that is closed.
 
     Does not wait for pending requests: their threads are daemons.
@@ -184,14 +188,14 @@ def _serve_connection(connection: Connection) -> None:
             with _lock:
                 store = _stores.setdefault(location, Direct(location))
             try:
-                _send(connection, method, getattr(store, method)(*arguments))
+                _send_result(connection, method, getattr(store, method)(*arguments))
             except OSError:
                 return  # the client is gone
             except Exception as error:
                 connection.send((True, error))
 
 
-def _send(connection: Connection, method: str, value: Any) -> None:
+def _send_result(connection: Connection, method: str, value: Any) -> None:
     """Sends a result, or the values of an iterator in batches and then an empty batch."""
     if method not in AT_ONCE:
         connection.send((False, value))

@@ -15,7 +15,7 @@ from packstore.core.errors import UsageError
 from packstore.core.files import sync_directory, sync_file
 from packstore.objects import connection
 from packstore.objects.connection import connect
-from packstore.objects.failures import explain_failures
+from packstore.objects.failures import raise_as_remote_error
 from packstore.objects.location import ParsedUrl
 from packstore.objects.values import ConflictError, MissingObjectError, ObjectInfo, RemoteError
 
@@ -50,7 +50,7 @@ class Direct:
     def get(self, name: str, start: int | None, stop: int | None) -> bytes:
         import obstore
 
-        with self._explain_failures(name, "read"):
+        with self._raise_as_remote_error(name, "read"):
             path = self._full_name(name)
             if start is None and stop is None:
                 return b"".join(self.stream(name))
@@ -92,7 +92,7 @@ class Direct:
         seen, expected = 0, -1
         info: ObjectInfo | None = None
         options: GetOptions | None = None
-        with self._explain_failures(name, "read"):
+        with self._raise_as_remote_error(name, "read"):
             while seen != expected:
                 before = seen
                 try:
@@ -119,7 +119,7 @@ class Direct:
     def head(self, name: str) -> ObjectInfo:
         import obstore
 
-        with self._explain_failures(name, "read"):
+        with self._raise_as_remote_error(name, "read"):
             return self._to_info(dict(obstore.head(self._connection(), self._full_name(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
@@ -127,7 +127,7 @@ class Direct:
 
         # obstore treats a prefix as a directory; ours may end in the middle of a name.
         directory = prefix.rpartition("/")[0]
-        with self._explain_failures(prefix, "listed"):
+        with self._raise_as_remote_error(prefix, "listed"):
             below = self._full_name(directory).rstrip("/")
             for chunk in obstore.list(self._connection(), below or None, chunk_size=1000):
                 for each in chunk:
@@ -135,10 +135,10 @@ class Direct:
                     if info.name.startswith(prefix):
                         yield info
 
-    def directory(self, name: str) -> tuple[Sequence[ObjectInfo], Sequence[str]]:
+    def list_directory(self, name: str) -> tuple[Sequence[ObjectInfo], Sequence[str]]:
         import obstore
 
-        with self._explain_failures(name, "listed"):
+        with self._raise_as_remote_error(name, "listed"):
             below = self._full_name(name).rstrip("/")
             listing = obstore.list_with_delimiter(self._connection(), below or None)
             files = [self._to_info(dict(each)) for each in listing["objects"]]
@@ -146,7 +146,7 @@ class Direct:
 
     def create(self, name: str, data: bytes | Path) -> bool:
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
-        with self._explain_failures(name, "written"):
+        with self._raise_as_remote_error(name, "written"):
             self._probe_conditional_writes("put")
             if nbytes <= _SINGLE_BYTES:
                 created = self._create_in_one_put(name, data)
@@ -159,7 +159,7 @@ class Direct:
     def put(self, name: str, data: bytes) -> None:
         import obstore
 
-        with self._explain_failures(name, "written"):
+        with self._raise_as_remote_error(name, "written"):
             self._refuse_read_only()
             obstore.put(self._connection(), self._full_name(name), data, use_multipart=False)
 
@@ -170,7 +170,7 @@ class Direct:
         step = _BULK if self.location.scheme == "s3" else 1  # other clouds fail if one of several is absent
         for first in range(0, len(names), step):
             some = names[first : first + step]
-            with self._explain_failures(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
+            with self._raise_as_remote_error(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
                 obstore.delete(self._connection(), [self._full_name(name) for name in some])
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
@@ -199,7 +199,7 @@ class Direct:
                     raise
                 lost = True
             else:
-                self._sync(name)
+                self._sync_local_file(name)
                 return True
 
     def _create_in_parts(self, name: str, data: bytes | Path, nbytes: int) -> bool | None:
@@ -234,7 +234,7 @@ class Direct:
             lost = retries is not None and retries[1] != "0"
             return True if lost and self._is_same(name, data, nbytes) else None
         else:
-            self._sync(name)
+            self._sync_local_file(name)
             return True
         finally:
             self.delete([target])
@@ -297,7 +297,7 @@ class Direct:
         with data.open("rb") as file:
             return all(file.read(len(piece)) == piece for piece in self.stream(name)) and not file.read(1)
 
-    def _sync(self, name: str) -> None:
+    def _sync_local_file(self, name: str) -> None:
         """Syncs a local file and its directory; does nothing for other stores."""
         if self.location.scheme == "file":
             path = Path(self.location.prefix, name)
@@ -318,5 +318,5 @@ class Direct:
         name = str(meta["path"]).removeprefix(self._prefix)
         return ObjectInfo(name, int(meta["size"]), meta["e_tag"], meta["last_modified"].timestamp())
 
-    def _explain_failures(self, name: str, doing: str) -> Any:
-        return explain_failures(self.location, name, doing)
+    def _raise_as_remote_error(self, name: str, doing: str) -> Any:
+        return raise_as_remote_error(self.location, name, doing)

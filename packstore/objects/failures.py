@@ -17,7 +17,7 @@ _MOST = 300  # most characters of a server's own message
 
 
 @contextmanager
-def explain_failures(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
+def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
     """Turns obstore's errors into :class:`RemoteError`. ``doing`` is the participle: read, written, listed, deleted."""
     try:
         yield
@@ -42,10 +42,10 @@ def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str
         return RemoteError(f"{shown} cannot be {doing}: there is no bucket {location.bucket!r}")
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(f"{shown} does not exist")
-    return RemoteError(f"{shown} cannot be {doing}: {_explain(text, location)}")
+    return RemoteError(f"{shown} cannot be {doing}: {_explain_reason(text, location)}")
 
 
-def _explain(text: str, location: ParsedUrl) -> str:
+def _explain_reason(text: str, location: ParsedUrl) -> str:
     """Returns the reason of a failure in plain words, with advice."""
     first = text.partition("\n\nDebug source")[0].strip()
     code = re.search(r"<Code>([^<]*)</Code>", text)

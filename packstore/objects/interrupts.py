@@ -51,8 +51,8 @@ def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls ``function`` in another thread, so that this one handles signals; returns or raises its result."""
     future: Future[Any] = Future()
     try:
-        _submit(future, function, *arguments)
-        return _wait_for(future)
+        _submit_request(future, function, *arguments)
+        return _wait_for_result(future)
     finally:
         _pending.discard(future)
 
@@ -68,22 +68,22 @@ def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = Fa
 
     future: Future[Any] = Future()
     try:
-        _submit(future, take)
-        while batch := _wait_for(future):
+        _submit_request(future, take)
+        while batch := _wait_for_result(future):
             _pending.discard(future)
             future = Future()
             if ahead:
-                _submit(future, take)
+                _submit_request(future, take)
                 yield from batch
             else:
                 yield from batch
-                _submit(future, take)
+                _submit_request(future, take)
             del batch  # else the bytes would stay in memory while waiting
     finally:
         _pending.discard(future)
 
 
-def _submit(future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
+def _submit_request(future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
     """Lets a worker thread compute ``future``. Raises :class:`RemoteError` while requests are refused."""
     _pending.add(future)
     if _refusals:  # checked after adding to _pending: refuse_requests aborts what it finds there
@@ -96,21 +96,21 @@ def _submit(future: Future[Any], function: Callable[..., Any], *arguments: Any) 
     worker.tasks.put((future, function, arguments))
 
 
-def _wait_for(future: Future[Any]) -> Any:
+def _wait_for_result(future: Future[Any]) -> Any:
     """Returns or raises the result of a request; aborts it if it takes too long after an interrupt."""
     try:
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
     except TimeoutError:
-        _abort(future)
+        _abort_request(future)
         return future.result()
 
 
 def _abort_pending() -> None:
     for future in tuple(_pending):
-        _abort(future)
+        _abort_request(future)
 
 
-def _abort(future: Future[Any]) -> None:
+def _abort_request(future: Future[Any]) -> None:
     with suppress(InvalidStateError):  # it has just been answered
         future.set_exception(RemoteError("interrupted"))
 

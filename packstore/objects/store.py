@@ -83,9 +83,9 @@ class ObjectStore:
         """Yields the facts of all objects whose names start with ``prefix``, in any order."""
         return self._iterate("list", prefix)
 
-    def directory(self, name: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
+    def list_directory(self, name: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
         """Lists the objects in a directory, and the names of the directories in it, with one request for each 1,000."""
-        listing: tuple[Sequence[ObjectInfo], Sequence[str]] = self._call("directory", name)
+        listing: tuple[Sequence[ObjectInfo], Sequence[str]] = self._call("list_directory", name)
         return listing
 
     def create(self, name: str, data: bytes | Path) -> bool:

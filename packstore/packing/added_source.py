@@ -16,7 +16,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
 from packstore.sources.store import StoreSource
 from packstore.stores.base import Reader
-from packstore.stores.joining import class_mapping
+from packstore.stores.joining import map_class_numbers
 from packstore.stores.link_files import Location
 
 
@@ -56,9 +56,9 @@ class AddedSource(Source):
         self._stamp = store
         self._prefix = key_prefix
         merged = {column.name: column for column in columns}
-        self._numbers = [class_mapping(column, merged.get(column.name, column)) for column in survey.labels]
+        self._numbers = [map_class_numbers(column, merged.get(column.name, column)) for column in survey.labels]
         sampled = (
-            (c.name, class_mapping(c, merged.get(c.name, c))) for c in survey.columns if c.name in survey.sampled
+            (c.name, map_class_numbers(c, merged.get(c.name, c))) for c in survey.columns if c.name in survey.sampled
         )
         self._sampled = {name: numbers for name, numbers in sampled if numbers is not None}
         self._columns = tuple(

@@ -42,10 +42,10 @@ from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publi
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, list_shards
+from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, empty_shard_list, list_shards
 from packstore.stores.builder.growth import publish_growth
 from packstore.stores.builder.work_directory import ADDED, KEPT, WorkDirectory, work_path
-from packstore.stores.linked import link_base, link_values
+from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
 from packstore.stores.remote.head import RemoteHead, read_writable_head
@@ -183,7 +183,7 @@ def append_source(
     work = WorkDirectory(store)
     try:
         finished = work.find_finished_growth()
-        work.undo_swap()
+        work.undo_interrupted_publish()
         if finished is not None and finished == read_request(source, options, store):
             return AppendReport(store, read_manifest(store), {}, 0, (), 0, 0, time.monotonic() - started)
         plan = plan_append(store, source, options, progress, work.path / ADDED)
@@ -294,7 +294,7 @@ def _publish_shards(
     whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
     for name, count in record_counts(other).items() if whole else ():
         options[name] = int(options.get(name) or 0) + count
-    head = build_head(
+    head = build_sharded_manifest(
         manifest,
         parts,
         totals,
@@ -331,7 +331,7 @@ def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: Progre
     """Copies records of a store with equal columns to new shards at ``path``; maps class numbers to this store's."""
     other, total = reader.manifest, sum(plan.added.values())
     labels = class_renumbering(other.columns, plan.columns)
-    links = partial(link_values, folder=link_base(plan.manifest, plan.store))
+    links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
     size = new_shard_bytes(plan)
     with create_like(path, other, plan.columns, format=plan.manifest.format, shard_size=size) as builder:
         copier = RecordCopier(builder, total, progress, links)
@@ -360,7 +360,7 @@ def _split_mixed_shards(
     mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
     ends = own.rows["records"].cumsum().tolist()
     total = sum(int(own.rows["records"][number]) for number in mixed)
-    links = partial(link_values, folder=link_base(manifest, plan.store))
+    links = partial(read_link_values, folder=relative_link_folder(manifest, plan.store))
     with (
         open_store(plan.store) as reader,
         create_like(work.path / KEPT, manifest, manifest.columns, sharded=True) as builder,

@@ -17,8 +17,8 @@ from packstore.images.seek_index import make_indexes
 from packstore.packing.further_images import FileLossError
 from packstore.packing.values import ValueConverter, count_stored_bytes
 from packstore.sources.base import Entry, Sample, Source
-from packstore.stores.link_files import FileState, LinkedFiles, Location, file_state, is_url
-from packstore.stores.linked import relative_link
+from packstore.stores.link_files import FileState, LinkedFiles, Location, is_url_link, read_file_state
+from packstore.stores.linked import make_relative_link
 
 # A batch is what one thread works on at a time. Files that pass through are cheap each, so a batch holds many; decoded
 # images are large (a 1 MB JPEG has 10 MB and more of pixels), so a batch holds few. How large they come out shows only
@@ -190,7 +190,7 @@ class Linker:
             raise self._not_linkable(entry.key)
         if found.path not in states:
             try:
-                states[found.path] = file_state(found.path) if found.state is None else found.state
+                states[found.path] = read_file_state(found.path) if found.state is None else found.state
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else error
                 raise SampleError(entry.key, f"cannot be linked: {reason}") from None
@@ -220,11 +220,13 @@ class Linker:
         """Returns the links in stored form, relative if so configured. Raises :class:`SourceError` if a file changed
         since its state was noted."""
         for path, state in states.items():
-            if not is_url(path) and file_state(path) != state:  # a source at a URL looks at its objects in the end
+            if (
+                not is_url_link(path) and read_file_state(path) != state
+            ):  # a source at a URL looks at its objects in the end
                 raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")
         if self._folder is None:
             return links
-        relative = {path: relative_link(path, self._folder) for path in states}
+        relative = {path: make_relative_link(path, self._folder) for path in states}
         return [link._replace(file=relative[link.file]) for link in links]
 
 

@@ -22,15 +22,21 @@ from packstore.packing.copying import RecordCopier, create_like
 from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
-from packstore.stores.builder.assembly import ShardList, build_head, empty_shard_list, link_shards, list_shards
+from packstore.stores.builder.assembly import (
+    ShardList,
+    build_sharded_manifest,
+    empty_shard_list,
+    link_shards,
+    list_shards,
+)
 from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.read_back import write_head
+from packstore.stores.builder.read_back import write_manifest_and_table
 from packstore.stores.builder.work_directory import KEPT
-from packstore.stores.linked import link_base, link_values
+from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import list_owned_files, remove_unfinished
 from packstore.stores.remote.publish import check_destination, upload_store
-from packstore.stores.remote.transfer import shard_manifest
+from packstore.stores.remote.transfer import fetch_shard_manifest
 
 _NO_LIMIT = 1 << 60
 
@@ -178,7 +184,7 @@ class Composition:
 
     def _copy_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
         """Copies all records that are not linked to a builder, and commits it."""
-        links = partial(link_values, folder=link_base(self.base, self.destination))
+        links = partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
         copier = RecordCopier(builder, self.copied_count, progress, links)
         last: Piece | None = None
         for piece in self.pieces:
@@ -205,12 +211,12 @@ class Composition:
             for name, nbytes in self._sizes_of_links():
                 totals[name] += nbytes
             columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
-            head = build_head(self.base, parts, columns, skipped=self.base.skipped)
+            head = build_sharded_manifest(self.base, parts, columns, skipped=self.base.skipped)
             progress(Progress("publish", 0, 1, 0))
             with writing(self.destination):
                 staging.path.mkdir()
                 link_shards(parts, staging.path, FORMATS[self.base.format])
-                write_head(staging.path, head)
+                write_manifest_and_table(staging.path, head)
             staging.publish(sync=sync_file_system)
         except BaseException:
             staging.discard()
@@ -290,7 +296,7 @@ def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
     for row, place in zip(parts.rows, parts.places, strict=True):
         path = location(place)
         if isinstance(path, UrlPath):
-            yield shard_manifest(path, row["digest"].tobytes().hex(), int(row["nbytes"]), format)
+            yield fetch_shard_manifest(path, row["digest"].tobytes().hex(), int(row["nbytes"]), format)
         else:
             yield read_manifest(path)
 

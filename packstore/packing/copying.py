@@ -20,7 +20,7 @@ from packstore.images.seek_index import index_values
 from packstore.packing.plan import record_counts
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
-from packstore.stores.linked import link_values
+from packstore.stores.linked import read_link_values
 
 _RECORDS, _BYTES = 1024, 8 << 20
 Links = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
@@ -66,7 +66,7 @@ class RecordCopier:
         builder: StoreBuilder,
         total: int,
         progress: ProgressCallback,
-        links: Links = link_values,
+        links: Links = read_link_values,
         stage: str = "copy",
     ) -> None:
         """
@@ -106,7 +106,7 @@ def copy_records(
     split: str,
     labels: Mapping[str, NDArray[np.int64]] | None = None,
     copied: Callable[[int, int], None] = lambda records, nbytes: None,
-    links: Links = link_values,
+    links: Links = read_link_values,
 ) -> None:
     """Copies records of an open store to a builder; verifies their checksums. Between linked stores no image is
     read, unless a seek index is added.

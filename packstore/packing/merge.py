@@ -27,9 +27,9 @@ from packstore.packing.plan import record_counts, resolve_format, same_encoding_
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
-from packstore.stores.joining import class_mapping, join_columns
-from packstore.stores.linked import link_base
-from packstore.stores.sharded import same_columns
+from packstore.stores.joining import join_columns, map_class_numbers
+from packstore.stores.linked import relative_link_folder
+from packstore.stores.sharded import columns_match
 from packstore.stores.unify import join_answers
 
 
@@ -241,8 +241,8 @@ def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], lef
     None."""
     manifest = reader.manifest
     one_object = manifest.shards is None and reader.nbytes is not None  # its digest is not known
-    relative = link_base(manifest, reader.path) is not None
-    if manifest.format != format or left_out or one_object or relative or not same_columns(manifest.columns, columns):
+    relative = relative_link_folder(manifest, reader.path) is not None
+    if manifest.format != format or left_out or one_object or relative or not columns_match(manifest.columns, columns):
         return None
     parts = list_shards(reader.path, manifest, reader.part_places())
     return parts if all(len(runs) == 1 for runs in parts.runs) else None
@@ -270,5 +270,5 @@ def _split_pieces(
 def class_renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
     """Maps old class numbers to new ones, for each column whose numbers change in ``merged``."""
     by_name = {column.name: column for column in columns}
-    pairs = ((c.name, class_mapping(by_name[c.name], c)) for c in merged if c.name in by_name)
+    pairs = ((c.name, map_class_numbers(by_name[c.name], c)) for c in merged if c.name in by_name)
     return {name: numbers for name, numbers in pairs if numbers is not None}

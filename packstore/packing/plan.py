@@ -33,7 +33,7 @@ from packstore.sources.base import Entry, Source, Survey
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import was_killed_after_publishing
 from packstore.stores.format import Format
-from packstore.stores.linked import folder_of
+from packstore.stores.linked import link_folder
 
 DEFAULT_QUALITY = 90
 REMOTE_SHARD_BYTES = 256 << 20
@@ -61,7 +61,7 @@ class Plan:
         options: The options as given.
         index: The store gets a seek index.
         shards: Rule by which shards are cut; None for a store of one file. A store at a URL always has shards.
-        link_base: Base folder of relative links; None for absolute links or none.
+        relative_link_folder: Base folder of relative links; None for absolute links or none.
     """
 
     source: Source
@@ -76,7 +76,7 @@ class Plan:
     options: ConvertOptions
     index: bool
     shards: ShardRule | None = None
-    link_base: Path | None = None
+    relative_link_folder: Path | None = None
 
     def make_encoder(self) -> Encoder:
         """Makes the encoder of the plan."""
@@ -135,7 +135,7 @@ def plan_source(
             free_bytes=None if remote else shutil.disk_usage(destination.absolute().parent).free,
             options=options,
             index=wants_index(options.index, encode.encoding),
-            link_base=folder_of(destination) if options.link == "relative" else None,
+            relative_link_folder=link_folder(destination) if options.link == "relative" else None,
         )
         encoder = plan.make_encoder()
         if options.decoder != "auto" and encoder.passes_through and options.check != "decode":
@@ -426,7 +426,7 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
-        **({"link": "absolute" if plan.link_base is None else "relative"} if plan.options.link else {}),
+        **({"link": "absolute" if plan.relative_link_folder is None else "relative"} if plan.options.link else {}),
         **encode.reading.answers(),
         **_column_answers(plan),
         **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),

@@ -112,7 +112,7 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
     converter = ValueConverter(plan.survey, FileChecks(plan.survey, plan.encode, plan.options) or None)
-    linker = Linker(source, plan.link_base) if plan.options.link else None
+    linker = Linker(source, plan.relative_link_folder) if plan.options.link else None
     return ordered_flat_map(
         lambda batch: pack(batch, source, encoder, converter, skip, plan.index, linker),
         split_batches(source.fetch(entries), *limits, source.nbytes),

@@ -21,8 +21,8 @@ from packstore.core.urls import UrlPath, location
 from packstore.packing.rewriting import rewrite
 from packstore.stores import open_store
 from packstore.stores.base import Reader
-from packstore.stores.link_files import FileState, LinkedFiles, file_state, is_url, object_state
-from packstore.stores.linked import folder_of, link_values, list_linked_files, relative_link
+from packstore.stores.link_files import FileState, LinkedFiles, derive_object_state, is_url_link, read_file_state
+from packstore.stores.linked import link_folder, list_linked_files, make_relative_link, read_link_values
 
 _STEP = 64  # records that a thread compares at a time
 
@@ -87,7 +87,7 @@ def relink(
         manifest, shown = reader.manifest, printable(str(place))
         if not manifest.is_linked:
             raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")
-        own = folder_of(reader.path)
+        own = link_folder(reader.path)
         places = {old: _rebase(old, moves) for old in list_linked_files(reader, own)}
         moved = sum(old != new for old, new in places.items())
         if moves is not None and not moved:
@@ -99,11 +99,11 @@ def relink(
         folder = own if asked == "relative" else None
 
         def new_links(reader: Reader, records: NDArray[np.int64]) -> dict[str, Any]:
-            values = link_values(reader, records)
+            values = read_link_values(reader, records)
             files = [places[old] for old in values["link_file"]]
             values["link_file_bytes"] = np.array([states[file].nbytes for file in files], np.int64)
             values["link_file_modified"] = np.array([states[file].modified for file in files], np.int64)
-            values["link_file"] = files if folder is None else [relative_link(file, folder) for file in files]
+            values["link_file"] = files if folder is None else [make_relative_link(file, folder) for file in files]
             return values
 
         options = {"link": "absolute" if folder is None else "relative"}
@@ -128,12 +128,12 @@ def _rebase(place: str, moves: tuple[str, str] | None) -> str:
 def _file_state(place: str) -> FileState:
     """Returns size and times of a file or object. Raises :class:`StoreError` if it does not exist."""
     try:
-        if not is_url(place):
-            return file_state(place)
+        if not is_url_link(place):
+            return read_file_state(place)
         from packstore.objects import open_objects
 
         url = UrlPath(place)
-        return object_state(open_objects(url.parent).head(url.name))
+        return derive_object_state(open_objects(url.parent).head(url.name))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise StoreError(f"{printable(place)} cannot be read ({reason}); nothing was changed") from None
@@ -150,7 +150,7 @@ def _verify_changed(
 
     def check(first: int) -> int:
         records = np.arange(first, min(first + _STEP, len(reader)))
-        values, checksums = link_values(reader, records), reader.values("checksum", records)
+        values, checksums = read_link_values(reader, records), reader.values("checksum", records)
         count = 0
         for i, record in enumerate(records.tolist()):
             place = places[values["link_file"][i]]

@@ -156,8 +156,8 @@ class ResumedRecords:
                 packed.skipped.append(skipped[entry.key])
             else:
                 try:
-                    data, checksum = run.image(self.records)
-                    fields = run.fields(self.records) if self._varies or self._sampled else {}
+                    data, checksum = run.read_image(self.records)
+                    fields = run.read_fields(self.records) if self._varies or self._sampled else {}
                 except StoreError as doubt:
                     # Usually a record of the last seconds: the killed run had noted it but not written it yet.
                     _log.info("going on from record %d: %s", self.records, printable(str(doubt)))

@@ -17,7 +17,7 @@ from packstore.packing.copying import Links, RecordCopier, create_like
 from packstore.packing.plan import record_counts
 from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores.base import Reader
-from packstore.stores.linked import link_base, link_values
+from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.remote.publish import upload_store
 
 
@@ -45,7 +45,7 @@ def rewrite(
         DestinationError: The disk has no room for the copy.
     """
     if links is None:
-        links = partial(link_values, folder=link_base(reader.manifest, reader.path))
+        links = partial(read_link_values, folder=relative_link_folder(reader.manifest, reader.path))
     if isinstance(reader.path, UrlPath):
         with lock_upload_folder(reader.path) as (path, _):
             _write(reader, path, columns, stage, progress, links, options or {})

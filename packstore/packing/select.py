@@ -36,7 +36,7 @@ from packstore.packing.where import Where, parse_where
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
-from packstore.stores.linked import link_base
+from packstore.stores.linked import relative_link_folder
 
 _NEEDED = ("image", "key", "checksum", "row_checksum", "shape")
 _MAX_SEED = 1 << 64
@@ -174,7 +174,7 @@ def plan_select(
     else:
         chosen = _choose_records(reader, where, gone, options, progress)
         same = manifest.format == format and columns == manifest.columns and options.shard_size is None
-        link = same and link_base(manifest, path) is None
+        link = same and relative_link_folder(manifest, path) is None
         pieces = _make_pieces(
             reader,
             chosen,
@@ -465,7 +465,7 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
     """Chooses whole shards by split, and draws them by the digests of their records. Opens no shard."""
     manifest = reader.manifest
     shown = printable(str(reader.path))
-    if manifest.shards is None or manifest.format != format or link_base(manifest, reader.path) is not None:
+    if manifest.shards is None or manifest.format != format or relative_link_folder(manifest, reader.path) is not None:
         raise UsageError(f"whole shards can only be taken of a directory of shards, in its own format; {shown} is none")
     if where is not None and not where.columns <= {"split"}:
         raise UsageError("with whole shards a condition can only ask for splits: split == train")

@@ -23,8 +23,8 @@ from packstore.core.scratch import scratch_folder
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore, open_objects
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.remote import RemotePath
-from packstore.stores.link_files import Location, object_state
-from packstore.stores.remote.copies import copy_address, open_copy_of
+from packstore.stores.link_files import Location, derive_object_state
+from packstore.stores.remote.copies import cached_copy_key, open_cached_copy_of
 
 _AT_ONCE = 4
 
@@ -61,7 +61,7 @@ class CopiedSource(Source):
         self.evidence = self._source.evidence
         self._found = _digest_objects(found)
         top = str(path).partition("://")[2].partition("/")[2]
-        self._states = {_relative_path(path, o.name, top): object_state(o) for o in found}
+        self._states = {_relative_path(path, o.name, top): derive_object_state(o) for o in found}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         with self._urls_in_errors(self.path):
@@ -197,8 +197,8 @@ def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Ca
         if not info.nbytes:
             place.touch()
             return
-        held.callback(os.close, open_copy_of(store, info, cache))
-        place.symlink_to(cache.file_at_address(copy_address(store, info)))
+        held.callback(os.close, open_cached_copy_of(store, info, cache))
+        place.symlink_to(cache.path_of_address(cached_copy_key(store, info)))
     except OSError as error:
         raise SourceError(f"{_printable_url(store, info)} cannot be copied: {error.strerror or error}") from error
 

@@ -70,7 +70,7 @@ class Bucket:
         if not self.objects.can_list:
             shown = f"{self.objects.url}/{name}"
             raise UsageError(f"{shown} cannot be listed, so no folder there is a source: copy it to this machine")
-        files, directories = self.objects.directory(name)
+        files, directories = self.objects.list_directory(name)
         found: dict[str, ObjectInfo | None] = {
             file.name.rpartition("/")[2]: file for file in files if file.name != name
         }

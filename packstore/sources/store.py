@@ -22,8 +22,8 @@ from packstore.sources.refusals import first_bytes
 from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader, as_image_array
 from packstore.stores.format import Format
-from packstore.stores.link_files import Location, offset_in_file
-from packstore.stores.linked import link_values
+from packstore.stores.link_files import Location, find_file_offset
+from packstore.stores.linked import read_link_values
 from packstore.stores.opening import START_BYTES, looks_like_store, recognise_store
 from packstore.stores.records import ProvenRecords
 
@@ -126,7 +126,7 @@ class StoreSource(Source):
 
     def image(self, entry: Entry) -> ImageData:
         record: int = entry.ref
-        data = self._records.image(record)
+        data = self._records.read_image(record)
         if self._encoded:
             return data if isinstance(data, bytes) else bytes(data)
         return self._as_array(record, data)
@@ -134,10 +134,10 @@ class StoreSource(Source):
     def locate(self, entry: Entry) -> Location | None:
         record: int = entry.ref
         if self.manifest.is_linked:
-            link = link_values(self.reader, np.array([record]))
+            link = read_link_values(self.reader, np.array([record]))
             return Location(link["link_file"][0], int(link["link_offset"][0]))
         view = self.reader.view(record)
-        offset = offset_in_file(view) if isinstance(view, memoryview) else None
+        offset = find_file_offset(view) if isinstance(view, memoryview) else None
         if offset is None or isinstance(self.path, UrlPath):
             return None
         number = int(np.searchsorted(self.reader.part_starts, record, "right")) - 1
@@ -151,7 +151,7 @@ class StoreSource(Source):
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
         """Reads the stored values of a record's columns that come with samples; verifies its whole row first."""
-        row = self._records.row(entry.ref)
+        row = self._records.read_row(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 

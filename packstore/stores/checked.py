@@ -16,7 +16,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
 
 
-def first_invalid_class(column: Column, data: Any) -> int | None:
+def find_invalid_class(column: Column, data: Any) -> int | None:
     """Returns the first number without a class among the stored values of a column of class numbers, or None if all are
     valid."""
     numbers: NDArray[Any] = (
@@ -136,7 +136,7 @@ class CheckedReader(Reader):
             self.mark_suspect(index)
             raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}", what)
         for column in self._row:
-            wrong = first_invalid_class(column, fields[column.name]) if column.classes is not None else None
+            wrong = find_invalid_class(column, fields[column.name]) if column.classes is not None else None
             if wrong is not None:
                 raise self.class_error(column, index, wrong)
 

@@ -18,15 +18,15 @@ from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.manifest import Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
-from packstore.stores.joining import class_mapping, join_columns
-from packstore.stores.sharded import join_values
+from packstore.stores.joining import join_columns, map_class_numbers
+from packstore.stores.sharded import concatenate_column
 from packstore.stores.unify import UnifiedReader
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RecordRange:
     """Consecutive records of one of the stores.
 
     Attributes:
@@ -53,11 +53,11 @@ class ConcatReader(Reader):
         """Raises :class:`StoreError` if the stores do not fit together."""
         columns = join_columns(readers)
         self._readers = tuple(readers)
-        self._runs = tuple(_list_runs(readers))
+        self._runs = tuple(_list_ranges(readers))
         self._starts = [run.start for run in self._runs]
         self._numbers: list[Mapping[str, NDArray[np.int64]]] = []
         for reader in readers:
-            pairs = ((c.name, class_mapping(reader.manifest.column(c.name), c)) for c in columns)
+            pairs = ((c.name, map_class_numbers(reader.manifest.column(c.name), c)) for c in columns)
             # -1 for a number without a class; the store that has it reports it.
             self._numbers.append({name: np.append(numbers, -1) for name, numbers in pairs if numbers is not None})
         super().__init__(Path(" + ".join(str(reader.path) for reader in readers)), self._join_manifests(columns))
@@ -151,7 +151,7 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.stored_image(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
-        run = self._find_run(index)
+        run = self._find_range(index)
         self._readers[run.store].will_need(index - run.start + run.first, view)
 
     def array(self, index: int) -> NDArray[Any]:
@@ -159,7 +159,7 @@ class ConcatReader(Reader):
 
     def value(self, name: str, index: int) -> Any:
         value = self._call_store(index, lambda reader, record: reader.value(name, record))
-        numbers = self._numbers[self._find_run(index).store].get(name)
+        numbers = self._numbers[self._find_range(index).store].get(name)
         if numbers is None:
             return value
         if self.manifest.column(name).kind == "ragged":
@@ -169,7 +169,7 @@ class ConcatReader(Reader):
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
         column = self.manifest.column(name)
         out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
-        for run, rows, local in self._split_by_run(records):
+        for run, rows, local in self._group_by_range(records):
             try:
                 values = self._readers[run.store].values(name, local)
             except CorruptRecordError as error:
@@ -183,10 +183,10 @@ class ConcatReader(Reader):
             raise StoreError("several stores have no array of all images; read them one by one")
         if name not in self._columns:
             column = self.manifest.column(name)
-            self._columns[name] = join_values(column, (self._column_of_run(run, name) for run in self._runs), False)
+            self._columns[name] = concatenate_column(column, (self._read_range(run, name) for run in self._runs), False)
         return self._columns[name]
 
-    def _column_of_run(self, run: _Run, name: str) -> ColumnData:
+    def _read_range(self, run: _RecordRange, name: str) -> ColumnData:
         """Returns a run's values of a column, with the classes' numbers in the joined store."""
         data = self._readers[run.store].column(name)
         numbers = self._numbers[run.store].get(name)
@@ -204,13 +204,13 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.key(record))
 
     def mark_suspect(self, index: int) -> None:
-        run = self._find_run(index)
+        run = self._find_range(index)
         self._readers[run.store].mark_suspect(index - run.start + run.first)
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         errors: dict[int, StoreError] = {}
         names = [*names]
-        for run, _, local in self._split_by_run(records):
+        for run, _, local in self._group_by_range(records):
             for record, error in self._readers[run.store].find_faults(local, names).items():
                 errors[record - run.first + run.start] = _shift_error(error, run)
         return errors
@@ -239,7 +239,7 @@ class ConcatReader(Reader):
         for reader in self._readers:
             reader.close()
 
-    def _find_run(self, index: int) -> _Run:
+    def _find_range(self, index: int) -> _RecordRange:
         """Returns the run that has record ``index``."""
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
@@ -247,13 +247,15 @@ class ConcatReader(Reader):
 
     def _call_store(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
         """Calls ``method`` with the store that has a record, and the record's number in it; renumbers errors."""
-        run = self._find_run(index)
+        run = self._find_range(index)
         try:
             return method(self._readers[run.store], index - run.start + run.first)
         except CorruptRecordError as error:
             raise _shift_error(error, run) from error
 
-    def _split_by_run(self, records: NDArray[np.int64]) -> Iterator[tuple[_Run, NDArray[np.int64], NDArray[np.int64]]]:
+    def _group_by_range(
+        self, records: NDArray[np.int64]
+    ) -> Iterator[tuple[_RecordRange, NDArray[np.int64], NDArray[np.int64]]]:
         """Yields each run with some of ``records``: the run, their positions in ``records``, and their numbers in its
         store.
         """
@@ -265,7 +267,7 @@ class ConcatReader(Reader):
             yield run, rows, records[rows] - run.start + run.first
 
 
-def _list_runs(readers: Sequence[Reader]) -> Iterator[_Run]:
+def _list_ranges(readers: Sequence[Reader]) -> Iterator[_RecordRange]:
     """Yields the runs of all splits, without empty ones."""
     names = dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)
     start = 0
@@ -274,7 +276,7 @@ def _list_runs(readers: Sequence[Reader]) -> Iterator[_Run]:
             if name is None or any(split.name == name for split in reader.manifest.splits):
                 split = reader.split(name)
                 if len(split):
-                    yield _Run(number, split.start, start, len(split))
+                    yield _RecordRange(number, split.start, start, len(split))
                     start += len(split)
 
 
@@ -283,7 +285,7 @@ def _renumber_labels(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArra
     return numbers[np.where((labels >= 0) & (labels < len(numbers) - 1), labels, len(numbers) - 1)]
 
 
-def _shift_error(error: StoreError, run: _Run) -> StoreError:
+def _shift_error(error: StoreError, run: _RecordRange) -> StoreError:
     """Returns ``error`` with the record's number in the joined store."""
     if not isinstance(error, CorruptRecordError):
         return error

@@ -62,7 +62,7 @@ def _without_derived(manifest: Manifest) -> list[Column]:
     return [column for column in manifest.columns if column.name not in _DERIVED]
 
 
-def class_mapping(column: Column, merged: Column) -> NDArray[np.int64] | None:
+def map_class_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
     """Returns the number in ``merged`` of each class of ``column``; None if no number changes."""
     if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
         return None

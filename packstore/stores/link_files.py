@@ -29,7 +29,7 @@ class FileState(NamedTuple):
 
     Attributes:
         nbytes: Its size.
-        modified: Time of its last modification, in nanoseconds since 1970; for an object see :func:`object_state`.
+        modified: Time of its last modification, in nanoseconds since 1970; for an object see :func:`derive_object_state`.
     """
 
     nbytes: int
@@ -56,7 +56,7 @@ class LinkedFile(NamedTuple):
     """The bytes of an open file.
 
     Attributes:
-        data: The whole file: a map, or for :func:`read_file` its bytes.
+        data: The whole file: a map, or for :func:`read_whole_file` its bytes.
         state: State of the file when it was read or mapped.
     """
 
@@ -87,7 +87,7 @@ class LinkedFiles:
             known = self._open.get(place)
             if known is not None:
                 self._open.move_to_end(place)
-        if is_url(place):
+        if is_url_link(place):
             return known[0] if known is not None else self._keep_open(place, self._fetch(place), (0, 0))
         found = os.stat(place)  # noqa: PTH116 - a Path takes longer than the call
         state, identity = FileState(found.st_size, found.st_mtime_ns), (found.st_dev, found.st_ino)
@@ -116,21 +116,21 @@ class LinkedFiles:
 
     def _fetch(self, url: str) -> LinkedFile:
         """Fetches an object into the cache and maps its copy; drops all open files if the cache is full."""
-        from packstore.stores.remote.copies import open_copy
+        from packstore.stores.remote.copies import open_cached_copy
 
         path = UrlPath(url)
         try:
-            info, descriptor = open_copy(path)
+            info, descriptor = open_cached_copy(path)
         except CacheFullError:
             self.clear()  # the cache cannot evict open copies
-            info, descriptor = open_copy(path)
+            info, descriptor = open_cached_copy(path)
         try:
-            return LinkedFile(_map_file(descriptor), object_state(info))
+            return LinkedFile(_map_file(descriptor), derive_object_state(info))
         finally:
             os.close(descriptor)
 
 
-def offset_in_file(view: memoryview) -> int | None:
+def find_file_offset(view: memoryview) -> int | None:
     """Returns the offset in its file of a view of a map, or None if it is not a view of a map."""
     owner: Any = view
     while isinstance(owner, memoryview | np.ndarray):
@@ -141,12 +141,12 @@ def offset_in_file(view: memoryview) -> int | None:
     return int(start - first)
 
 
-def is_url(place: str) -> bool:
+def is_url_link(place: str) -> bool:
     """Returns whether a link is a URL."""
     return not place.startswith("/") and "://" in place
 
 
-def read_file(path: str) -> LinkedFile:
+def read_whole_file(path: str) -> LinkedFile:
     """Reads a whole local file and closes it. Raises :class:`OSError` and :class:`ValueError`."""
     descriptor = open_regular(Path(path))
     try:
@@ -161,7 +161,7 @@ def read_file(path: str) -> LinkedFile:
     return LinkedFile(memoryview(data), FileState(found.st_size, found.st_mtime_ns))
 
 
-def file_state(path: str) -> FileState:
+def read_file_state(path: str) -> FileState:
     """Returns the state of a regular file. Raises :class:`OSError`."""
     found = os.stat(path)  # noqa: PTH116 - one call for each of many files
     if not stat.S_ISREG(found.st_mode):
@@ -169,7 +169,7 @@ def file_state(path: str) -> FileState:
     return FileState(found.st_size, found.st_mtime_ns)
 
 
-def object_state(info: ObjectInfo) -> FileState:
+def derive_object_state(info: ObjectInfo) -> FileState:
     """Returns the state of an object. Instead of a time, which may be rounded to seconds, it has the XXH3-64 of the
     ETag, or of the time.
     """

@@ -23,7 +23,14 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import UrlPath
 from packstore.stores.base import Problem, Reader
-from packstore.stores.link_files import FileState, LinkedFile, LinkedFiles, file_state, is_url, read_file
+from packstore.stores.link_files import (
+    FileState,
+    LinkedFile,
+    LinkedFiles,
+    is_url_link,
+    read_file_state,
+    read_whole_file,
+)
 
 
 class LinkedReader(Reader):
@@ -61,10 +68,10 @@ class LinkedReader(Reader):
         return self.view(index)
 
     def view(self, index: int) -> Buffer:
-        return self._checked_images([index])[0]
+        return self._read_checked_images([index])[0]
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        return self._checked_images(records.tolist())
+        return self._read_checked_images(records.tolist())
 
     def will_need(self, index: int, view: Buffer) -> None:
         if isinstance(view, memoryview) and isinstance(view.obj, mmap.mmap):
@@ -94,10 +101,10 @@ class LinkedReader(Reader):
         if not quick:
             return  # verify reads each image anyway
         for place, (count, nbytes) in list_linked_files(self, self._folder).items():
-            if is_url(place):
+            if is_url_link(place):
                 continue  # checking it would take a request
             try:
-                found = file_state(place).nbytes
+                found = read_file_state(place).nbytes
             except (OSError, ValueError) as error:
                 yield Problem(
                     f"{printable(place)}, which has {count:,} images, cannot be read ({_short_reason(error)})"
@@ -110,16 +117,16 @@ class LinkedReader(Reader):
         self._files.clear()
         self._reader.close()
 
-    def _checked_images(self, records: list[int]) -> list[Buffer]:
+    def _read_checked_images(self, records: list[int]) -> list[Buffer]:
         """Returns the images of records, checking each linked file once."""
         count, found, opened = len(self), [], dict[str, LinkedFile]()
         for record in records:
             if not 0 <= record < count:
                 raise IndexError(f"record {record} of {count}")
-            found.append(self._checked_image(record, opened))
+            found.append(self._read_checked_image(record, opened))
         return found
 
-    def _checked_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
+    def _read_checked_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
         """Returns the image of a record; ``opened`` keeps the files of this call, which are checked once."""
         place = resolve_link(bytes(self._names[record]), self._folder)
         offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
@@ -132,8 +139,8 @@ class LinkedReader(Reader):
         if file is None:
             try:
                 # A file with more than one image stays mapped.
-                whole = length == size and not is_url(place)
-                file = opened[place] = read_file(place) if whole else self._files.get(place)
+                whole = length == size and not is_url_link(place)
+                file = opened[place] = read_whole_file(place) if whole else self._files.get(place)
             except (OSError, ValueError) as error:
                 why = f"cannot be read ({_short_reason(error)}); bring it back, name its new place (packstore link "
                 raise self._link_error(record, place, f"{why}--rebase), or link again (packstore repair)") from None
@@ -151,7 +158,7 @@ class LinkedReader(Reader):
             if image_checksum(data) != expected:
                 why = "has changed since it was linked: the image's checksum differs; bring the old file back, or "
                 raise self._link_error(record, place, f"{why}link again (packstore repair)")
-        return bytes(data) if is_url(place) else data
+        return bytes(data) if is_url_link(place) else data
 
     def _link_error(self, record: int, place: str, reason: str) -> StoreError:
         """Returns the error for a linked file, with record, key and path; ``reason`` completes the sentence."""
@@ -175,27 +182,31 @@ def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]
 def resolve_link(link: bytes, folder: Path) -> str:
     """Returns the absolute path or URL of a link in a store in ``folder``."""
     place = os.fsdecode(link)
-    if place.startswith("/") or is_url(place):
+    if place.startswith("/") or is_url_link(place):
         return place
     if isinstance(folder, UrlPath):
-        return str(folder / posixpath.normpath(place)) if not place.startswith("..") else _join_above(folder, place)
+        return (
+            str(folder / posixpath.normpath(place))
+            if not place.startswith("..")
+            else _join_outside_folder(folder, place)
+        )
     return os.path.normpath(folder / place)
 
 
-def folder_of(store: Path) -> Path:
+def link_folder(store: Path) -> Path:
     """Returns the folder from which a store's relative links begin: its parent, with symbolic links resolved."""
     return store.parent if isinstance(store, UrlPath) else Path(os.path.realpath(store)).parent
 
 
-def relative_link(place: str, folder: Path) -> str:
-    """Returns the link to a file from a store in ``folder``, see :func:`folder_of`.
+def make_relative_link(place: str, folder: Path) -> str:
+    """Returns the link to a file from a store in ``folder``, see :func:`link_folder`.
 
     Returns ``place`` itself if only one of them is at a URL, or both are in different buckets. For a path with symbolic
     links it takes the shorter way: files and store that are in one folder can then be moved together.
     """
-    if isinstance(folder, UrlPath) != is_url(place):
+    if isinstance(folder, UrlPath) != is_url_link(place):
         return place
-    if not is_url(place):
+    if not is_url_link(place):
         parent, name = os.path.split(place)
         return min(
             (os.path.relpath(f"{each}/{name}", folder) for each in (parent, os.path.realpath(parent))),
@@ -206,20 +217,20 @@ def relative_link(place: str, folder: Path) -> str:
     return posixpath.relpath(path, start) if root == own else place
 
 
-def link_base(manifest: Manifest, store: Path) -> Path | None:
+def relative_link_folder(manifest: Manifest, store: Path) -> Path | None:
     """Returns the folder from which a store's relative links begin, or None if its links are absolute, or it has
     none."""
-    return folder_of(store) if manifest.options.get("link") == "relative" else None
+    return link_folder(store) if manifest.options.get("link") == "relative" else None
 
 
-def link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
+def read_link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
     """Returns the values of :data:`LINK_COLUMNS` for some records, as a builder takes them: links relative to
     ``folder``, or absolute if that is None.
     """
-    own, links = folder_of(reader.path), []
+    own, links = link_folder(reader.path), []
     for record in records.tolist():
         place = resolve_link(bytes(reader.value("link_file", record)), own)
-        links.append(place if folder is None else relative_link(place, folder))
+        links.append(place if folder is None else make_relative_link(place, folder))
     values: dict[str, Any] = {"link_file": links}
     for name in ("link_offset", "link_length", "link_file_bytes", "link_file_modified"):
         values[name] = reader.values(name, records)
@@ -237,7 +248,7 @@ def _split_bucket(url: str) -> tuple[str, str]:
     return f"{scheme}://{bucket}", f"/{path}"
 
 
-def _join_above(folder: UrlPath, place: str) -> str:
+def _join_outside_folder(folder: UrlPath, place: str) -> str:
     """Joins a relative link that leaves ``folder`` upwards, within its bucket."""
     root, path = _split_bucket(str(folder))
     return f"{root}{posixpath.normpath(posixpath.join(path, place))}"

@@ -49,10 +49,10 @@ class RecoveredManifest:
 
 def find_manifest(data: memoryview | bytes) -> RecoveredManifest | None:
     """Returns the best manifest anywhere in ``data``, or None if none can be read."""
-    return best_manifest(_find_texts(data))
+    return choose_manifest(_find_manifest_texts(data))
 
 
-def best_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
+def choose_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
     """Returns the first manifest in ``texts`` that its digest proves, corrected if need be; else the first readable
     one.
     """
@@ -96,7 +96,7 @@ def correct_manifest(text: bytes) -> RecoveredManifest | None:
     return RecoveredManifest(manifest, near, "corrected" if near else "unproven")
 
 
-def _find_texts(data: memoryview | bytes) -> Iterator[bytes]:
+def _find_manifest_texts(data: memoryview | bytes) -> Iterator[bytes]:
     """Yields texts that may be a manifest: from each possible beginning to each possible end."""
     starts: set[int] = set()
     for anchor, distance in _ANCHORS:
@@ -120,7 +120,7 @@ def _find_texts(data: memoryview | bytes) -> Iterator[bytes]:
 def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
     """Returns the manifest in ``text`` with one byte changed so that its digest matches, or None if that does not
     suffice."""
-    for start in _find_digests(text):
+    for start in _find_digest_offsets(text):
         digest = text[start + len(_NAME) : start + len(_NAME) + 64]
         body = text[:start] + text[start + len(_NAME) + 64 + 2 :]
         own = hashlib.sha256(body).hexdigest().encode("ascii")
@@ -128,14 +128,14 @@ def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
             digest = own  # the digest itself is damaged
         if re.fullmatch(rb"[0-9a-f]{64}", digest) is None:
             continue
-        for candidate in _variants_of_digest(body, bytes.fromhex(digest.decode("ascii"))):
+        for candidate in _find_matching_texts(body, bytes.fromhex(digest.decode("ascii"))):
             manifest = _parse_manifest(candidate, digest.decode("ascii"))
             if manifest is not None:
                 return RecoveredManifest(manifest, True, "corrected")
     return None
 
 
-def _find_digests(text: bytes) -> Iterator[int]:
+def _find_digest_offsets(text: bytes) -> Iterator[int]:
     """Returns the offsets at which the manifest's own digest may begin: behind the columns, before the encoding."""
     places: list[int] = []
     for match in re.finditer(b"]," + re.escape(_NAME), text):
@@ -149,7 +149,7 @@ def _find_digests(text: bytes) -> Iterator[int]:
     return (place for place in dict.fromkeys(places) if place > 0)
 
 
-def _variants_of_digest(body: bytes, digest: bytes) -> Iterator[bytes]:
+def _find_matching_texts(body: bytes, digest: bytes) -> Iterator[bytes]:
     """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte."""
     if hashlib.sha256(body).digest() == digest:
         yield body

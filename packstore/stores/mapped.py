@@ -116,7 +116,7 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
             )
 
 
-def consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+def map_consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
     """Implements :meth:`packstore.stores.format.Format.open_partial_file` for images stored back to back from ``start``
     on.
     """

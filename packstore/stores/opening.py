@@ -14,7 +14,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
 from packstore.stores.base import Reader
 from packstore.stores.format import Format
-from packstore.stores.linked import LinkedReader, folder_of
+from packstore.stores.linked import LinkedReader, link_folder
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.remote.names import VERSIONS, version_number
 from packstore.stores.scavenge import ScavengedData
@@ -57,7 +57,7 @@ def looks_like_store(path: Path, start: bytes) -> bool:
     if not path.is_dir():
         return _recognise_file(path, start) is not None
     sharded = (path / MANIFEST_FILE).is_file() and any(path.glob("shard-*"))
-    return sharded or _is_published(path) or directory_format(path) is not None
+    return sharded or _is_copy_of_url(path) or directory_format(path) is not None
 
 
 def _recognise_file(path: Path, start: bytes) -> Format | None:
@@ -72,14 +72,14 @@ def directory_format(path: Path) -> Format | None:
     return next((format for format in formats if format.recognises(path, b"")), None)
 
 
-def _is_published(path: Path) -> bool:
+def _is_copy_of_url(path: Path) -> bool:
     """Returns whether a directory is a local copy of an object store's layout, which opens by its URL."""
     return any(version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 
 
 def _recognise_directory(path: Path) -> Format | None:
     """Returns the format of a directory, None for a sharded store. Raises :class:`StoreError` if it is not a store."""
-    if _is_published(path):
+    if _is_copy_of_url(path):
         raise StoreError(
             f"{printable(str(path))} is a store in the layout of object stores; open it as "
             f"file://{printable(str(path.resolve()))}"
@@ -107,7 +107,7 @@ def open_reader(path: Path) -> Reader:
     reader = open_container(path)
     if not reader.manifest.is_linked or reader.manifest.shards is not None:
         return reader
-    return LinkedReader(reader, folder_of(path))
+    return LinkedReader(reader, link_folder(path))
 
 
 def open_container(path: Path) -> Reader:

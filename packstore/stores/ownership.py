@@ -35,7 +35,7 @@ def list_owned_files(path: Path) -> list[Path]:
     allowed = {MANIFEST_FILE, manifest.shards.file} if manifest.shards else set(format.files)
     files: list[Path] = []
     for entry in sorted(path.iterdir()):
-        shard = bool(manifest.shards) and is_shard(entry.name, format)
+        shard = bool(manifest.shards) and is_shard_name(entry.name, format)
         if shard and format.files and entry.is_dir() and not entry.is_symlink():
             files += [_require_owned(file, set(format.files), shown) for file in sorted(entry.iterdir())]
         else:
@@ -43,13 +43,13 @@ def list_owned_files(path: Path) -> list[Path]:
     return files
 
 
-def is_shard(name: str, format: Format) -> bool:
+def is_shard_name(name: str, format: Format) -> bool:
     """Returns whether ``name`` is a possible shard name of this format."""
     match = SHARD.fullmatch(name)
     return match is not None and match["suffix"] == format.suffixes[0]
 
 
-def shard_number(name: str) -> int:
+def parse_shard_number(name: str) -> int:
     """Returns the number in the name of a shard."""
     match = SHARD.fullmatch(name)
     assert match is not None
@@ -75,20 +75,20 @@ def remove_unfinished(path: Path) -> None:
     names = {name for format in formats for name in format.files}
     for entry in sorted(path.iterdir()):
         known = entry.name in (MANIFEST_FILE, *names) or TABLE.fullmatch(entry.name) is not None
-        if known or any(is_shard(entry.name, format) for format in formats):
-            _remove_part(entry, names)
+        if known or any(is_shard_name(entry.name, format) for format in formats):
+            _remove_file_or_folder(entry, names)
     remove_empty(path)
 
 
-def remove_parts(path: Path, names: Iterable[str]) -> None:
+def remove_shards(path: Path, names: Iterable[str]) -> None:
     """Removes the shards and tables with these names, if they exist, from the directory of a store."""
     inner = {name for format in FORMATS.values() for name in format.files}
     for name in names:
         if SHARD.fullmatch(name) is not None or TABLE.fullmatch(name) is not None:
-            _remove_part(path / name, inner)
+            _remove_file_or_folder(path / name, inner)
 
 
-def _remove_part(path: Path, names: Iterable[str]) -> None:
+def _remove_file_or_folder(path: Path, names: Iterable[str]) -> None:
     """Removes a file; or from a folder the files ``names``, and then the folder if it is empty."""
     if path.is_dir() and not path.is_symlink():
         for name in names:

@@ -22,7 +22,7 @@ class ProvenRecords:
         self._row = row_columns(self._columns)
         self._rows_are_checked = reader.manifest.has_column(ROW_CHECKSUM.name)
 
-    def image(self, record: int) -> Buffer:
+    def read_image(self, record: int) -> Buffer:
         """Returns the stored image. Raises :class:`CorruptRecordError` if it does not match its checksum."""
         data = self.reader.read(record)
         found, expected = image_checksum(data), int(self.reader.value("checksum", record))
@@ -30,7 +30,7 @@ class ProvenRecords:
             raise self._corrupt_error(record, expected, found)
         return data
 
-    def row(self, record: int) -> dict[str, Any]:
+    def read_row(self, record: int) -> dict[str, Any]:
         """Returns the stored values of all columns but the image and the checksums. Raises :class:`CorruptRecordError`
         if they do not match the row checksum, which old stores lack.
         """

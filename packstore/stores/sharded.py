@@ -36,7 +36,7 @@ from packstore.core.shards import Shard, ShardTable
 from packstore.stores.base import Problem, Reader, parse_manifest
 from packstore.stores.format import Format
 from packstore.stores.link_files import LinkedFiles
-from packstore.stores.linked import LinkedReader, folder_of
+from packstore.stores.linked import LinkedReader, link_folder
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
@@ -97,7 +97,7 @@ class ShardedReader(Reader):
         if not self.manifest.is_linked or not len(records):
             return super().views(records)
         found: list[Buffer] = [b""] * len(records)
-        for reader, some, local in self._by_shard(records):
+        for reader, some, local in self._group_by_shard(records):
             for place, view in zip(some.tolist(), reader.views(local), strict=True):
                 found[place] = view
         return found
@@ -130,7 +130,7 @@ class ShardedReader(Reader):
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < len(self):
             raise IndexError(f"records {chosen.min()} to {chosen.max()} of {len(self)}")
         out: NDArray[Any] | None = None
-        for reader, some, local in self._by_shard(chosen):
+        for reader, some, local in self._group_by_shard(chosen):
             values = reader.values(name, local)
             if out is None:  # allocated only after the first read: a manifest may claim any shape
                 out = np.empty((len(chosen), *column.shape), NUMPY_DTYPE[column.dtype])
@@ -157,7 +157,7 @@ class ShardedReader(Reader):
             raise StoreError("a sharded store has no array of all images; read them one by one")
         columns = self._columns  # read once: another thread may close the reader meanwhile
         if name not in columns:
-            columns[name] = join_values(column, (part.column(name) for part in self.parts()), self._bounded)
+            columns[name] = concatenate_column(column, (part.column(name) for part in self.parts()), self._bounded)
         return columns[name]
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class ShardedReader(Reader):
             self._used[number] = next(self._clock)
         reader = self._open.get(number)
         if reader is None:
-            self._prepare_shard(number)
+            self._fetch_before_opening(number)
             with self._lock:
                 if self._closed:
                     raise StoreError(f"{printable(str(self.path))} is closed")
@@ -195,11 +195,11 @@ class ShardedReader(Reader):
                         if isinstance(error.__cause__, OSError) and error.__cause__.errno in _NO_MORE_FILES:
                             # Another class of error: the shard must not be taken for damaged.
                             raise UsageError(f"{error}: raise the limit (ulimit -n), or pack larger shards") from error
-                        self._refuse_replaced()
+                        self._raise_if_replaced()
                         raise
         return reader
 
-    def _prepare_shard(self, number: int) -> None:
+    def _fetch_before_opening(self, number: int) -> None:
         """Does slow work before a shard is opened, without blocking threads that open others. Does nothing here."""
 
     def check_files(self) -> None:
@@ -207,9 +207,9 @@ class ShardedReader(Reader):
             with self._lock:
                 for number, nbytes in enumerate(self._table.table["nbytes"].tolist()):
                     if number not in self._open:
-                        self._check_file(number, nbytes, self._files.get(number))
+                        self._check_file_size(number, nbytes, self._files.get(number))
         except StoreError:
-            self._refuse_replaced()
+            self._raise_if_replaced()
             raise
 
     def _close_oldest(self) -> None:
@@ -273,7 +273,9 @@ class ShardedReader(Reader):
             record = None if problem.record is None else start + problem.record
             yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
-    def _by_shard(self, records: NDArray[np.int64]) -> Iterator[tuple[Reader, NDArray[np.int64], NDArray[np.int64]]]:
+    def _group_by_shard(
+        self, records: NDArray[np.int64]
+    ) -> Iterator[tuple[Reader, NDArray[np.int64], NDArray[np.int64]]]:
         """Yields, for each shard with some of ``records``: its reader, their positions in ``records``, their numbers in
         it.
         """
@@ -293,7 +295,7 @@ class ShardedReader(Reader):
         reader = None if self._bounded else self._open.get(number)
         return reader or self.shard(number), index - self._starts[number]
 
-    def _refuse_replaced(self) -> None:
+    def _raise_if_replaced(self) -> None:
         """Raises :class:`StoreError` if the manifest was replaced, which explains a missing or different shard."""
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
@@ -305,7 +307,7 @@ class ShardedReader(Reader):
     def _describe_shard(self, name: str) -> str:
         return f"shard {name} of {printable(str(self.path))}"
 
-    def _check_file(self, number: int, nbytes: int, held: int | None) -> None:
+    def _check_file_size(self, number: int, nbytes: int, held: int | None) -> None:
         """Raises :class:`StoreError` if a shard's file is missing or has another size; ``held`` is its descriptor, if
         open.
         """
@@ -328,13 +330,13 @@ class ShardedReader(Reader):
         except OSError as error:
             raise StoreError(f"{where} cannot be opened: {error.strerror or error}") from error
         try:
-            self._check_file(number, shard.nbytes, file)
+            self._check_file_size(number, shard.nbytes, file)
             reader = self._format.open(path, file)
         finally:
             os.close(file)
         own, whole = reader.manifest, self.manifest
         same = own.format == whole.format and own.encoding == whole.encoding and own.records == shard.records
-        if not same or own.shards or not same_columns(own.columns, whole.columns):
+        if not same or own.shards or not columns_match(own.columns, whole.columns):
             reader.close()
             raise StoreError(
                 f"{where} belongs to another store: it holds {own.records} records of {own.encoding} "
@@ -349,7 +351,7 @@ class ShardedReader(Reader):
         if (own.image.nbytes, own.records_digest) != (shard.image_nbytes, shard.records_digest):
             reader.close()
             raise StoreError(f"{where} has other images or records than the table of shards lists")
-        return LinkedReader(reader, folder_of(self.path), self._linked) if whole.is_linked else reader
+        return LinkedReader(reader, link_folder(self.path), self._linked) if whole.is_linked else reader
 
 
 def open_sharded(path: Path) -> ShardedReader:
@@ -444,12 +446,12 @@ def read_table(path: Path, table: ShardTable) -> ShardTable:
         raise ManifestError(f"{printable(str(file))}: {error}") from None
 
 
-def join_values(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
+def concatenate_column(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
     """Concatenates a column's values of several shards. Does not copy those of a single shard.
 
     With ``copy``, copies each part at once, so that it does not keep its shard open.
     """
-    parts = [_copy_values(part) for part in values] if copy else [*values]
+    parts = [_copy_column_values(part) for part in values] if copy else [*values]
     if len(parts) == 1:
         return parts[0]
     if column.kind == "fixed":
@@ -466,13 +468,13 @@ def join_values(column: Column, values: Iterable[ColumnData], copy: bool) -> Col
     return Ragged(offsets, data)
 
 
-def _copy_values(values: ColumnData) -> ColumnData:
+def _copy_column_values(values: ColumnData) -> ColumnData:
     if isinstance(values, Ragged):
         return Ragged(values.offsets.copy(), values.data.copy())
     return values[:].copy() if isinstance(values, np.ndarray) else values[:]
 
 
-def same_columns(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
+def columns_match(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
     """Returns whether a shard has the columns of its store. It may lack the last classes, which later shards added."""
     if len(shard) != len(whole):
         return False

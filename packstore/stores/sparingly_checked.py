@@ -18,7 +18,7 @@ from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
 from packstore.core.errors import CorruptRecordError, StoreError
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
-from packstore.stores.checked import CheckedReader, first_invalid_class
+from packstore.stores.checked import CheckedReader, find_invalid_class
 
 ARRAY_SHARE = 16
 """One in this many arrays that are read is compared with its checksum. Items of 224 x 224 uint8 pixels then take 2 to 3
@@ -81,15 +81,15 @@ class SparinglyCheckedReader(CheckedReader):
         proven = self._proven.get(name)
         if proven is not None:
             return proven[index]
-        kept = self._kept.get(name) or self._get_copy(name)
+        kept = self._kept.get(name) or self._get_column_copy(name)
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         part = bisect.bisect_right(self._starts, index) - 1
-        if kept.state[part] != _SOUND and not self._is_copied(kept, part):
-            return self._prove_by_row(kept, index)
+        if kept.state[part] != _SOUND and not self._ensure_copied(kept, part):
+            return self._read_and_prove(kept, index)
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
-    def _prove_by_row(self, kept: _ColumnCopy, index: int) -> Any:
+    def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
         """Returns a value after checking it by the hash of an earlier read, or else by the row checksum."""
         try:
             value = self._reader.value(kept.column.name, index)
@@ -104,7 +104,7 @@ class SparinglyCheckedReader(CheckedReader):
         return value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        kept = self._kept.get(name) or self._get_copy(name)
+        kept = self._kept.get(name) or self._get_column_copy(name)
         if len(self._find_unproven(kept, records)) or not kept.fixed:
             return self._reader.values(name, records)  # find_faults reports which of them are damaged
         values: NDArray[Any] = kept.values[records]
@@ -116,10 +116,10 @@ class SparinglyCheckedReader(CheckedReader):
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         errors: dict[int, StoreError] = {}
         for name in names:
-            kept = self._kept.get(name) or self._get_copy(name)
+            kept = self._kept.get(name) or self._get_column_copy(name)
             for record in records[self._find_unproven(kept, records)].tolist():
                 try:
-                    self._prove_by_row(kept, record)
+                    self._read_and_prove(kept, record)
                 except CorruptRecordError as error:
                     errors.setdefault(record, error)
         return errors
@@ -154,7 +154,7 @@ class SparinglyCheckedReader(CheckedReader):
             self._checksums = self._reader.fixed_column("checksum").view(np.uint8).data.cast("Q")
         return self._checksums[index]
 
-    def _get_copy(self, name: str) -> _ColumnCopy:
+    def _get_column_copy(self, name: str) -> _ColumnCopy:
         """Returns the copy of a column, at first without values."""
         column = self.manifest.column(name)
         with self._lock:
@@ -164,13 +164,13 @@ class SparinglyCheckedReader(CheckedReader):
         """Copies the column from files not copied yet. Returns the positions in ``records`` of values that the copies
         do not prove."""
         if len(self._starts) == 1:
-            return np.arange(0 if self._is_copied(kept, 0) else len(records))
+            return np.arange(0 if self._ensure_copied(kept, 0) else len(records))
         parts = np.searchsorted(self._starts, records, "right") - 1
         for part in np.unique(parts[kept.state[parts] == _NEW]).tolist():
-            self._is_copied(kept, part)
+            self._ensure_copied(kept, part)
         return np.flatnonzero(kept.state[parts] != _SOUND)
 
-    def _is_copied(self, kept: _ColumnCopy, part: int) -> bool:
+    def _ensure_copied(self, kept: _ColumnCopy, part: int) -> bool:
         """Returns whether a proven copy of a column's values in one file exists; makes the copy on the first call."""
         if kept.state[part] == _NEW:
             self._reader.part(part)  # outside the lock: fetching may take long
@@ -194,7 +194,7 @@ class SparinglyCheckedReader(CheckedReader):
             copy = kept.values[start : start + len(data)]
             copy[...] = data
         flat = copy.data if isinstance(copy, Ragged) else copy
-        if column.classes is not None and first_invalid_class(column, flat) is not None:
+        if column.classes is not None and find_invalid_class(column, flat) is not None:
             return False
         return column_digest(copy) == reader.manifest.column(column.name).digest
 

@@ -25,7 +25,7 @@ _EXIF = "exif_transpose"
 _SIZES = ("size", "resize", "max_side")
 
 
-def unify(readers: Sequence[Reader]) -> list[Reader]:
+def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
     """Returns readers of the same stores whose images have one encoding: the given readers if their stores have one.
 
     Raises :class:`StoreError` if the images would come out in different modes or dtypes, or normalised differently.
@@ -52,9 +52,9 @@ def unify(readers: Sequence[Reader]) -> list[Reader]:
             "second with the encoding, size and normalisation of the first"
         )
     if floats:
-        return [_as_float32(reader) for reader in readers]
+        return [_wrap_as_float32(reader) for reader in readers]
     options = _join_options(readers)
-    return [_as_files(reader, options) for reader in readers]
+    return [_wrap_as_files(reader, options) for reader in readers]
 
 
 def _name_both(first: Reader, second: Reader) -> str:
@@ -95,7 +95,7 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
     return {name: value for name, (value, _) in answers.items()}
 
 
-def _as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
+def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
     """Wraps a store so that its records are image files. Raises :class:`StoreError` for pixels that no PGM or PPM file
     holds."""
     manifest, image = reader.manifest, reader.manifest.image
@@ -118,7 +118,7 @@ def _as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
     )
 
 
-def _as_float32(reader: Reader) -> Reader:
+def _wrap_as_float32(reader: Reader) -> Reader:
     """Wraps a store of tensors so that its records are float32."""
     image = reader.manifest.image
     if image.dtype == "float32":

@@ -177,7 +177,7 @@ class StoreFilesSuite:
             assert builder.interrupted_run.records == len(records)
             for i, image in enumerate(records.images):
                 try:
-                    found = builder.interrupted_run.image(i)[0]
+                    found = builder.interrupted_run.read_image(i)[0]
                 except StoreError:
                     break  # from here on the source has to be read again
                 assert bytes(found) == image

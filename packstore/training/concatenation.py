@@ -21,7 +21,7 @@ from packstore.stores.base import Reader
 from packstore.stores.concatenation import ConcatReader
 from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.reader import RemoteReader
-from packstore.stores.unify import unify
+from packstore.stores.unify import unify_encodings
 from packstore.training.dataset import PackedDataset, head_of, open_checked
 from packstore.training.mixture import FetchedShards, Mixture, apportion
 
@@ -48,7 +48,7 @@ class ConcatDataset(PackedDataset):
                 opened.enter_context(open_checked(path, self.checksums, known))
                 for path, known in zip(self.paths, self._heads, strict=True)
             ]
-            joined = ConcatReader(unify(readers))
+            joined = ConcatReader(unify_encodings(readers))
             opened.pop_all()
         self._heads = tuple(map(head_of, readers))
         return joined

@@ -208,13 +208,13 @@ class TestNoLocks:
                 raise OSError(errno.EBADF, os.strerror(errno.EBADF))
             flock(descriptor, operation)
 
-        def opened(self: folders.CacheFolder, path: Path, flags: int, opened=folders.CacheFolder._open) -> int:  # type: ignore[no-untyped-def]
+        def opened(self: folders.CacheFolder, path: Path, flags: int, opened=folders.CacheFolder._open_file) -> int:  # type: ignore[no-untyped-def]
             if path.parent.name == "whole" and flags & os.O_RDWR:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return int(opened(self, path, flags))
 
         monkeypatch.setattr(fcntl, "flock", flock)
-        monkeypatch.setattr(folders.CacheFolder, "_open", opened)
+        monkeypatch.setattr(folders.CacheFolder, "_open_file", opened)
         with pytest.raises(CacheError, match="200,000 are in use"):
             open_object(cache, 1)
         assert len(cache.entries()) == 1

@@ -188,7 +188,7 @@ def test_a_stopped_process_that_counts_the_budget_is_named(
     digest = min(os.listdir(objects))
     os.close(cache.open(digest, SIZE, fetch_from(objects, digest)))
     monkeypatch.setattr(folders, "_BUSY_SECONDS", 0.05)
-    with cache._folder.exclusive():
+    with cache._folder.lock_cache():
         os.close(cache.open(digest, SIZE, list))  # what is there needs no guard
         with pytest.raises(CacheError, match="a process that uses it has stopped; end it, or name another folder"):
             cache.clean()

@@ -114,7 +114,7 @@ def test_what_looks_like_very_many_manifests(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(manifest_recovery, "correct_manifest", lambda text: tried.append(len(text)))
     for text in (b'{"columns"', b'{"columns":1,"versions":{}}', b'{"columns":[{"classes"'):
         data = text * 3000
-        assert sum(map(len, manifest_recovery._find_texts(data))) <= 8 * len(data)
+        assert sum(map(len, manifest_recovery._find_manifest_texts(data))) <= 8 * len(data)
         assert manifest_recovery.find_manifest(data) is None
     assert len(tried) < 100
 

@@ -34,7 +34,7 @@ def test_what_is_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> No
     for number in range(4):
         tasks.begin(number, ())
     clock[0] = 1000.0
-    assert tasks.stragglers(9) == []  # nothing has ended yet, so who knows
+    assert tasks.choose_stragglers(9) == []  # nothing has ended yet, so who knows
     assert tasks.seconds_to_straggler() is None
     for number in range(4, 7):
         tasks.begin(number, ())
@@ -42,21 +42,21 @@ def test_what_is_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> No
         clock[0] += 2
         assert tasks.end(number) == 0
     tasks.begin(7, ())
-    assert [number for number, _ in tasks.stragglers(9)] == [0, 1, 2, 3]  # 4 seconds is the median
-    assert [number for number, _ in tasks.stragglers(6)] == [0]  # of the 6 workers 5 are busy
-    assert tasks.stragglers(5) == []
+    assert [number for number, _ in tasks.choose_stragglers(9)] == [0, 1, 2, 3]  # 4 seconds is the median
+    assert [number for number, _ in tasks.choose_stragglers(6)] == [0]  # of the 6 workers 5 are busy
+    assert tasks.choose_stragglers(5) == []
     assert tasks.seconds_to_straggler() == 12.0
     tasks.begin(0, ())
     assert len(tasks) == 6
-    assert [number for number, _ in tasks.stragglers(9)] == [1, 2, 3]
+    assert [number for number, _ in tasks.choose_stragglers(9)] == [1, 2, 3]
     assert tasks.end(0) == 1
     assert 0 not in tasks
     clock[0] += 100
-    assert [number for number, _ in tasks.stragglers(1)] == [1]  # all are late, and no worker is idle
+    assert [number for number, _ in tasks.choose_stragglers(1)] == [1]  # all are late, and no worker is idle
     for _ in range(pending_tasks.COPIES - 1):
         tasks.begin(1, ())
     clock[0] += 100
-    assert [number for number, _ in tasks.stragglers(9)] == [2, 3, 7]
+    assert [number for number, _ in tasks.choose_stragglers(9)] == [2, 3, 7]
     assert tasks.seconds_to_straggler() is None
 
 
@@ -67,9 +67,9 @@ def test_no_task_is_late_at_once(clock: list[float]) -> None:
     clock[0] = 0.01
     tasks.end(0)
     clock[0] = pending_tasks.LEAST_SECONDS
-    assert tasks.stragglers(9) == []
+    assert tasks.choose_stragglers(9) == []
     clock[0] += 1
-    assert [number for number, _ in tasks.stragglers(9)] == [1]
+    assert [number for number, _ in tasks.choose_stragglers(9)] == [1]
 
 
 @pytest.fixture

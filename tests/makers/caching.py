@@ -69,7 +69,7 @@ def faulty_fetch(folder: Path, digest: str, drawn: random.Random) -> Callable[[]
 def used_bytes(cache: Cache) -> int:
     """Bytes of all objects in a cache at one moment."""
     used = 0
-    with cache._folder.exclusive():
+    with cache._folder.lock_cache():
         for path in cache.root.glob("*/*"):
             with suppress(FileNotFoundError):  # whoever fetches removes a part that came damaged
                 used += path.stat().st_size

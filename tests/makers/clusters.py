@@ -19,7 +19,7 @@ from packstore.packing.plan import Plan, make_plan
 from packstore.packing.report import ConvertReport
 from packstore.stores.base import encode_manifest
 from packstore.stores.opening import read_manifest
-from packstore.stores.remote.names import shard_objects, table_name, version_name
+from packstore.stores.remote.names import shard_object_names, table_name, version_name
 
 
 class KillingObjects(ObjectStore):
@@ -119,7 +119,7 @@ def expected_objects(store: Path) -> dict[str, bytes]:
     assert table is not None
     files = [store / name for name in table.names()]
     files = [path / "data.mdb" if path.is_dir() else path for path in files]
-    expected = {name: file.read_bytes() for name, file in zip(shard_objects(table), files, strict=True)}
+    expected = {name: file.read_bytes() for name, file in zip(shard_object_names(table), files, strict=True)}
     head = encode_manifest(manifest)
     return expected | {table_name(table): table.table.tobytes(), version_name(1): head, "manifest.json": head}
 

@@ -23,7 +23,7 @@ from packstore.core.manifest import Column, Origin, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.stores import create_store, open_store
-from packstore.stores.builder.read_back import write_head
+from packstore.stores.builder.read_back import write_manifest_and_table
 
 TOKEN = "a-token"
 HOST = "http://127.0.0.1:8000"
@@ -156,7 +156,7 @@ def make_large(path: Path, shards: int, records: int) -> None:
         records_digest=join_records_digests((row.records_digest, row.records) for row in rows),
         shards=ShardTable.from_shards(rows, kind.suffixes[0]),
     )
-    write_head(path, head)
+    write_manifest_and_table(path, head)
 
 
 def make_hostile(path: Path) -> None:

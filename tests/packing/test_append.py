@@ -396,7 +396,9 @@ def test_an_interrupted_run_goes_on(
 @pytest.mark.slow
 @pytest.mark.sampled(1, per="step")
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("step", ["write_head", "link_shards", "_sync", "_refuse_changed", "_sync_directory"])
+@pytest.mark.parametrize(
+    "step", ["write_manifest_and_table", "link_shards", "_sync", "_refuse_changed", "_sync_directory"]
+)
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_error_while_publishing(
     photos: Path, part: Part, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharded: bool, step: str, killed: bool
@@ -414,7 +416,7 @@ def test_an_error_while_publishing(
     with monkeypatch.context() as patch:
         patch.setattr(growth, step, fail)
         if killed:
-            patch.setattr(WorkDirectory, "undo_swap", lambda self: False)
+            patch.setattr(WorkDirectory, "undo_interrupted_publish", lambda self: False)
             patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
         with pytest.raises(CutError if killed else DestinationError):
             packstore.append(store, second)
@@ -442,8 +444,8 @@ def test_clean_takes_away_what_a_kill_left_in_the_store(
         raise CutError
 
     with monkeypatch.context() as patch:
-        patch.setattr(growth, "_sync", killed)
-        patch.setattr(WorkDirectory, "undo_swap", lambda self: False)
+        patch.setattr(growth, "_sync_files", killed)
+        patch.setattr(WorkDirectory, "undo_interrupted_publish", lambda self: False)
         patch.setattr(WorkDirectory, "remove", WorkDirectory.release)
         with pytest.raises(CutError):
             packstore.append(store, second)

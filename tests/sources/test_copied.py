@@ -69,13 +69,13 @@ def raw(s3_double: Double, shards: Path, cache: Path) -> str:
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what is fetched whole."""
     names: list[str] = []
-    proven = copies._stream_proven
+    proven = copies._stream_and_prove
 
     def counting(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
         names.append(info.name)
         return proven(store, info)
 
-    monkeypatch.setattr(copies, "_stream_proven", counting)
+    monkeypatch.setattr(copies, "_stream_and_prove", counting)
     return names
 
 

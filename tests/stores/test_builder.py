@@ -305,7 +305,7 @@ def test_a_destination_exchanged_in_the_last_moment_is_put_back(
 ) -> None:
     path = tmp_path / "out.h5"
     write(path, make_records(seed=1))
-    real, first = publish._exchange_paths, True
+    real, first = publish.exchange_paths, True
 
     def late(a: Path, b: Path) -> None:
         nonlocal first
@@ -315,7 +315,7 @@ def test_a_destination_exchanged_in_the_last_moment_is_put_back(
             b.write_text("mine")
         real(a, b)
 
-    monkeypatch.setattr(publish, "_exchange_paths", late)
+    monkeypatch.setattr(publish, "exchange_paths", late)
     with pytest.raises(DestinationError, match="changed by somebody else"):
         write(path, make_records(seed=2), overwrite=True)
     assert path.read_text() == "mine"

@@ -143,7 +143,7 @@ def test_a_failed_sync_in_the_background(
         if syncs == failing:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    flush = lmdb_store.LmdbWriter._flush
+    flush = lmdb_store.LmdbWriter._write_pending
 
     def flush_when_synced(writer: lmdb_store.LmdbWriter) -> None:
         """One sync for each transaction, however long a sync takes."""
@@ -151,7 +151,7 @@ def test_a_failed_sync_in_the_background(
             wait([writer._syncing])
         flush(writer)
 
-    monkeypatch.setattr(lmdb_store.LmdbWriter, "_flush", flush_when_synced)
+    monkeypatch.setattr(lmdb_store.LmdbWriter, "_write_pending", flush_when_synced)
     monkeypatch.setattr(lmdb_store, "sync_file", sync)
     monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 4096)
     with pytest.raises(packstore.PackstoreError, match="Input/output error"):

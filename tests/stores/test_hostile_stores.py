@@ -622,7 +622,7 @@ def test_an_lmdb_whose_tree_is_a_maze(tmp_path: Path) -> None:
     from packstore.stores.lmdb.pages import Pages
 
     with (path / "data.mdb").open("rb") as file:
-        assert any("twice" in str(item) for item in Pages(file.fileno()).walk(overflow=True))
+        assert any("twice" in str(item) for item in Pages(file.fileno()).walk_entries(overflow=True))
 
 
 def test_an_lmdb_that_names_a_page_very_many_times(store: Callable[[str], Path]) -> None:

@@ -355,17 +355,17 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             expected = list(txn.cursor())
         with (path / "data.mdb").open("rb") as file:
             pages = Pages(file.fileno())
-        assert list(pages.walk(overflow=True)) == [TreeEntry(key, len(value)) for key, value in expected]
+        assert list(pages.walk_entries(overflow=True)) == [TreeEntry(key, len(value)) for key, value in expected]
         for index, value in enumerate(v for k, v in expected if k.isdigit()):
-            assert pages.record(index) == value
-        assert pages.record(count) is None
-        assert pages.record(10**10 - 1) is None
+            assert pages.find_image(index) == value
+        assert pages.find_image(count) is None
+        assert pages.find_image(10**10 - 1) is None
         for key, value in expected:
-            found = pages.find(key)
+            found = pages.find_value(key)
             assert found is not None
             assert found.tobytes() == value
         for key in (b"", b"0", b"00000000000", b"0000000000x", b"a", b"labem", b"zzz"):
-            assert pages.find(key) is None
+            assert pages.find_value(key) is None
 
     @pytest.mark.slow
     @pytest.mark.sampled(1)

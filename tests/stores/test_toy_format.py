@@ -33,7 +33,7 @@ from packstore.stores import FileWriter, Reader, create_store, format_of, is_sto
 from packstore.stores.base import Problem, parse_manifest
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.format import Format
-from packstore.stores.mapped import MappedReader, check_column, check_offsets, consecutive_images
+from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
 from packstore.stores.scavenge import array_names, array_sizes, column_from_bytes
 from packstore.testing import StoreSuite
 from packstore.testing.records import Records, make_records
@@ -57,7 +57,7 @@ class Toy(Format):
         return ToyWriter(path, image)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        return consecutive_images(path, HEAD.size, sizes)
+        return map_consecutive_images(path, HEAD.size, sizes)
 
 
 FORMAT = Toy()

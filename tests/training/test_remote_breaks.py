@@ -29,7 +29,7 @@ from packstore.cache import Cache, default_cache, folder
 from packstore.core.errors import CorruptRecordError, DiskFullError, StoreError
 from packstore.core.urls import UrlPath, location
 from packstore.stores import open_store
-from packstore.stores.remote.names import shard_object
+from packstore.stores.remote.names import shard_object_name
 from packstore.stores.remote.publish import upload_store
 from tests.makers.caching import used_bytes
 from tests.makers.datasets import make_folder
@@ -282,7 +282,7 @@ def test_a_damaged_shard_is_skipped(
     manifest = upload_store(tmp_path / f"x{suffix}", url)
     assert manifest.shards is not None
     shard = next(iter(manifest.shards))
-    damaged = tmp_path / "bucket" / f"x{suffix}" / shard_object(shard)
+    damaged = tmp_path / "bucket" / f"x{suffix}" / shard_object_name(shard)
     damaged.write_bytes(bytes([damaged.read_bytes()[0] ^ 1]) + damaged.read_bytes()[1:])
     dataset = packstore.PackedDataset(url, columns=["image", "key"])
     loader = packstore.PackedLoader(

@@ -32,7 +32,7 @@ from packstore.core.manifest import Column, Manifest, Origin, Split
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
 from packstore.stores import create_store, open_store
-from packstore.stores.builder.read_back import write_head
+from packstore.stores.builder.read_back import write_manifest_and_table
 
 STEP = """
 import json, re, resource, sys, time
@@ -95,7 +95,7 @@ def make_store(path: Path, format: str, shards: int, records: int) -> None:
             (path / name).mkdir()
         kind.data_file(path / name).hardlink_to(kind.data_file(first))
         rows.append(dataclasses.replace(rows[0], name=name))
-    write_head(path, head(manifest, rows, kind.suffixes[0]))
+    write_manifest_and_table(path, head(manifest, rows, kind.suffixes[0]))
 
 
 def head(manifest: Manifest, rows: list[Shard], suffix: str) -> Manifest:

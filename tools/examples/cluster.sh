@@ -92,13 +92,13 @@ from pathlib import Path
 
 from packstore.objects import open_objects
 from packstore.stores.opening import read_manifest
-from packstore.stores.remote.names import shard_objects, table_name, version_name
+from packstore.stores.remote.names import shard_object_names, table_name, version_name
 
 objects, one = open_objects(sys.argv[1]), Path(sys.argv[2])
 table = read_manifest(one).shards
 expected = {
     name: (one / shard / "data.mdb").read_bytes()
-    for name, shard in zip(shard_objects(table), table.names(), strict=True)
+    for name, shard in zip(shard_object_names(table), table.names(), strict=True)
 }
 expected[table_name(table)] = table.table.tobytes()
 expected[version_name(1)] = expected["manifest.json"] = (one / "manifest.json").read_bytes()

@@ -53,7 +53,7 @@ class Database:
 
     def walk(self) -> Iterator[TreeEntry]:
         """Yields keys, in their order, and sizes of values. Raises :class:`SourceError`."""
-        for item in self._pages.walk(overflow=False):
+        for item in self._pages.walk_entries(overflow=False):
             if isinstance(item, str):
                 raise self._damage_error(item)
             yield item
@@ -69,7 +69,7 @@ class Database:
         """Reads the value of a key, or returns None if the key is missing. Raises :class:`ValueError` for a damaged
         page."""
         try:
-            found = self._pages.find(key)
+            found = self._pages.find_value(key)
         except PageError as error:
             raise ValueError(f"{printable(str(self.path))} is damaged: {error}") from None
         return None if found is None else found.tobytes()

@@ -32,7 +32,7 @@ from packstore.stores.builder.interrupted import InterruptedRun, find_interrupte
 from packstore.stores.builder.journal import Identity, Journal, SourcePosition
 from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
-from packstore.stores.builder.read_back import write_head
+from packstore.stores.builder.read_back import write_manifest_and_table
 from packstore.stores.builder.spools import ColumnSpool, refuse_duplicates, to_flat_buffers
 from packstore.stores.builder.work_directory import COLUMNS, remove_run
 from packstore.stores.format import Format
@@ -125,7 +125,7 @@ class StoreBuilder:
         """Takes the manifest's facts before the first record, so that each shard can be sealed once full and another
         run can resume from it. :meth:`commit` then does not need them.
         """
-        self._base = self._build_base(origin, normalization, options, versions)
+        self._base = self._build_base_manifest(origin, normalization, options, versions)
 
     @property
     def interrupted_run(self) -> InterruptedRun | None:
@@ -214,7 +214,7 @@ class StoreBuilder:
                 if self._journal is not None:
                     self._journal.append(sizes, values["checksum"], values[ROW_CHECKSUM.name])
                 if self._base is not None:
-                    self._files.seal_full(self._describe_file)
+                    self._files.seal_full_shards(self._describe_file)
         except BaseException:
             self.abort()
             raise
@@ -247,10 +247,10 @@ class StoreBuilder:
             if self._base is None:
                 if origin is None:
                     raise StoreError("the origin of the records is needed, here or by describe()")
-                self._base = self._build_base(origin, normalization, options, versions)
+                self._base = self._build_base_manifest(origin, normalization, options, versions)
             with writing(self._staging.destination):
                 self._refuse_duplicates()
-                manifest = self._seal(counted or {}, tuple(skipped))
+                manifest = self._seal_files(counted or {}, tuple(skipped))
                 # Only if the run was long enough for a receipt before: for a short one, a digest of all its entries
                 # would take several percent of the time.
                 if self._journal is not None and self._journal.written and position is not None:
@@ -260,7 +260,7 @@ class StoreBuilder:
         except BaseException:
             self.abort()
             raise
-        self._close()
+        self._close_files()
         return manifest
 
     def abort(self) -> None:
@@ -270,7 +270,7 @@ class StoreBuilder:
         """
         if not self._done:
             try:
-                self._close()
+                self._close_files()
             finally:
                 if self.interrupted_run is not None or (self._journal is not None and self._journal.written):
                     self.kept = self._staging.work.path
@@ -294,10 +294,10 @@ class StoreBuilder:
         if self._done:
             raise StoreError("this store is committed or aborted already")
 
-    def _close(self) -> None:
+    def _close_files(self) -> None:
         """Closes all files. Logs errors of closing, since everything needed is on the disk already."""
         self._done = True
-        closes = [writer.abort for writer in self._files.writers()]
+        closes = [writer.abort for writer in self._files.list_writers()]
         closes += [spool.close for spool in self._spools.values()]
         if self._journal is not None:
             closes.append(self._journal.close)
@@ -321,7 +321,7 @@ class StoreBuilder:
             if identity is not None:
                 self._journal = Journal(self._staging.run, identity.fingerprint)
 
-    def _build_base(
+    def _build_base_manifest(
         self,
         origin: Origin,
         normalization: Normalization | None,
@@ -405,7 +405,7 @@ class StoreBuilder:
         if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always true; for the type checker
             refuse_duplicates(keys, hashes)
 
-    def _seal(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
+    def _seal_files(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
         """Seals all files; in a sharded store then writes its table and manifest. Returns the store's manifest."""
         assert self._base is not None
         options = {**self._base.options, **counted}
@@ -416,13 +416,13 @@ class StoreBuilder:
                 manifest = dataclasses.replace(manifest, options=options, skipped=skipped)
             return manifest, columns
 
-        manifest = self._files.seal_all(describe)
+        manifest = self._files.seal_remaining(describe)
         if manifest is None:
-            manifest = dataclasses.replace(self._build_head(), options=options, skipped=skipped)
-            write_head(self._staging.path, manifest)
+            manifest = dataclasses.replace(self._build_sharded_manifest(), options=options, skipped=skipped)
+            write_manifest_and_table(self._staging.path, manifest)
         return manifest
 
-    def _build_head(self) -> Manifest:
+    def _build_sharded_manifest(self) -> Manifest:
         """Builds the manifest of a sharded store from its sealed shards."""
         assert self._base is not None
         shards = self._files.sealed

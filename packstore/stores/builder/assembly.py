@@ -25,7 +25,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import TABLE_ROW, Shard, ShardTable, shard_name, shards_to_rows
 from packstore.core.urls import UrlPath, location
 from packstore.stores.format import Format
-from packstore.stores.remote.transfer import download
+from packstore.stores.remote.transfer import download_shard
 
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK)
 
@@ -117,14 +117,14 @@ def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None)
         name = format.shard_name(0)
         sizes = manifest.records, nbytes, manifest.image.nbytes
         rows = shards_to_rows([Shard(name, *sizes, manifest.records_digest, digest, manifest.digest)])
-        return ShardList(rows, [os.fspath(path)], [_split_runs(manifest.splits, 0, manifest.records)])
+        return ShardList(rows, [os.fspath(path)], [_list_split_runs(manifest.splits, 0, manifest.records)])
     starts = manifest.shards.starts.tolist()
-    runs = [_split_runs(manifest.splits, *edges) for edges in pairwise(starts)]
+    runs = [_list_split_runs(manifest.splits, *edges) for edges in pairwise(starts)]
     places = [f"{path}/{name}" for name in manifest.shards.names()] if places is None else places
     return ShardList(manifest.shards.table, places, runs)
 
 
-def _split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
+def _list_split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
     """Returns the runs of splits among the records ``start`` to ``stop - 1``."""
     if not splits:
         return (("", stop - start),)
@@ -132,7 +132,7 @@ def _split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRu
     return tuple(run for run in inside if run[1] > 0)
 
 
-def build_head(
+def build_sharded_manifest(
     base: Manifest,
     parts: ShardList,
     columns: Sequence[Column],
@@ -194,7 +194,7 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
             os.mkdir(name)  # noqa: PTH102 - thousands of times, and a Path takes longer than the call
             place, name = f"{place}/{file}", f"{name}/{file}"
         if isinstance(url, UrlPath):
-            download(url, Path(name), digest)
+            download_shard(url, Path(name), digest)
             copied += 1
             continue
         try:

@@ -26,7 +26,7 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
     parallel = {column.parallel for column in columns}
     sizes: dict[str, NDArray[np.int64]] = {}
     for column in columns:
-        if column.kind == "ragged" and (_has_rules(column) or column.name in parallel):
+        if column.kind == "ragged" and (_restricts_bytes(column) or column.name in parallel):
             given = image_sizes if column.name == "image" else list(map(len, values[column.name]))
             sizes[column.name] = np.array(given, np.int64)
     for column in columns:
@@ -35,15 +35,15 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
         if column.nullable:
             filled = sizes[column.name] > 0 if column.kind == "ragged" else _nonzero_mask(values[column.name])
             what = f"has a value of {column.name!r}, which {column.valid_name!r} says is missing"
-            _raise_first(filled & ~values[column.valid_name], first, what)
+            _raise_for_first(filled & ~values[column.valid_name], first, what)
         if column.parallel is not None:
             boxes = by_name[column.parallel]
             rows, wanted = (sizes[c.name] // c.record_nbytes for c in (column, boxes))
             what = f"has {{}} rows of {column.name!r}, and {{}} of {boxes.name!r}"
-            _raise_first(rows != wanted, first, what, rows, wanted)
+            _raise_for_first(rows != wanted, first, what, rows, wanted)
 
 
-def _has_rules(column: Column) -> bool:
+def _restricts_bytes(column: Column) -> bool:
     """Returns whether a ragged column restricts its bytes; those of keys and image files do not."""
     return column.layout is not None or column.record_nbytes > 1 or column.classes is not None or column.nullable
 
@@ -56,9 +56,9 @@ def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.i
         shapes = values[column.shape_name]
         wrong = (shapes.astype(np.int64).prod(axis=1) * width != sizes) | (shapes < 0).any(axis=1)
         wrong |= shapes.astype(np.float64).prod(axis=1) > 2**62  # the int64 product may have overflowed
-        _raise_first(wrong, first, f"has {{}} bytes{where}, not shape {{}}", sizes, shapes)
+        _raise_for_first(wrong, first, f"has {{}} bytes{where}, not shape {{}}", sizes, shapes)
     elif width > 1:
-        _raise_first(sizes % width != 0, first, f"has {{}} bytes{where}, not a multiple of {width}", sizes)
+        _raise_for_first(sizes % width != 0, first, f"has {{}} bytes{where}, not a multiple of {width}", sizes)
     if column.classes is not None:
         numbers: NDArray[np.int64] = np.frombuffer(b"".join(values[column.name]), NUMPY_DTYPE[column.dtype])
         check_classes(column, numbers)
@@ -80,7 +80,7 @@ def _nonzero_mask(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.any(flat.view(np.uint8), axis=1) if flat.size else np.zeros(len(values), np.bool_)
 
 
-def _raise_first(wrong: NDArray[np.bool_], first: int, what: str, *values: NDArray[Any]) -> None:
+def _raise_for_first(wrong: NDArray[np.bool_], first: int, what: str, *values: NDArray[Any]) -> None:
     """Raises :class:`StoreError` for the first record that is ``wrong``; ``what`` is a template for its values."""
     places = np.flatnonzero(wrong)
     if len(places):

@@ -2,7 +2,7 @@
 
 A reader opens the old store or the new one, since the manifest names the table, and the table the shards. Until the
 manifest is replaced, the store's directory holds files that it does not name. A marker file in the work directory lists
-them, so that the next run after a kill can remove them (:meth:`WorkDirectory.undo_swap`).
+them, so that the next run after a kill can remove them (:meth:`WorkDirectory.undo_interrupted_publish`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from packstore.core.files import (
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.stores.builder.assembly import ShardList, link_shards
-from packstore.stores.builder.publish import exchange
-from packstore.stores.builder.read_back import write_head
+from packstore.stores.builder.publish import exchange_paths
+from packstore.stores.builder.read_back import write_manifest_and_table
 from packstore.stores.builder.work_directory import GROWTH, STORE, WorkDirectory
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import list_owned_files
@@ -64,18 +64,18 @@ def publish_growth(
         if old.shards is None:
             inode = device_and_inode(destination)
             link_shards(parts, staged, FORMATS[new.format])
-            write_head(staged, new)
-            _sync(staged, [entry.name for entry in staged.iterdir()])
+            write_manifest_and_table(staged, new)
+            _sync_files(staged, [entry.name for entry in staged.iterdir()])
             if device_and_inode(destination) != inode:
                 raise _changed_error(destination)
             list_owned_files(destination)  # raises for foreign files, which would be removed with the old directory
             _refuse_changed(destination, old)
             note = {"sealed": new.digest, "added": [], "replaced": [], "request": request}
             (staged.parent / GROWTH).write_text(json.dumps(note), "ascii")
-            exchange(staged, destination)
+            exchange_paths(staged, destination)
             _sync_directory(destination.parent)
         else:
-            write_head(staged, new)
+            write_manifest_and_table(staged, new)
             added = parts.take([i for i, number in enumerate(parts.rows["number"].tolist()) if number >= first_new])
             _add_shards(work, staged, destination, old, new, added, request)
 
@@ -113,16 +113,16 @@ def _add_shards(
     try:
         link_shards(added, destination, FORMATS[new.format])
         (staged / new.shards.file).rename(destination / new.shards.file)
-        _sync(destination, names)
+        _sync_files(destination, names)
         _refuse_changed(destination, old)
         (staged / MANIFEST_FILE).replace(destination / MANIFEST_FILE)
         _sync_directory(destination)
     finally:
         # Removes the old files, or the added ones if the manifest was not replaced: the present manifest decides.
-        work.undo_swap()
+        work.undo_interrupted_publish()
 
 
-def _sync(directory: Path, names: list[str]) -> None:
+def _sync_files(directory: Path, names: list[str]) -> None:
     """Makes the files ``names`` in ``directory`` durable."""
     if len(names) > _FSYNCED:
         sync_file_system(directory)

@@ -20,7 +20,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import Shard
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import Identity, Receipt, read_journal, read_receipt
-from packstore.stores.builder.spools import open_spooled
+from packstore.stores.builder.spools import open_kept_column
 from packstore.stores.builder.work_directory import (
     COLUMNS,
     STORE,
@@ -62,7 +62,7 @@ class InterruptedRun:
         if self._starts[-1] > self.records:
             raise StoreError("the shards of the interrupted run have more records than its journal")
 
-    def image(self, record: int) -> tuple[memoryview, int]:
+    def read_image(self, record: int) -> tuple[memoryview, int]:
         """Returns the image of a record and its checksum. Call it for records in order.
 
         Raises:
@@ -71,34 +71,34 @@ class InterruptedRun:
         row = self._rows[record]
         checksum = int(row["checksum"])
         if record < self._starts[-1]:  # in a sealed shard, which is proven as a whole
-            return memoryview(self._view_sealed(record)), checksum
+            return memoryview(self._view_sealed_image(record)), checksum
         if self._partial is None:
-            self._partial = self._open_partial()
+            self._partial = self._open_unsealed_file()
         data = self._partial(record - self._starts[-1])
         if data.nbytes != int(row["size"]) or xxh3_64_intdigest(data) != checksum:
             raise StoreError(f"record {record} of the interrupted run contradicts its journal")
         return data, checksum
 
-    def fields(self, record: int) -> dict[str, Any]:
+    def read_fields(self, record: int) -> dict[str, Any]:
         """Returns the stored values of a record by column, without the image and the checksums.
 
         Raises:
             StoreError: They cannot be proven.
         """
         if not self._values:
-            self._values = {column.name: open_spooled(column, self.path / COLUMNS) for column in self._columns}
+            self._values = {column.name: open_kept_column(column, self.path / COLUMNS) for column in self._columns}
         values = {name: read(record) for name, read in self._values.items()}
         if row_checksum(self._columns, values) != int(self._rows["row"][record]):
             raise StoreError(f"the values of record {record} of the interrupted run contradict its journal")
         return values
 
-    def proven_shard(self, number: int, start: int) -> Shard | None:
+    def find_proven_shard(self, number: int, start: int) -> Shard | None:
         """Returns sealed shard ``number`` if it begins with record ``start`` and has been proven by reading an image of
         it.
         """
         return self._shards[number] if number in self._proven and self._starts[number] == start else None
 
-    def adopt(self, shard: Shard, path: Path) -> None:
+    def link_shard(self, shard: Shard, path: Path) -> None:
         """Links a proven shard to ``path``, in another run; moves it if links are impossible."""
         source = self.path / STORE / shard.name
         if source.is_dir():
@@ -117,7 +117,7 @@ class InterruptedRun:
         except OSError as error:
             _log.warning("cannot remove %s: %s", printable(str(self.path)), error)
 
-    def _view_sealed(self, record: int) -> Any:
+    def _view_sealed_image(self, record: int) -> Any:
         """Returns an image in a sealed shard; proves the whole shard before its first one."""
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
             number = bisect.bisect_right(self._starts, record) - 1
@@ -138,7 +138,7 @@ class InterruptedRun:
             raise StoreError(f"{shard.name} of the interrupted run contradicts its receipt")
         return reader
 
-    def _open_partial(self) -> Callable[[int], memoryview]:
+    def _open_unsealed_file(self) -> Callable[[int], memoryview]:
         """Opens the unsealed file; returns a function of an image's number in it."""
         path = self.path / STORE
         if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):

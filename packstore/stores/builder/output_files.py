@@ -40,7 +40,7 @@ class OutputFile:
     adopted: Shard | None = None
 
 
-Describe = Callable[[OutputFile], tuple[Manifest, Mapping[str, WholeColumn]]]
+DescribeFile = Callable[[OutputFile], tuple[Manifest, Mapping[str, WholeColumn]]]
 """Returns the manifest of a file and all its columns but ``image``."""
 
 
@@ -79,35 +79,35 @@ class OutputFiles:
             for i, size in enumerate(sizes):
                 file = self._files[-1]
                 if file.nbytes + size > self._shard_size and first_record + i > file.start:
-                    _append_images(file, buffers[first:i])
+                    _append_to_file(file, buffers[first:i])
                     first = i
                     file = self._begin_file(first_record + i)
                 file.nbytes += size
         else:
             self._files[-1].nbytes += sum(sizes)
-        _append_images(self._files[-1], buffers[first:])
+        _append_to_file(self._files[-1], buffers[first:])
 
     def cut(self) -> None:
         """Ends the current shard unless it is empty: the next record begins another. Has no effect without shards."""
         self._cut = self.sharded
 
-    def seal_full(self, describe: Describe) -> None:
+    def seal_full_shards(self, describe: DescribeFile) -> None:
         """Seals all shards but the last; all columns of their records must have been appended."""
         while self.sharded and len(self.sealed) < len(self._files) - 1:
             self._seal_shard(describe)
 
-    def seal_all(self, describe: Describe) -> Manifest | None:
+    def seal_remaining(self, describe: DescribeFile) -> Manifest | None:
         """Seals all remaining files; returns the manifest of a single file, or None in a sharded store."""
         if not self.sharded:
             (file,) = self._files
             manifest, columns = describe(file)
-            _seal(file, manifest, columns)
+            _seal_file(file, manifest, columns)
             return manifest
         while len(self.sealed) < len(self._files):
             self._seal_shard(describe)
         return None
 
-    def writers(self) -> list[FileWriter]:
+    def list_writers(self) -> list[FileWriter]:
         """Returns the writers of all files, sealed ones included."""
         return [file.writer for file in self._files if file.writer is not None]
 
@@ -120,22 +120,22 @@ class OutputFiles:
         number = len(self._files)
         path = self._path / self._format.shard_name(number) if self.sharded else self._path
         file = OutputFile(path, start, start)
-        shard = self.interrupted_run.proven_shard(number, start) if self.interrupted_run is not None else None
+        shard = self.interrupted_run.find_proven_shard(number, start) if self.interrupted_run is not None else None
         if self.interrupted_run is not None and shard is not None:
-            self.interrupted_run.adopt(shard, path)
+            self.interrupted_run.link_shard(shard, path)
             file.adopted = shard
         else:
             file.writer = self._format.new_writer(path, self._image)
         self._files.append(file)
         return file
 
-    def _seal_shard(self, describe: Describe) -> None:
+    def _seal_shard(self, describe: DescribeFile) -> None:
         """Seals the first unsealed shard, or takes over a reused one, and adds it to :attr:`sealed`."""
         file = self._files[len(self.sealed)]
         manifest, columns = describe(file)
         records, shard = file.stop - file.start, file.adopted
         if shard is None:
-            _seal(file, manifest, columns)
+            _seal_file(file, manifest, columns)
             nbytes, digest = file_digest(self._format.data_file(file.path))
             shard = Shard(
                 file.path.name, records, nbytes, file.nbytes, manifest.records_digest, digest, manifest.digest
@@ -147,14 +147,14 @@ class OutputFiles:
         self.sealed.append(shard)
 
 
-def _append_images(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
+def _append_to_file(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
     """Appends images to a file; only counts them in a reused shard, which has them."""
     if file.writer is not None:
         file.writer.append(buffers)
     file.stop += len(buffers)
 
 
-def _seal(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
+def _seal_file(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
     """Seals a file, syncs it in another thread while reading it back, and raises errors of both."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)

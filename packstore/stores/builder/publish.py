@@ -64,19 +64,19 @@ class Staging:
         parent = destination.parent
         if not parent.is_dir():
             raise DestinationError(f"{printable(str(parent))} is not a directory; make it first")
-        self._must_replace()
+        self._check_destination()
         self.work = WorkDirectory(destination)
         try:
             with writing(destination):
-                if self.work.undo_swap():
-                    self._must_replace()
-                self.run = self.choose_run()
+                if self.work.undo_interrupted_publish():
+                    self._check_destination()
+                self.run = self.choose_run_directory()
             self.path = self.run / STORE
         except BaseException:
             self.work.release()
             raise
 
-    def choose_run(self) -> Path:
+    def choose_run_directory(self) -> Path:
         """Returns the directory in which this run works, here a new one."""
         return self.work.new_run()
 
@@ -89,7 +89,7 @@ class Staging:
         """
         with writing(self.destination):
             sync(self.path)
-            if self._must_replace():
+            if self._check_destination():
                 self._replace_store()
             else:
                 _rename_new(self.path, self.destination)
@@ -114,7 +114,7 @@ class Staging:
         """Unlocks the work directory and leaves its content, so that another run can resume from it."""
         self.work.release()
 
-    def _must_replace(self) -> bool:
+    def _check_destination(self) -> bool:
         """Returns whether there is a store to replace. Raises :class:`DestinationError` if something else is at the
         destination."""
         shown = printable(str(self.destination))
@@ -148,25 +148,20 @@ class Staging:
         """
         old = device_and_inode(self.destination)
         self._owned(self.destination)
-        _exchange_paths(self.path, self.destination)
+        exchange_paths(self.path, self.destination)
         # The old store is now at the staging path: prove that it is the one that was checked.
         if device_and_inode(self.path) != old:
-            _exchange_paths(self.path, self.destination)
+            exchange_paths(self.path, self.destination)
             raise DestinationError(f"{printable(str(self.destination))} was changed by somebody else meanwhile")
         try:
             sync_directory(self.destination.parent)
         except OSError:
-            _exchange_paths(self.path, self.destination)
+            exchange_paths(self.path, self.destination)
             raise
         self._published = True
 
 
-def exchange(staged: Path, destination: Path) -> None:
-    """Exchanges the staged store and the one at the destination."""
-    _exchange_paths(staged, destination)
-
-
-def _exchange_paths(a: Path, b: Path) -> None:
+def exchange_paths(a: Path, b: Path) -> None:
     """Exchanges two existing paths: atomically if the system can, else by renames that are rolled back on failure."""
     if _renameat2(a, b, _EXCHANGE):
         return

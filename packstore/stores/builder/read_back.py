@@ -87,7 +87,7 @@ def _batch_images(reader: Reader) -> Iterator[_ImageBatch]:
         yield _ImageBatch(first, len(numbers), map(reader.view, numbers))
 
 
-def write_head(directory: Path, manifest: Manifest) -> None:
+def write_manifest_and_table(directory: Path, manifest: Manifest) -> None:
     """Writes the table and the manifest of a sharded store and reads both back. Raises :class:`StoreError` if they
     differ.
     """

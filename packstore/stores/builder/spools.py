@@ -37,10 +37,10 @@ class ColumnSpool:
         """
         self.column = column
         self.records = 0
-        self._data = _Spool(directory, keep and keep / f"{column.name}.values")
-        self._offsets: _Spool | None = None
+        self._data = _HashedFile(directory, keep and keep / f"{column.name}.values")
+        self._offsets: _HashedFile | None = None
         if column.kind == "ragged":
-            self._offsets = _Spool(directory, keep and keep / f"{column.name}.offsets")
+            self._offsets = _HashedFile(directory, keep and keep / f"{column.name}.offsets")
             self._offsets.write(np.zeros(1, OFFSET).data)
 
     def check(self, values: Any, count: int) -> Any:
@@ -137,7 +137,7 @@ class OffsetSpool:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._spool = _Spool(directory)
+        self._spool = _HashedFile(directory)
         self._end = 0
         self._spool.write(np.zeros(1, OFFSET).data)
 
@@ -224,7 +224,7 @@ def _value_bytes(value: Buffer) -> bytes | memoryview:
     return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
 
 
-def open_spooled(column: Column, directory: Path) -> Callable[[int], Any]:
+def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
     """Opens the files that a killed run kept of a column; returns a function that reads the value of a record.
 
     The function raises :class:`StoreError` for a missing value. It proves nothing: the caller compares checksums.
@@ -260,7 +260,7 @@ def _map_file(path: Path) -> NDArray[Any]:
         raise StoreError(f"{printable(str(path))} of the interrupted run cannot be read: {error}") from None
 
 
-class _Spool:
+class _HashedFile:
     """Temporary file that counts and hashes the written bytes: unlinked in ``directory``, or named ``path``."""
 
     def __init__(self, directory: Path, path: Path | None = None) -> None:

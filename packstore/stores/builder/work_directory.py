@@ -33,7 +33,7 @@ import xxhash
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import beyond_standard_streams, remove_empty, writing
 from packstore.stores.opening import read_manifest
-from packstore.stores.ownership import remove_parts, remove_unfinished
+from packstore.stores.ownership import remove_shards, remove_unfinished
 
 try:
     import fcntl
@@ -124,7 +124,7 @@ class WorkDirectory:
         path.mkdir()
         return path
 
-    def undo_swap(self) -> bool:
+    def undo_interrupted_publish(self) -> bool:
         """Cleans up after a run that was killed while publishing. Returns whether it restored a store.
 
         Moves a store back that was moved aside and not replaced, or removes it if it was replaced. Removes from a
@@ -155,7 +155,7 @@ class WorkDirectory:
         """Removes the shards that a killed run added; or the replaced files, if it had replaced the manifest."""
         growth = _read_growth(self._destination, marker)
         if growth is not None:
-            remove_parts(self._destination, growth["needless"])
+            remove_shards(self._destination, growth["needless"])
             if not growth["done"]:  # else it stays until the run is removed: it shows that the append is complete
                 marker.unlink()
 
@@ -164,7 +164,7 @@ class WorkDirectory:
         if self._descriptor < 0:
             return
         try:
-            self.undo_swap()
+            self.undo_interrupted_publish()
             _remove_content(self.path)
         except OSError as error:  # called after the real work, or while another error is being raised
             _log.warning("cannot remove the work directory %s: %s", printable(str(self.path)), error)

@@ -12,7 +12,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import FileWriter, Reader
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.mapped import consecutive_images
+from packstore.stores.mapped import map_consecutive_images
 from packstore.stores.scavenge import ScavengedData
 
 
@@ -43,7 +43,7 @@ class Hdf5(Format):
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         from packstore.stores.hdf5.store import IMAGES_START
 
-        return consecutive_images(path, IMAGES_START, sizes)
+        return map_consecutive_images(path, IMAGES_START, sizes)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
         from packstore.stores.hdf5.scavenge import scavenge

@@ -25,7 +25,7 @@ class FileBytes:
     def __init__(self, data: memoryview) -> None:
         self.data = data
 
-    def checked_slice(self, start: int, size: int, what: str) -> memoryview:
+    def read_slice(self, start: int, size: int, what: str) -> memoryview:
         """Views ``size`` bytes from ``start`` on.
 
         Raises :class:`Hdf5Error`, which names the structure ``what``, if they exceed the file.

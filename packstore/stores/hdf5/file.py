@@ -69,7 +69,7 @@ class Hdf5File(FileBytes):
     def __init__(self, data: memoryview) -> None:
         """Reads the superblock of ``data``, the whole file."""
         super().__init__(data)
-        superblock = _SUPERBLOCK.unpack(self.checked_slice(0, _SUPERBLOCK.size, "superblock"))
+        superblock = _SUPERBLOCK.unpack(self.read_slice(0, _SUPERBLOCK.size, "superblock"))
         signature, version, offsets, lengths, _, base, extension, end, root, checksum = superblock
         if signature != SIGNATURE:
             raise Hdf5Error("it does not begin with HDF5's signature")
@@ -83,9 +83,9 @@ class Hdf5File(FileBytes):
             raise Hdf5Error("the file is shorter than its header says")
         self.root: int = root
 
-    def messages(self, address: int) -> list[HeaderMessage]:
+    def read_messages(self, address: int) -> list[HeaderMessage]:
         """Returns the messages of the object at ``address``, continuations included."""
-        head = self.checked_slice(address, 6, "object header")
+        head = self.read_slice(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
             raise UnsupportedHdf5Error("it has an object header of version 1")
         if bytes(head[:5]) != b"OHDR\x02":
@@ -93,7 +93,7 @@ class Hdf5File(FileBytes):
         flags = head[5]
         start = address + 6 + (16 if flags & 0x20 else 0) + (4 if flags & 0x10 else 0)
         width = 1 << (flags & 3)
-        size = int.from_bytes(self.checked_slice(start, width, "object header"), "little")
+        size = int.from_bytes(self.read_slice(start, width, "object header"), "little")
         start += width
         messages: list[HeaderMessage] = []
         chunks = [(address, start, size)]
@@ -102,20 +102,20 @@ class Hdf5File(FileBytes):
             total += size
             if count >= _MAX_CHUNKS or total > _MAX_HEADER:
                 raise Hdf5Error(f"the object header at byte {address} does not end")
-            body = self.checked_slice(start, size + 4, "object header")
+            body = self.read_slice(start, size + 4, "object header")
             if hash_lookup3(self.data[begin : start + size]) != int.from_bytes(body[size:], "little"):
                 raise Hdf5Error(f"the checksum of the object header at byte {begin} does not match")
             for message in _split_messages(body[:size], 6 if flags & 4 else 4):
                 if message.kind != _CONTINUED:
                     messages.append(message)
                     continue
-                begin, length = _unpack(_CONTINUATION, message.body)
-                if length < 8 or bytes(self.checked_slice(begin, 4, "object header")) != b"OCHK":
+                begin, length = _unpack_struct(_CONTINUATION, message.body)
+                if length < 8 or bytes(self.read_slice(begin, 4, "object header")) != b"OCHK":
                     raise Hdf5Error(f"there is no continued object header at byte {begin}")
                 chunks.append((begin, begin + 4, length - 8))
         return messages
 
-    def members(self, group: list[HeaderMessage]) -> dict[str, int | None]:
+    def read_members(self, group: list[HeaderMessage]) -> dict[str, int | None]:
         """Returns the names in a group, given its messages, and the addresses of the objects; None for soft and
         external links.
         """
@@ -124,10 +124,10 @@ class Hdf5File(FileBytes):
             if kind == _LINK:
                 links.append(body)
             elif kind == _LINK_INFO:
-                links += self._dense_objects(body, 8, "links")
+                links += self._read_dense_objects(body, 8, "links")
         return dict(map(_parse_link, links))
 
-    def attribute(self, holder: list[HeaderMessage], name: str) -> bytes | None:
+    def read_attribute(self, holder: list[HeaderMessage], name: str) -> bytes | None:
         """Returns the value of the fixed-length string attribute ``name``, or None; ``holder`` are its object's
         messages.
 
@@ -138,7 +138,7 @@ class Hdf5File(FileBytes):
             if kind == _ATTRIBUTE:
                 bodies.append(body)
             elif kind == _ATTRIBUTE_INFO:
-                bodies += self._dense_objects(body, 2, "attributes")
+                bodies += self._read_dense_objects(body, 2, "attributes")
         for body in bodies:
             has_name, value = _parse_attribute(body, name)
             if has_name:
@@ -151,7 +151,7 @@ class Hdf5File(FileBytes):
         Raises :class:`UnsupportedHdf5Error` if it is no dataset, is not contiguous, or has filters or external files.
         """
         bodies: dict[int, memoryview] = {}
-        for kind, body in self.messages(address):
+        for kind, body in self.read_messages(address):
             if kind in (_EXTERNAL, _FILTERS):
                 raise UnsupportedHdf5Error("it has external files or filters")
             bodies.setdefault(kind, body)
@@ -164,7 +164,7 @@ class Hdf5File(FileBytes):
         shape = _parse_shape(bodies[_DATASPACE])
         return Extent(_parse_dtype(bodies[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
 
-    def _dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
+    def _read_dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
         """Yields links or attributes kept in a heap outside the header; ``info`` is the message that locates the
         heap.
         """
@@ -174,7 +174,7 @@ class Hdf5File(FileBytes):
         heap, index = _CONTINUATION.unpack_from(info, at)
         if heap == UNDEFINED:
             return
-        yield from Heap(self, heap).objects(index)
+        yield from Heap(self, heap).read_objects(index)
 
 
 def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
@@ -256,7 +256,7 @@ def _parse_dtype(body: memoryview) -> str:
     return f"of HDF5's type class {kind} with {size} bytes"
 
 
-def _unpack(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
+def _unpack_struct(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
     if len(body) < form.size:
         raise Hdf5Error("a message of an object header is too short")
     return form.unpack_from(body)

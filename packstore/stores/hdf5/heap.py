@@ -32,7 +32,7 @@ class Heap:
         """Reads the heap's header at ``address``."""
         self._file = file
         self._address = address
-        raw = file.checked_slice(address, _HEAP.size, "heap")
+        raw = file.read_slice(address, _HEAP.size, "heap")
         header = _HEAP.unpack(raw)
         if header[:2] != (b"FRHP", 0) or hash_lookup3(raw[:-4]) != header[-1]:
             raise Hdf5Error(f"the heap at byte {address} is broken")
@@ -47,9 +47,9 @@ class Heap:
         self._length_size = (min(self._largest, largest).bit_length() + 7) // 8
         self._blocks: dict[int, memoryview] = {}
 
-    def objects(self, tree: int) -> Iterator[memoryview]:
+    def read_objects(self, tree: int) -> Iterator[memoryview]:
         """Yields the objects that the B-tree of names at ``tree`` lists."""
-        for kind, record in self._tree_records(tree):
+        for kind, record in self._read_tree_records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
                 raise UnsupportedHdf5Error("it has an index that packstore does not write")
             start = 4 if kind == _LINK_NAMES else 0
@@ -72,14 +72,14 @@ class Heap:
             return block[offset - start : offset - start + size]
         if kind == _HUGE_ID:
             wanted = int.from_bytes(identifier[1:], "little")
-            for record_kind, record in self._tree_records(self._huge_tree):
+            for record_kind, record in self._read_tree_records(self._huge_tree):
                 if record_kind != _HUGE or len(record) != 24:
                     raise UnsupportedHdf5Error("its heap lists large objects as packstore never does")
                 address, size, number = struct.unpack("<QQQ", record)
                 if number == wanted:
                     if size > _MAX_OBJECT:
                         raise Hdf5Error(f"an attribute has {size} bytes")
-                    return self._file.checked_slice(address, size, "attribute")
+                    return self._file.read_slice(address, size, "attribute")
             raise Hdf5Error("a large object of a heap is missing")
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
@@ -96,7 +96,7 @@ class Heap:
                 if row >= self._rows:
                     raise Hdf5Error("an object lies outside its heap")
                 size = self._first << max(0, row - 1)
-            address = self._block_address(place)
+            address = self._read_block_address(place)
         if offset >= start + size:
             raise Hdf5Error("an object lies outside its heap")
         if place not in self._blocks:
@@ -105,7 +105,7 @@ class Heap:
 
     def _read_block(self, address: int, size: int) -> memoryview:
         """Reads and checks a direct block of ``size`` bytes at ``address``."""
-        block = self._file.checked_slice(address, size, "heap")
+        block = self._file.read_slice(address, size, "heap")
         at = 13 + self._offset_size
         if bytes(block[:5]) != b"FHDB\0" or int.from_bytes(block[5:13], "little") != self._address:
             raise Hdf5Error(f"there is no block of the heap at byte {address}")
@@ -116,11 +116,11 @@ class Heap:
                 raise Hdf5Error(f"the checksum of the heap's block at byte {address} does not match")
         return block
 
-    def _block_address(self, place: int) -> int:
+    def _read_block_address(self, place: int) -> int:
         """Returns the address of block ``place``, from the root block."""
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
-        block = self._file.checked_slice(self._root, size + 4, "heap")
+        block = self._file.read_slice(self._root, size + 4, "heap")
         if bytes(block[:5]) != b"FHIB\0" or hash_lookup3(block[:size]) != int.from_bytes(block[size:], "little"):
             raise Hdf5Error(f"the heap's root block at byte {self._root} is broken")
         return int.from_bytes(block[head + 8 * place : head + 8 * place + 8], "little")
@@ -129,11 +129,11 @@ class Heap:
         """Returns the number of rows of direct blocks, which hold objects; later rows hold indirect blocks."""
         return int(self._largest // self._first).bit_length() + 1
 
-    def _tree_records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
+    def _read_tree_records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
         """Yields the records of a B-tree, each with the tree's type."""
         if tree == UNDEFINED:
             return
-        raw = self._file.checked_slice(tree, _TREE.size, "index")
+        raw = self._file.read_slice(tree, _TREE.size, "index")
         signature, version, kind, node, width, depth, _, _, root, count, _, checksum = _TREE.unpack(raw)
         if (signature, version) != (b"BTHD", 0) or hash_lookup3(raw[:-4]) != checksum:
             raise Hdf5Error(f"the index at byte {tree} is broken")
@@ -142,30 +142,30 @@ class Heap:
         if root == UNDEFINED:
             return
         if not depth:
-            yield from self._leaf_records(kind, root, count, width, node)
+            yield from self._read_leaf_records(kind, root, count, width, node)
             return
         digits = ((node - 10) // width).bit_length() + 7 >> 3  # bytes of the number of records in a leaf
         size = _RECORD_AT + count * width + (count + 1) * (8 + digits)
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")
-        raw = self._file.checked_slice(root, size + 4, "index")
+        raw = self._file.read_slice(root, size + 4, "index")
         if bytes(raw[:4]) != b"BTIN" or hash_lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
             raise Hdf5Error(f"the node of an index at byte {root} is broken")
         for child in range(count + 1):
             at = _RECORD_AT + count * width + child * (8 + digits)
             records = int.from_bytes(raw[at + 8 : at + 8 + digits], "little")
-            yield from self._leaf_records(kind, int.from_bytes(raw[at : at + 8], "little"), records, width, node)
+            yield from self._read_leaf_records(kind, int.from_bytes(raw[at : at + 8], "little"), records, width, node)
             if child < count:
                 yield kind, raw[_RECORD_AT + child * width : _RECORD_AT + (child + 1) * width]
 
-    def _leaf_records(
+    def _read_leaf_records(
         self, kind: int, address: int, count: int, width: int, node: int
     ) -> Iterator[tuple[int, memoryview]]:
         """Yields the ``count`` records of the leaf at ``address``, each with ``kind``."""
         size = _RECORD_AT + count * width
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")
-        raw = self._file.checked_slice(address, size + 4, "index")
+        raw = self._file.read_slice(address, size + 4, "index")
         if bytes(raw[:4]) != b"BTLF" or hash_lookup3(raw[:size]) != int.from_bytes(raw[size:], "little"):
             raise Hdf5Error(f"the node of an index at byte {address} is broken")
         for i in range(count):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 
-from packstore.stores.hdf5.store import dataset_offsets
+from packstore.stores.hdf5.store import compute_dataset_offsets
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import ScavengedData, scavenge_arrays
 
@@ -16,4 +16,4 @@ from packstore.stores.scavenge import ScavengedData, scavenge_arrays
 def scavenge(data: memoryview, recovered: RecoveredManifest) -> ScavengedData:
     """Recovers the columns and images of an HDF5 file from its bytes and manifest."""
     with tempfile.TemporaryFile() as file:
-        return scavenge_arrays(data, recovered, dataset_offsets(file, recovered.manifest))
+        return scavenge_arrays(data, recovered, compute_dataset_offsets(file, recovered.manifest))

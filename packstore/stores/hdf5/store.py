@@ -121,12 +121,12 @@ class Hdf5Reader(MappedReader):
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""
         shown = printable(str(path))
-        hdf5, mapped = _open(path, descriptor)
+        hdf5, mapped = _map_file(path, descriptor)
         data: dict[str, WholeColumn] = {}
-        with _as_store_errors(path):
-            root = hdf5.messages(hdf5.root)
+        with _raise_as_store_errors(path):
+            root = hdf5.read_messages(hdf5.root)
             manifest = _read_stored_manifest(hdf5, root, path)
-            members = hdf5.members(root)
+            members = hdf5.read_members(root)
             for column in manifest.container_columns:
                 data[column.name] = _map_column(hdf5, members, column, manifest.records, mapped, shown)
                 check_column(column, manifest.records, data[column.name], shown)
@@ -139,12 +139,12 @@ class Hdf5Reader(MappedReader):
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the HDF5 file at ``path``. Raises :class:`StoreError`."""
-    file, _ = _open(path)
-    with _as_store_errors(path):
-        return _read_stored_manifest(file, file.messages(file.root), path)
+    file, _ = _map_file(path)
+    with _raise_as_store_errors(path):
+        return _read_stored_manifest(file, file.read_messages(file.root), path)
 
 
-def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
+def _map_file(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
     """Maps a file and reads its superblock; returns its structure and its bytes. Raises :class:`StoreError`."""
     try:
         with reading(path, descriptor) as opened:
@@ -152,12 +152,12 @@ def _open(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[
     except (OSError, ValueError) as error:  # ValueError: an empty file
         reason = getattr(error, "strerror", None) or error
         raise StoreError(f"{printable(str(path))} cannot be opened: {reason}") from error
-    with _as_store_errors(path):
+    with _raise_as_store_errors(path):
         return Hdf5File(mapped.data), mapped
 
 
 @contextmanager
-def _as_store_errors(path: Path) -> Iterator[None]:
+def _raise_as_store_errors(path: Path) -> Iterator[None]:
     """Turns errors of reading HDF5 into :class:`StoreError`."""
     try:
         yield
@@ -172,7 +172,7 @@ def _as_store_errors(path: Path) -> Iterator[None]:
 def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path) -> Manifest:
     """Reads and checks the manifest in an HDF5 file. Raises :class:`StoreError`."""
     shown = printable(str(path))
-    text = file.attribute(root, "manifest")
+    text = file.read_attribute(root, "manifest")
     if text is None:
         raise StoreError(f"{shown} is an HDF5 file without a packstore manifest")
     manifest = parse_manifest(text, path)
@@ -189,14 +189,14 @@ def _map_column(
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
         return _map_dataset(file, members, column.name, *wanted, mapped, shown)
-    group = _dataset_address(members, column.name, shown)
-    inside = {f"{column.name}/{name}": place for name, place in file.members(file.messages(group)).items()}
+    group = _find_dataset_address(members, column.name, shown)
+    inside = {f"{column.name}/{name}": place for name, place in file.read_members(file.read_messages(group)).items()}
     data = _map_dataset(file, inside, f"{column.name}/bytes", np.dtype("u1"), (column.nbytes,), mapped, shown)
     offsets = _map_dataset(file, inside, f"{column.name}/offsets", OFFSET, (records + 1,), mapped, shown)
     return Ragged(offsets, data)
 
 
-def _dataset_address(members: Members, name: str, shown: str) -> int:
+def _find_dataset_address(members: Members, name: str, shown: str) -> int:
     address = members.get(name)
     if address is None:
         raise StoreError(f"{shown} has no dataset {name!r} of its own")
@@ -217,7 +217,7 @@ def _map_dataset(
     Raises:
         StoreError: It has another dtype or shape, or is not contiguous in this file.
     """
-    address = _dataset_address(members, name, shown)
+    address = _find_dataset_address(members, name, shown)
     try:
         extent = file.find_dataset(address)
     except UnsupportedHdf5Error as error:
@@ -236,7 +236,7 @@ def _map_dataset(
     return array
 
 
-def dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
+def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
     """Returns the offsets in bytes of the datasets of a store with this manifest, by name: ``label``, ``key/bytes``,
     ``key/offsets``. Empty datasets have offset 0.
 

@@ -1,6 +1,6 @@
 """Walks LMDB's tree many pages at a time with numpy, for files without a fault.
 
-It makes every check of :meth:`packstore.stores.lmdb.pages.Pages.walk`, and stricter ones: nodes start at even offsets,
+It makes every check of :meth:`packstore.stores.lmdb.pages.Pages.walk_entries`, and stricter ones: nodes start at even offsets,
 as LMDB writes them, and each branch key equals the first key of the page below, so that lookups reach every record. If
 a check fails it raises :class:`IrregularError`; the walk page by page then reports the fault.
 
@@ -32,7 +32,7 @@ class IrregularError(Exception):
     """A page differs from what LMDB writes. It has no message: the walk page by page reports the fault."""
 
 
-class Run(NamedTuple):
+class NumberedEntries(NamedTuple):
     """Consecutive entries whose keys are one prefix and a ten-digit record number.
 
     Attributes:
@@ -66,8 +66,8 @@ class _FileWords:
         return numbers
 
 
-def walk_in_bulk(pages: Pages, prefixes: Sequence[bytes], *, overflow: bool) -> Iterator[Run | bytes]:
-    """Yields all entries in key order: a :class:`Run` for those with record numbers, the bare key for any other.
+def walk_in_bulk(pages: Pages, prefixes: Sequence[bytes], *, overflow: bool) -> Iterator[NumberedEntries | bytes]:
+    """Yields all entries in key order: a :class:`NumberedEntries` for those with record numbers, the bare key for any other.
 
     Args:
         pages: Pages of the file.
@@ -93,7 +93,7 @@ def walk_in_bulk(pages: Pages, prefixes: Sequence[bytes], *, overflow: bool) -> 
     for first in range(0, len(level_pages), _CHUNK):
         some = slice(first, first + _CHUNK)
         for item in _read_leaves(pages, words, level_pages[some], named_by[some], prefixes, overflow):
-            if isinstance(item, Run):
+            if isinstance(item, NumberedEntries):
                 entries += len(item.numbers)
             else:
                 entries, other_keys = entries + 1, other_keys + 1
@@ -151,7 +151,7 @@ def _read_nodes(pages: Pages, words: _FileWords, numbers: Numbers, flags: int) -
 
 def _read_leaves(
     pages: Pages, words: _FileWords, numbers: Numbers, named_by: Numbers, prefixes: Sequence[bytes], overflow: bool
-) -> Iterator[Run | bytes]:
+) -> Iterator[NumberedEntries | bytes]:
     """Reads the leaf pages ``numbers`` and yields their entries; ``named_by`` are the branch nodes with their first
     keys.
     """
@@ -183,7 +183,7 @@ def _read_leaves(
             node = int(nodes[first]) + NODE.size
             yield words.bytes[node : node + int(keys[first])].tobytes()
         else:
-            yield Run(kinds[kind[first]], digits[first:stop], values[first:stop], sizes[first:stop])
+            yield NumberedEntries(kinds[kind[first]], digits[first:stop], values[first:stop], sizes[first:stop])
 
 
 def _require_same_keys(words: _FileWords, branches: Numbers, leaves: Numbers) -> None:

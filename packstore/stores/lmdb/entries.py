@@ -46,7 +46,7 @@ def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: Pr
 
 def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
     """Returns whether every page and entry is as it should be, in bulk; :func:`_walk_faults` reports what is not."""
-    widths = _value_widths(manifest)
+    widths = _list_value_widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
     sizes[b""] = manifest.container_columns[0].nbytes
     counts = dict.fromkeys(sizes, 0)
@@ -78,10 +78,10 @@ def _walk_faults(
     column with one value per key.
     """
     named = list_named_keys(manifest)
-    widths = _value_widths(manifest)
+    widths = _list_value_widths(manifest)
     numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in column_prefixes(manifest)}
     next_record, nbytes = dict.fromkeys(numbered, 0), dict.fromkeys(numbered.values(), 0)
-    for item in pages.walk(overflow=not quick):
+    for item in pages.walk_entries(overflow=not quick):
         if isinstance(item, str):
             yield Problem(item)
             continue
@@ -94,7 +94,7 @@ def _walk_faults(
             and record <= int(digits) < manifest.records
         ):  # fmt: skip
             for missing in range(record, int(digits)):
-                yield _missing_entry(numbered[prefix], missing)
+                yield _missing_entry_problem(numbered[prefix], missing)
             record = next_record[prefix] = int(digits) + 1
             nbytes[numbered[prefix]] += item.size
             if item.size != widths.get(prefix, item.size):
@@ -106,13 +106,13 @@ def _walk_faults(
             yield Problem(f"entry {item.key!r} does not belong to the store")
     for prefix, record in next_record.items():
         for missing in range(record, manifest.records):
-            yield _missing_entry(numbered[prefix], missing)
+            yield _missing_entry_problem(numbered[prefix], missing)
     for name in sorted(named):
         yield Problem(f"entry {name!r} is missing")
     return nbytes
 
 
-def _missing_entry(column: str, record: int) -> Problem:
+def _missing_entry_problem(column: str, record: int) -> Problem:
     return Problem(f"{_describe_entry(column)} is missing", record=record)
 
 
@@ -120,7 +120,7 @@ def _describe_entry(column: str) -> str:
     return "its entry" if column == "image" else f"its entry of {column!r}"
 
 
-def _value_widths(manifest: Manifest) -> dict[bytes, int]:
+def _list_value_widths(manifest: Manifest) -> dict[bytes, int]:
     """Returns the bytes of one value, by key prefix, for fixed columns with one value per key."""
     widths = {f"{c.name}/".encode("ascii"): c.record_nbytes for c in manifest.columns[1:] if c.one_by_one
               and c.kind == "fixed"}  # fmt: skip

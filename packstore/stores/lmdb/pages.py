@@ -2,7 +2,7 @@
 
 LMDB has no checksums and trusts its pages: a damaged size or page number can crash the process instead of raising an
 error (py-lmdb touches every page of a value before it returns it). Its views also dangle once another thread closes the
-environment. :meth:`Pages.walk` checks every branch and leaf page (and on request the header of every overflow run) and
+environment. :meth:`Pages.walk_entries` checks every branch and leaf page (and on request the header of every overflow run) and
 reports the faults.
 
 The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``: ``MDB_page``,
@@ -84,7 +84,7 @@ class Pages:
         map: The whole file, ``uint8``; arrays over it keep the map alive.
         tree: Facts about the tree, from the newer header page.
         entries: Number of entries, from the same page.
-        record: Returns the image of a record; see :meth:`RecordLookup.value`.
+        find_image: Returns the image of a record; see :meth:`RecordLookup.find_value`.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -98,9 +98,9 @@ class Pages:
         self._random = _map_without_readahead(descriptor)
         self._random_at = _memory_address(memoryview(self._random))
         self._lookups: dict[bytes, RecordLookup] = {}
-        self.record = self.lookup(b"").value
+        self.find_image = self.record_lookup(b"").find_value
 
-    def lookup(self, prefix: bytes) -> RecordLookup:
+    def record_lookup(self, prefix: bytes) -> RecordLookup:
         """Returns the lookup of values whose keys are ``prefix`` and a record number; makes each once."""
         lookup = self._lookups.get(prefix)
         if lookup is None:
@@ -108,7 +108,7 @@ class Pages:
         return lookup
 
     def will_need(self, value: memoryview) -> None:
-        """Asks the system to fetch all of a value that :meth:`record` returned; without readahead it comes page by
+        """Asks the system to fetch all of a value that :attr:`find_image` returned; without readahead it comes page by
         page.
         """
         if hasattr(mmap, "MADV_WILLNEED") and len(value):
@@ -117,7 +117,7 @@ class Pages:
             if 0 <= start < stop <= len(self._random):  # else the value comes from the map that find uses
                 self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
-    def find(self, key: bytes) -> NDArray[np.uint8] | None:
+    def find_value(self, key: bytes) -> NDArray[np.uint8] | None:
         """Returns the value of ``key`` as a view of the map, or None. Reads one page a level. Raises
         :class:`PageError`.
         """
@@ -139,7 +139,7 @@ class Pages:
                 pad, flags = pads[1]
                 yield f"header page {page} says that the tree has flags {flags:#x} and values of {pad} bytes"
 
-    def walk(self, *, overflow: bool) -> Iterator[TreeEntry | str]:
+    def walk_entries(self, *, overflow: bool) -> Iterator[TreeEntry | str]:
         """Yields all entries in key order; in place of a damaged page, a line of text that describes the fault.
 
         Args:
@@ -163,7 +163,7 @@ class Pages:
 class RecordLookup:
     """Looks up values by record number, for images or one column: their keys are a prefix and ten digits.
 
-    Faster than :meth:`Pages.find`: it keeps branch pages parsed, and computes a record's place in a leaf page from the
+    Faster than :meth:`Pages.find_value`: it keeps branch pages parsed, and computes a record's place in a leaf page from the
     first record of the page.
     """
 
@@ -195,11 +195,11 @@ class RecordLookup:
                     raise PageError(f"the tree has more than {most} pages at level {level + 1}")
         return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
 
-    def views(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> MappedValues:
+    def view_values(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> MappedValues:
         """Returns views of parts of the file, given by their offsets and sizes."""
         return MappedValues(self._views, self._address, starts, sizes)
 
-    def value(self, index: int) -> memoryview | None:
+    def find_value(self, index: int) -> memoryview | None:
         """Returns the value of record ``index``, or None. The view keeps its map alive. Raises :class:`PageError`."""
         data, tree, node = self._views, self._tree, self._node
         page, first = tree.root, 0

@@ -36,7 +36,7 @@ from packstore.stores.lmdb.pages import (
     NODE,
     OVERFLOW_PAGE,
 )
-from packstore.stores.manifest_recovery import RecoveredManifest, best_manifest, find_manifest
+from packstore.stores.manifest_recovery import RecoveredManifest, choose_manifest, find_manifest
 from packstore.stores.scavenge import ScavengedData, array_names, column_from_bytes
 
 _PAGE = 4096
@@ -48,22 +48,22 @@ _MAX_TRIED = 1000
 
 def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
     """Recovers the columns and images of a ``data.mdb`` from its bytes. ``hint`` is a manifest known from elsewhere."""
-    scan = _Scan(data)
+    scan = _PageScan(data)
     texts = scan.named.get("manifest", ())
-    from_entry = hint or best_manifest(bytes(text) for text in reversed(texts))
+    from_entry = hint or choose_manifest(bytes(text) for text in reversed(texts))
     recovered = from_entry if from_entry is not None and from_entry.proven else find_manifest(data) or from_entry
     records = scan.records if recovered is None else recovered.manifest.records
-    columns = scan.columns(recovered, records)
-    alternatives = {name: partial(scan.values, column) for name, column in scan.one_by_one.items()}
-    return ScavengedData(recovered, columns, records, scan.images, scan.orphans, alternatives)
+    columns = scan.recover_columns(recovered, records)
+    alternatives = {name: partial(scan.list_value_candidates, column) for name, column in scan.one_by_one.items()}
+    return ScavengedData(recovered, columns, records, scan.images, scan.find_orphans, alternatives)
 
 
-class _Scan:
+class _PageScan:
     """Everything that looks like an entry of the store, found by looking at every page."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._size = _page_size(data)
+        self._size = _read_page_size(data)
         self.named: dict[str, list[memoryview]] = {}
         self._arrays: list[int] = []
         self._long_values: dict[int, int] = {}  # first page of each long value, and its pages
@@ -76,11 +76,11 @@ class _Scan:
         for prefix, numbers in entries.items():
             rows = np.array(numbers, np.int64).reshape(-1, 3)  # record, start, size
             self._places[prefix] = rows[np.argsort(rows[:, 0], kind="stable")].T
-        self.images = partial(self.candidates, b"")
+        self.images = partial(self.list_candidates, b"")
         self.numbered = {prefix[:-1].decode("ascii") for prefix in self._places if prefix}
         self.records = int(self._places[b""][0, -1]) + 1 if len(entries[b""]) else 0
 
-    def candidates(self, prefix: bytes, record: int) -> list[Buffer]:
+    def list_candidates(self, prefix: bytes, record: int) -> list[Buffer]:
         """Returns the values with key ``prefix`` and ``record``, in file order: candidates for an image or a column's
         value.
         """
@@ -88,7 +88,7 @@ class _Scan:
         first, last = np.searchsorted(places[0], [record, record + 1])
         return [self._data[start : start + size] for start, size in places[1:, first:last].T.tolist()]
 
-    def orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
+    def find_orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
         """Yields checksum and bytes of long values that no entry names and whose checksum is in ``sums``."""
         known = {page for places in self._places.values() for page in (places[1] // self._size).tolist()}
         for page, count in self._long_values.items():
@@ -104,7 +104,7 @@ class _Scan:
                     break
                 running.update(self._data[stop : stop + 1])
 
-    def columns(self, recovered: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
+    def recover_columns(self, recovered: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
         """Returns the columns that can be recovered: of several copies the one with the manifest's digest, or else the
         last.
         """
@@ -113,17 +113,17 @@ class _Scan:
         for column in wanted:
             if column.name in self.numbered and (recovered is None or column.one_by_one):
                 self.one_by_one[column.name] = column
-                columns[column.name] = lazy_column(column, records, partial(self._last_value, column))
+                columns[column.name] = lazy_column(column, records, partial(self._read_last_value, column))
                 continue
             chosen: ColumnData | None = None
-            for data in self._column_candidates(column, records):
+            for data in self._build_column_candidates(column, records):
                 chosen = data
                 if column.digest is not None and column_digest(data) == column.digest:
                     break
             else:
                 # Its entry, or the pointer to it, is damaged: only the digest identifies the array.
                 for data in islice(
-                    self._column_candidates(column, records, loose=True), _MAX_TRIED if column.digest else 0
+                    self._build_column_candidates(column, records, loose=True), _MAX_TRIED if column.digest else 0
                 ):
                     if column_digest(data) == column.digest:
                         chosen = data
@@ -132,19 +132,19 @@ class _Scan:
                 columns[column.name] = chosen
         return columns
 
-    def values(self, column: Column, record: int) -> list[Any]:
+    def list_value_candidates(self, column: Column, record: int) -> list[Any]:
         """Returns candidates for a record's value in a column with one value per key, typed as :func:`lazy_column`
         returns them.
         """
-        candidates = self._raw_values(column, record)
+        candidates = self._list_raw_values(column, record)
         return [parse_fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
 
-    def _raw_values(self, column: Column, record: int) -> list[Buffer]:
-        candidates = self.candidates(f"{column.name}/".encode("ascii"), record)
+    def _list_raw_values(self, column: Column, record: int) -> list[Buffer]:
+        candidates = self.list_candidates(f"{column.name}/".encode("ascii"), record)
         return [raw for raw in candidates if column.kind == "ragged" or len(raw) == column.record_nbytes]
 
-    def _last_value(self, column: Column, record: int) -> Buffer:
-        candidates = self._raw_values(column, record)
+    def _read_last_value(self, column: Column, record: int) -> Buffer:
+        candidates = self._list_raw_values(column, record)
         if not candidates:
             raise StoreError(f"no entry for the {column.name} of record {record} was found")
         return candidates[-1]
@@ -198,7 +198,7 @@ class _Scan:
             elif key[:1].isalpha() and key.isascii():
                 self.named.setdefault(key.decode("ascii"), []).append(self._data[value : value + size])
 
-    def _column_candidates(self, column: Column, records: int, *, loose: bool = False) -> Iterator[ColumnData]:
+    def _build_column_candidates(self, column: Column, records: int, *, loose: bool = False) -> Iterator[ColumnData]:
         """Yields each possible content of a column, made from arrays of its sizes that the scan has found.
 
         ``loose`` takes arrays within pages, which may belong to any column; otherwise takes long values, and values
@@ -209,7 +209,7 @@ class _Scan:
         pieces = [
             [
                 value[len(value) - size :]
-                for value in (self._find_loose_arrays(size) if loose else self._array_candidates(name, size))
+                for value in (self._find_loose_arrays(size) if loose else self._find_arrays(name, size))
                 if len(value) > size
             ]
             for name, size in zip(array_names(column), expected, strict=False)
@@ -218,7 +218,7 @@ class _Scan:
             for second in pieces[1] if len(pieces) > 1 else [first]:
                 yield column_from_bytes(column, records, [first, second])
 
-    def _array_candidates(self, name: str, size: int) -> Iterator[memoryview]:
+    def _find_arrays(self, name: str, size: int) -> Iterator[memoryview]:
         """Yields candidates for the array ``name``: long values without an entry, then those with one."""
         for page in self._long_values:
             start = page * self._size + HEADER.size
@@ -256,7 +256,7 @@ class _Scan:
         return columns
 
 
-def _page_size(data: memoryview) -> int:
+def _read_page_size(data: memoryview) -> int:
     """Returns the page size in the first header page if it is a possible one, else the usual one."""
     size = int.from_bytes(data[40:44], "little")
     return size if 512 <= size <= 65536 and not size & (size - 1) else _PAGE

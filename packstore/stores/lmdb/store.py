@@ -40,7 +40,7 @@ from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import FileWriter, Problem, Reader, Spans, parse_manifest, unreadable_error
 from packstore.stores.lmdb.bulk_lookup import LeafTable, list_leaves, locate_images
-from packstore.stores.lmdb.bulk_walk import IrregularError, Run, walk_in_bulk
+from packstore.stores.lmdb.bulk_walk import IrregularError, NumberedEntries, walk_in_bulk
 from packstore.stores.lmdb.entries import MANIFEST, check_entries, column_prefixes, list_named_keys
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
@@ -83,7 +83,7 @@ class LmdbWriter(FileWriter):
         # and 20 ms of 100.
         bytearray(_TXN_BYTES)
         path.mkdir()
-        self._open()
+        self._open_environment()
 
     def append(self, images: Sequence[Buffer]) -> None:
         if self._records + len(images) > _MAX_RECORDS:
@@ -105,7 +105,7 @@ class LmdbWriter(FileWriter):
             nbytes += size
             # Counted by record, not by call: the file must not depend on how records were batched.
             if nbytes >= _TXN_BYTES or len(pending) >= _TXN_RECORDS:
-                self._flush()
+                self._write_pending()
                 pending, nbytes = self._pending, 0
                 if not self._suspended and (self._syncing is None or self._syncing.done()):
                     self.check_synced()
@@ -116,13 +116,13 @@ class LmdbWriter(FileWriter):
     def suspend(self) -> None:
         self._suspended = True
         self._syncer.shutdown(wait=True, cancel_futures=True)
-        self._close()
+        self._close_environment()
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
         # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
         # depend on whether the writer was suspended.
-        self._close()
-        self._open()
+        self._close_environment()
+        self._open_environment()
         parts: dict[str, NDArray[Any] | Iterable[Buffer] | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
         for name, data in columns.items():
             if manifest.column(name).one_by_one:
@@ -135,10 +135,10 @@ class LmdbWriter(FileWriter):
             part = parts[name]
             if not isinstance(part, bytes | np.ndarray):
                 self._append_values(part, name.encode("ascii") + KEY, 0)
-                self._flush()
+                self._write_pending()
                 continue
             self._pending = [(name.encode("ascii"), part if isinstance(part, bytes) else _to_npy(part))]
-            self._flush()
+            self._write_pending()
         self._syncer.shutdown(wait=False, cancel_futures=True)  # the caller's sync waits for the one that runs
         self.abort(wait=False)
 
@@ -153,32 +153,32 @@ class LmdbWriter(FileWriter):
             self._env.close()
             self._env = None
 
-    def _close(self) -> None:
+    def _close_environment(self) -> None:
         """Flushes and closes the environment, if it is open."""
         if self._env is not None:
-            self._flush()
+            self._write_pending()
             self._env.close()
             self._env = None
 
-    def _open(self) -> None:
+    def _open_environment(self) -> None:
         """Opens the environment, creating it if need be."""
         # As bytes: py-lmdb cannot encode a path that is not UTF-8.
         path = os.fsencode(self.path)
-        with _lmdb_errors(self.path), beyond_standard_streams():
+        with _raise_as_os_errors(self.path), beyond_standard_streams():
             self._env = lmdb.open(
                 path, map_size=self._map_size, lock=False, sync=False, mode=0o666, max_dbs=0, create=True
             )
 
-    def _flush(self) -> None:
+    def _write_pending(self) -> None:
         """Writes the pending values in one transaction; if the map is full, doubles it and retries."""
         while self._pending:
             try:
-                with _lmdb_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:
+                with _raise_as_os_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:
                     added = cursor.putmulti(self._pending, append=True)[1]
             except lmdb.MapFullError:
                 # Doubles: at most 30 times for a terabyte. The file itself grows only by the pages written.
                 self._map_size *= 2
-                with _lmdb_errors(self.path):
+                with _raise_as_os_errors(self.path):
                     self._env.set_mapsize(self._map_size)
                 continue
             if added != len(self._pending):
@@ -188,7 +188,7 @@ class LmdbWriter(FileWriter):
 
 
 @contextmanager
-def _lmdb_errors(path: Path) -> Iterator[None]:
+def _raise_as_os_errors(path: Path) -> Iterator[None]:
     """Turns LMDB's errors into :class:`OSError`, with the errno of a full disk or a file size limit if that is the
     cause.
 
@@ -215,7 +215,7 @@ def open_partial_file(path: Path) -> Callable[[int], memoryview]:
 
     def image(number: int) -> memoryview:
         try:
-            value = pages.record(number)
+            value = pages.find_image(number)
         except PageError as error:
             raise StoreError(f"{printable(str(path))} is damaged: {error}") from None
         if value is None:
@@ -279,7 +279,7 @@ class LmdbReader(Reader):
             raise IndexError(f"record {index} of {self._records}")
         pages = self._pages or self._require_open()
         try:
-            value = pages.record(index)
+            value = pages.find_image(index)
         except PageError as error:
             raise self._damage_error(error) from None
         if value is None:
@@ -297,7 +297,7 @@ class LmdbReader(Reader):
         located = None if self._leaves is None else locate_images(pages, self._leaves, records)
         if located is None or (self._width is not None and (located[1] != self._width).any()):
             return super().views(records)
-        return pages.lookup(b"").views(*located)
+        return pages.record_lookup(b"").view_values(*located)
 
     def will_need(self, index: int, view: Buffer) -> None:
         if self._pages is not None and isinstance(view, memoryview):
@@ -314,7 +314,7 @@ class LmdbReader(Reader):
             if name == "image":
                 raise StoreError("an LMDB has no array of all images; read them one by one")
             if column.one_by_one:
-                columns[name] = _column_by_record(
+                columns[name] = _make_lazy_column(
                     self._require_open(), column, self._records, printable(str(self.path))
                 )
             elif column.kind == "fixed":
@@ -347,7 +347,7 @@ class LmdbReader(Reader):
         try:
             for run in walk_in_bulk(pages, self._prefixes, overflow=False):
                 if (
-                    not isinstance(run, Run)
+                    not isinstance(run, NumberedEntries)
                     or run.prefix
                     or (run.numbers != np.arange(first, first + len(run.numbers))).any()
                 ):
@@ -369,7 +369,7 @@ class LmdbReader(Reader):
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
         """Returns the array in the ``.npy`` value ``name`` as a view of the map. Raises :class:`StoreError`."""
         try:
-            value = self._require_open().find(name.encode("ascii"))
+            value = self._require_open().find_value(name.encode("ascii"))
         except PageError as error:
             raise self._damage_error(error) from None
         where = f"column {name!r} of {printable(str(self.path))}"
@@ -389,7 +389,7 @@ class LmdbReader(Reader):
 def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
     """Reads and checks the manifest in an LMDB. Raises :class:`StoreError`."""
     try:
-        text = pages.find(MANIFEST.encode("ascii"))
+        text = pages.find_value(MANIFEST.encode("ascii"))
     except PageError as error:
         raise unreadable_error(path, "an LMDB", error) from None
     if text is None:
@@ -401,10 +401,10 @@ def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
     return manifest
 
 
-def _column_by_record(pages: Pages, column: Column, records: int, path: str) -> LazyRagged | LazyArray:
+def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> LazyRagged | LazyArray:
     """Returns a column with one value per key. It stays valid after the reader is closed."""
     name = column.name
-    find = pages.lookup(f"{name}/".encode("ascii")).value
+    find = pages.record_lookup(f"{name}/".encode("ascii")).find_value
 
     def read(record: int) -> memoryview:
         try:

@@ -13,7 +13,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import FileWriter, Reader
 from packstore.stores.format import Format
 from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.mapped import consecutive_images
+from packstore.stores.mapped import map_consecutive_images
 from packstore.stores.scavenge import ScavengedData
 
 _TORCH_ENTRY = re.compile(rb"data[.]pkl|data/\d+")
@@ -52,7 +52,7 @@ class Pth(Format):
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         from packstore.stores.pth.store import IMAGES_START
 
-        return consecutive_images(path, IMAGES_START, sizes)
+        return map_consecutive_images(path, IMAGES_START, sizes)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
         from packstore.stores.pth.scavenge import scavenge

@@ -54,7 +54,7 @@ def build_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int
     position, central = 0, []
     for info in entries:
         name = info.filename.encode("utf-8")
-        extra = padding_field(position, name)
+        extra = build_padding_field(position, name)
         shown = printable(info.filename)
         local = _LOCAL.pack(
             b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, info.CRC, _MAX32, _MAX32, len(name), len(extra) + 20
@@ -62,28 +62,28 @@ def build_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int
         sizes = struct.pack("<HHQQ", 1, 16, info.file_size, info.file_size)
         header = local + name + extra + sizes
         yield f"the header of entry {shown!r}", position, header
-        central.append((shown, _directory_entry(info, name, extra, position)))
+        central.append((shown, _build_directory_entry(info, name, extra, position)))
         position += len(header) + info.file_size
     start = position
     for shown, record in central:
         yield f"the directory's record of entry {shown!r}", position, record
         position += len(record)
-    yield "the end of the directory", position, _directory_end(len(entries), start, position - start)
+    yield "the end of the directory", position, _build_directory_end(len(entries), start, position - start)
 
 
-def padding_field(position: int, name: bytes) -> bytes:
+def build_padding_field(position: int, name: bytes) -> bytes:
     """Returns the extra field of the entry at ``position``, of the length that aligns its content."""
     size = -(position + _LOCAL.size + len(name) + 20 + 4) % ALIGNMENT
     return b"FB" + size.to_bytes(2, "little") + b"Z" * size
 
 
-def content_start(position: int, name: str) -> int:
+def compute_content_start(position: int, name: str) -> int:
     """Returns the offset of an entry's content, for a header at ``position``."""
     raw = name.encode("utf-8")
-    return position + _LOCAL.size + len(raw) + len(padding_field(position, raw)) + 20
+    return position + _LOCAL.size + len(raw) + len(build_padding_field(position, raw)) + 20
 
 
-def _directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position: int) -> bytes:
+def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position: int) -> bytes:
     """Returns the directory's record of an entry whose header is at ``position``."""
     size, offset, large = info.file_size, position, []
     if size > _LIMIT:
@@ -101,7 +101,7 @@ def _directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position:
     return record + name + extra
 
 
-def _directory_end(count: int, start: int, size: int) -> bytes:
+def _build_directory_end(count: int, start: int, size: int) -> bytes:
     """Returns the end of the zip's directory. Begins with zip64's record and locator if numbers are too large without
     them."""
     end64 = b""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from packstore.stores.manifest_recovery import RecoveredManifest
-from packstore.stores.pth.layout import content_start
+from packstore.stores.pth.layout import compute_content_start
 from packstore.stores.scavenge import ScavengedData, array_sizes, scavenge_arrays
 
 
@@ -12,6 +12,6 @@ def scavenge(data: memoryview, recovered: RecoveredManifest) -> ScavengedData:
     starts: dict[str, int] = {}
     position = 0
     for number, (name, size) in enumerate(array_sizes(recovered.manifest)):
-        starts[name] = content_start(position, f"archive/data/{number}")
+        starts[name] = compute_content_start(position, f"archive/data/{number}")
         position = starts[name] + size
     return scavenge_arrays(data, recovered, starts)

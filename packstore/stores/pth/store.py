@@ -135,7 +135,7 @@ class PthReader(MappedReader):
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""
-        archive, content = _load(path, descriptor)
+        archive, content = _load_content(path, descriptor)
         manifest = _parse_stored_manifest(content, path)
         shown = printable(str(path))
         try:
@@ -161,10 +161,10 @@ class PthReader(MappedReader):
 
 def read_manifest(path: Path) -> Manifest:
     """Reads the manifest of the ``.pth`` file at ``path``. Raises :class:`StoreError`."""
-    return _parse_stored_manifest(_load(path)[1], path)
+    return _parse_stored_manifest(_load_content(path)[1], path)
 
 
-def _load(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
+def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
     """Opens the zip and describes the dict in its pickle. Raises :class:`StoreError`."""
     try:
         with reading(path, descriptor) as opened:
@@ -215,7 +215,7 @@ def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArra
     if stored.kind != STORAGE[dtype].name or not _is_contiguous(tensor):
         kind = printable(stored.kind)
         raise StoreError(f"{where} is a tensor over a {kind}, not a contiguous one over {STORAGE[dtype].name}")
-    raw = archive.entry(f"data/{stored.key}")
+    raw = archive.view_entry(f"data/{stored.key}")
     start, stop = tensor.offset * wanted.itemsize, (tensor.offset + size) * wanted.itemsize
     if min(tensor.shape, default=0) < 0 or not 0 <= start <= stop <= len(raw):
         raise StoreError(f"{where} has shape {tensor.shape} from {tensor.offset} on, in {len(raw)} bytes")
@@ -245,14 +245,14 @@ def _describe_value(value: Any) -> str:
     return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
 
 
-def _padding_size(data: int) -> int:
+def _compute_padding(data: int) -> int:
     """Returns the bytes of padding that align the data, which would begin at ``data`` without the padding field."""
     return -(data + 4) % _ALIGNMENT
 
 
 def _compute_images_start() -> int:
     data = _LOCAL_HEADER + len(f"{_PREFIX}/data/0") + _ZIP64_EXTRA
-    return data + 4 + _padding_size(data)
+    return data + 4 + _compute_padding(data)
 
 
 IMAGES_START = _compute_images_start()
@@ -274,7 +274,7 @@ def _create_entry(archive: zipfile.ZipFile, name: str) -> IO[bytes]:
     assert archive.fp is not None
     start = archive.start_dir if hasattr(archive, "start_dir") else archive.fp.tell()
     data = start + _LOCAL_HEADER + len(info.filename) + _ZIP64_EXTRA
-    padding = _padding_size(data)
+    padding = _compute_padding(data)
     # torch pads with the extra field "FB".
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     return archive.open(info, "w", force_zip64=True)

@@ -77,14 +77,14 @@ class Archive:
 
     def read_pickle(self) -> bytes:
         """Returns the pickle. Raises :class:`ZipError`."""
-        if f"{self._prefix}byteorder" in self._entries and self.entry("byteorder").tobytes() != b"little":
+        if f"{self._prefix}byteorder" in self._entries and self.view_entry("byteorder").tobytes() != b"little":
             raise ZipError("its numbers are not little-endian")
-        data = self.entry("data.pkl")
+        data = self.view_entry("data.pkl")
         if len(data) > _MAX_PICKLE:
             raise ZipError(f"its pickle has {len(data)} bytes, more than {_MAX_PICKLE}")
         return data.tobytes()
 
-    def entry(self, name: str) -> NDArray[np.uint8]:
+    def view_entry(self, name: str) -> NDArray[np.uint8]:
         """Returns the content of an entry as a view of the map. Raises :class:`ZipError`."""
         info = self._entries.get(self._prefix + name)
         if info is None:

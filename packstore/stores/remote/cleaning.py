@@ -22,7 +22,7 @@ from packstore.stores.remote.names import (
     VERSIONS,
     WORK,
     digest_in_name,
-    shard_objects,
+    shard_object_names,
     table_name,
     version_number,
 )
@@ -71,7 +71,7 @@ def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE
         if following is None or versions[following] > now - grace_seconds:
             table = read_version(objects, number).shards
             assert table is not None
-            needed |= {table_name(table), *shard_objects(table)}
+            needed |= {table_name(table), *shard_object_names(table)}
     runs: dict[str, list[ObjectInfo]] = {}
     unneeded: list[ObjectInfo] = []
     foreign: list[ObjectInfo] = []

@@ -14,27 +14,27 @@ from packstore.objects import ObjectInfo, ObjectStore, RemoteError, open_objects
 _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
-def open_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
+def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
     """Fetches the object at a URL into the cache, unless it is there; returns its facts and a descriptor of the copy.
 
     The copy stays in the cache while the descriptor is open. Raises :class:`StoreError`.
     """
     store = open_objects(url.parent)
     info = store.head(url.name)
-    return info, open_copy_of(store, info, default_cache())
+    return info, open_cached_copy_of(store, info, default_cache())
 
 
-def open_copy_of(store: ObjectStore, info: ObjectInfo, cache: Cache) -> int:
-    """Returns a descriptor of an object's copy, see :func:`open_copy`."""
-    return cache.open_by_address(copy_address(store, info), info.nbytes, lambda: _stream_proven(store, info))
+def open_cached_copy_of(store: ObjectStore, info: ObjectInfo, cache: Cache) -> int:
+    """Returns a descriptor of an object's copy, see :func:`open_cached_copy`."""
+    return cache.open_by_address(cached_copy_key(store, info), info.nbytes, lambda: _stream_and_prove(store, info))
 
 
-def copy_address(store: ObjectStore, info: ObjectInfo) -> str:
+def cached_copy_key(store: ObjectStore, info: ObjectInfo) -> str:
     """Returns the key of an object's copy in the cache, which changes with the object's content."""
     return f"{store.url}/{info.name} {info.etag or info.modified} {info.nbytes}"
 
 
-def _stream_proven(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
+def _stream_and_prove(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
     """Yields an object's bytes, the last one only once they are proven.
 
     Compares them with the MD5 in the ETag; if it has none, with a second reading. Raises :class:`RemoteError` if they

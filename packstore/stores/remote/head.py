@@ -17,7 +17,7 @@ from packstore.stores.base import parse_manifest
 from packstore.stores.remote.names import (
     VERSIONS,
     shard_files_of_copy,
-    shard_objects,
+    shard_object_names,
     table_name,
     version_name,
     version_number,
@@ -45,7 +45,9 @@ class RemoteHead:
         table = self.manifest.shards
         assert table is not None
         copied = self.version is None
-        return shard_files_of_copy(self.manifest, FORMATS[self.manifest.format]) if copied else shard_objects(table)
+        return (
+            shard_files_of_copy(self.manifest, FORMATS[self.manifest.format]) if copied else shard_object_names(table)
+        )
 
 
 def find_newest_version(objects: ObjectStore) -> int:
@@ -94,7 +96,7 @@ def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     suffix = FORMATS[manifest.format].suffixes[0]
     if table.suffix != suffix:
         raise StoreError(f"{objects.url}/{name} names shards that end with {table.suffix!r}, not {suffix!r}")
-    for place in _table_names(manifest, newest, objects.can_list):
+    for place in _list_possible_table_names(manifest, newest, objects.can_list):
         try:
             data = objects.get(place, 0, table.nbytes + 1)
         except MissingObjectError:
@@ -131,7 +133,7 @@ def read_writable_head(url: UrlPath) -> RemoteHead:
     return head
 
 
-def _table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
+def _list_possible_table_names(manifest: Manifest, version: int, can_list: bool) -> Iterator[str]:
     """Yields the names that the shard table may have: its name in a version, then its name in a plain copy of the
     store."""
     assert manifest.shards is not None

@@ -47,13 +47,13 @@ def table_name(table: ShardTable) -> str:
     return f"{TABLES}{table.digest}.shards"
 
 
-def shard_object(shard: Shard) -> str:
+def shard_object_name(shard: Shard) -> str:
     """Returns the name of the data file of a shard."""
     stem, _, suffix = shard.name.partition(".")
     return f"{SHARDS}{stem}-{shard.digest[:_DIGITS]}.{suffix}"
 
 
-def shard_objects(table: ShardTable) -> list[str]:
+def shard_object_names(table: ShardTable) -> list[str]:
     """Returns the names of the data files of all shards, in order."""
     digests: list[Any] = table.table["digest"].tolist()
     pairs = zip(table.names(), digests, strict=True)

@@ -25,11 +25,11 @@ from packstore.core.shards import Shard, ShardTable
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
 from packstore.stores.base import encode_manifest
-from packstore.stores.builder.assembly import ShardList, build_head, list_shards
+from packstore.stores.builder.assembly import ShardList, build_sharded_manifest, list_shards
 from packstore.stores.opening import read_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
-from packstore.stores.remote.names import SHARDS, shard_object, table_name, version_name
-from packstore.stores.remote.transfer import download
+from packstore.stores.remote.names import SHARDS, shard_object_name, table_name, version_name
+from packstore.stores.remote.transfer import download_shard
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def upload_store(
     manifest = read_manifest(path)
     parts = list_shards(path, manifest)
     if manifest.shards is None:
-        manifest = build_head(manifest, parts, manifest.columns, skipped=manifest.skipped)
+        manifest = build_sharded_manifest(manifest, parts, manifest.columns, skipped=manifest.skipped)
     publish(objects, manifest, parts, previous, progress)
     return manifest
 
@@ -107,11 +107,11 @@ def publish(
 
     def upload(pair: tuple[Shard, str]) -> int:
         shard, place = pair
-        name = shard_object(shard)
+        name = shard_object_name(shard)
         if not _is_at_destination(place, objects, name) and (
             there.get(name) != shard.nbytes or _hash_stream(objects.stream(name)) != shard.digest
         ):
-            with local_shard(place, shard, manifest.format) as file:
+            with open_shard_file(place, shard, manifest.format) as file:
                 upload_shard(objects, shard, file)
         return shard.nbytes
 
@@ -119,18 +119,18 @@ def publish(
         done_bytes += nbytes
         progress(Progress("upload", done + 1, len(pairs), done_bytes))
     upload_table(objects, table)
-    refuse_missing(objects, table)
+    refuse_missing_shards(objects, table)
     return commit(objects, manifest, previous)
 
 
-def refuse_missing(objects: ObjectStore, table: ShardTable) -> None:
+def refuse_missing_shards(objects: ObjectStore, table: ShardTable) -> None:
     """Raises :class:`StoreError` if a shard is missing, because somebody has cleaned up one that was old and
     unneeded.
     """
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
     for shard in table:
-        if there.get(shard_object(shard)) != shard.nbytes:
-            raise StoreError(f"{objects.url}/{shard_object(shard)} no longer exists; run this again")
+        if there.get(shard_object_name(shard)) != shard.nbytes:
+            raise StoreError(f"{objects.url}/{shard_object_name(shard)} no longer exists; run this again")
 
 
 def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
@@ -139,7 +139,7 @@ def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
 
     Returns the object's name.
     """
-    name = shard_object(shard)
+    name = shard_object_name(shard)
     nbytes, digest = file_digest(file)
     if (nbytes, digest) != (shard.nbytes, shard.digest):
         raise StoreError(
@@ -196,7 +196,7 @@ def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
 
 
 @contextmanager
-def local_shard(place: str, shard: Shard, format: str) -> Iterator[Path]:
+def open_shard_file(place: str, shard: Shard, format: str) -> Iterator[Path]:
     """Yields a local file with the data of a shard; downloads it to a temporary folder if it is at a URL."""
     path = location(place)
     if not isinstance(path, UrlPath):
@@ -204,7 +204,7 @@ def local_shard(place: str, shard: Shard, format: str) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="packstore-") as folder:
         file = Path(folder, shard.name)
-        download(path, file, shard.digest)
+        download_shard(path, file, shard.digest)
         yield file
 
 

@@ -144,7 +144,7 @@ class RemoteReader(ShardedReader):
         done_bytes = 0
         for number, shard in enumerate(shards):
             name = self.head.shards[number]
-            size = sizes.get(name) if sizes is not None else self._size_or_none(name)
+            size = sizes.get(name) if sizes is not None else self._find_object_size(name)
             if size is None:
                 yield Problem(f"{name} is missing", shard=shard.name, lost=True)
             elif size != shard.nbytes:
@@ -183,7 +183,7 @@ class RemoteReader(ShardedReader):
         prefix = SHARDS if self.head.version is not None else "shard-"
         return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
-    def _size_or_none(self, name: str) -> int | None:
+    def _find_object_size(self, name: str) -> int | None:
         try:
             return self._objects.head(name).nbytes
         except MissingObjectError:
@@ -196,7 +196,7 @@ class RemoteReader(ShardedReader):
             hashed.update(data)
         return hashed.hexdigest()
 
-    def _prepare_shard(self, number: int) -> None:
+    def _fetch_before_opening(self, number: int) -> None:
         started = time.monotonic()
         descriptor = self._fetch_shard(number)
         with self._lock:
@@ -266,7 +266,7 @@ class RemoteReader(ShardedReader):
                 if not opened:
                     time.sleep(_PAUSE_SECONDS)
             except MissingObjectError as error:
-                self._refuse_replaced()
+                self._raise_if_replaced()
                 raise StoreError(f"{self._describe_shard(shard.name)} is missing: {error}") from error
             except StoreError as error:
                 damaged = isinstance(error, DamagedObjectError)
@@ -278,6 +278,6 @@ class RemoteReader(ShardedReader):
             self.counts.fetched_bytes += fetched
         return descriptor
 
-    def _refuse_replaced(self) -> None:
+    def _raise_if_replaced(self) -> None:
         if self.head.version and find_newest_version(self._objects) != self.head.version:
             raise StoreError(f"{self.path} has been replaced by another store, and cleaned; open it again")

@@ -18,7 +18,7 @@ from packstore.stores.format import Format
 _TRIES = 3
 
 
-def download(url: UrlPath, file: Path, digest: str) -> None:
+def download_shard(url: UrlPath, file: Path, digest: str) -> None:
     """Downloads an object to ``file``, which must not exist. Raises :class:`StoreError` if its SHA-256 is wrong three
     times, and :class:`OSError`.
     """
@@ -39,7 +39,7 @@ def download(url: UrlPath, file: Path, digest: str) -> None:
     raise StoreError(f"{url} is damaged: its SHA-256 is {actual}, expected {digest}")
 
 
-def shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) -> Manifest:
+def fetch_shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) -> Manifest:
     """Fetches a shard into the cache and returns its manifest. Raises :class:`StoreError`."""
 
     def fetch() -> Iterator[bytes | memoryview]:

@@ -24,7 +24,7 @@ from packstore.objects import ObjectStore, open_objects
 from packstore.stores import open_store
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import read_head
-from packstore.stores.remote.names import shard_objects, table_name, version_name
+from packstore.stores.remote.names import shard_object_names, table_name, version_name
 from packstore.stores.remote.publish import upload_store
 from packstore.stores.remote.reader import RemoteReader
 from packstore.testing.records import KINDS, Records, assert_holds, flip, make_records, write
@@ -259,7 +259,7 @@ class TestDamage:
     def shards(self, bucket: Path, url: UrlPath) -> list[Path]:
         table = read_head(open_objects(url)).manifest.shards
         assert table is not None
-        return [bucket / url.name / name for name in shard_objects(table)]
+        return [bucket / url.name / name for name in shard_object_names(table)]
 
     def test_a_flipped_bit(self, url: UrlPath, shards: list[Path], records: Records) -> None:
         flip(shards[0], shards[0].stat().st_size // 2)
