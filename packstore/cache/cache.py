@@ -33,8 +33,8 @@ _proven: set[tuple[int, int, int, int]] = set()
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of whole objects by content: each is proven by its digest before it gets its name, and stays while it is
-    open.
+    """A cache of whole objects, each under its SHA-256. An object is proven before it gets its name, and stays while it
+    is open.
 
     Processes share it through its files alone; it pickles, and works after a fork.
 
@@ -78,14 +78,16 @@ class Cache:
         return self._open_or_fetch(digest, nbytes, fetch, digest, url)
 
     def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
-        """Like :meth:`open`, for an object whose digest is unknown: only its size is checked.
+        """Opens an object whose digest is unknown, like :meth:`open`, but only checks its size.
 
         ``address`` identifies it: its URL and something that changes with its content (an ETag).
         """
         return self._open_or_fetch(_address_name(address), nbytes, fetch, None, url)
 
     def path_of_address(self, address: str) -> Path:
-        """Returns the file of an object of :meth:`open_by_address`; it exists while its descriptor is open."""
+        """Returns the path of an object that was opened by :meth:`open_by_address`. The file is sure to exist only
+        while its descriptor is open.
+        """
         return self._folder.whole / _address_name(address)
 
     def set_last_used(self, digest: str, used: float) -> None:
@@ -97,7 +99,7 @@ class Cache:
             os.utime(path, ns=(int(used * 1e9), path.stat().st_mtime_ns))
 
     def list_missing(self, digests: Iterable[str]) -> list[str]:
-        """Returns the ``digests`` that are not in the cache, in their order."""
+        """Returns those of ``digests`` that are not in the cache, in their order."""
         return [digest for digest in digests if not (self._folder.whole / digest).is_file()]
 
     def entries(self) -> list[CacheEntry]:
@@ -105,16 +107,16 @@ class Cache:
         return self._folder.entries()
 
     def clean(self, keep: int = 0) -> int:
-        """Removes files of killed processes. Then removes unused objects, the least recently used first, until at most
-        ``keep`` bytes are left.
+        """Removes files of killed processes, then unused objects, the least recently used first, until at most ``keep``
+        bytes are left.
 
-        Returns the number of bytes removed.
+        Returns the number of bytes removed; 0 for a folder that is no cache.
         """
         return self._folder.clean(keep)
 
     def mark_suspect(self, digest: str) -> None:
-        """Marks an object as suspect, so that it is proven again when it is next opened. Does nothing if that is not
-        permitted.
+        """Sets an object's date so that it is proven again when it is next opened. Ignores an object that is absent or
+        may not be changed.
         """
         path = self._folder.whole / digest
         with self._folder.raise_as_cache_errors():
@@ -125,7 +127,9 @@ class Cache:
                     raise
 
     def _open_or_fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
-        """Opens a cached object, or fetches it; retries if somebody removes the cache's folder meanwhile."""
+        """Opens a cached object, or fetches it; tries again if another process fetched it or removed the cache's folder
+        meanwhile.
+        """
         removed = 0
         while True:
             try:
@@ -141,7 +145,10 @@ class Cache:
                 return descriptor
 
     def _open_cached(self, name: str, nbytes: int, digest: str | None) -> int | None:
-        """Opens and locks a cached object; removes a damaged one. Returns None if there is none, or it was damaged."""
+        """Opens and locks a cached object. Returns None if there is none, or removes a damaged one and returns None.
+
+        Raises :class:`CacheError` for a damaged one in a cache that is read only.
+        """
         descriptor = self._folder.open_object(name)
         if descriptor is None:
             return None
@@ -163,8 +170,8 @@ class Cache:
                 os.close(descriptor)
 
     def _is_sound(self, descriptor: int, name: str, nbytes: int, digest: str | None) -> bool:
-        """Returns whether an object matches its name, by its date stamp or else its digest; updates stamp and time of
-        use.
+        """Returns whether an object matches its name and size, by its date stamp or else its digest. If so, sets its
+        stamp and its time of use.
         """
         state = os.fstat(descriptor)
         if state.st_size != nbytes:
@@ -183,8 +190,11 @@ class Cache:
         return True
 
     def _fetch_object(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
-        """Fetches an absent object, evicting others if need be; returns its descriptor, or None if another process was
+        """Fetches an absent object, evicting others if need be. Returns its descriptor, or None if another process was
         quicker.
+
+        Raises :class:`CacheFullError` for an object larger than the budget, and :class:`CacheError` if the cache is
+        read only.
         """
         folder = self._folder
         if nbytes > self.budget:
@@ -217,7 +227,9 @@ class Cache:
                 folder.remove_claimed_file(descriptor, path)
 
     def _write_fetched(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
-        """Writes the fetched bytes to a file; fetches again if they are damaged. Raises :class:`DamagedObjectError`."""
+        """Writes the fetched bytes to a file; fetches up to three times. Raises :class:`DamagedObjectError` if size or
+        digest are wrong each time.
+        """
         for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)
             sha, size = hashlib.sha256(), 0
@@ -247,7 +259,7 @@ class Cache:
         )
 
     def _write_bytes(self, descriptor: int, view: memoryview, nbytes: int) -> None:
-        """Writes bytes to a file. Raises :class:`DiskFullError` if the disk is full."""
+        """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, and :class:`CacheError`."""
         with self._folder.raise_as_cache_errors():
             while view:
                 try:
@@ -259,7 +271,7 @@ class Cache:
 
 
 def _address_name(address: str) -> str:
-    """Returns the file name of an object whose digest is unknown."""
+    """Returns the file name of an object whose digest is unknown: the SHA-256 of its address, and ``.learnt``."""
     return hashlib.sha256(address.encode()).hexdigest() + ".learnt"
 
 
@@ -274,7 +286,9 @@ def _hash_file(descriptor: int) -> str:
 
 @functools.cache
 def _boot_time() -> float:
-    """Returns the time of the last boot, in seconds since 1970; the present time if the system does not tell."""
+    """Returns the time of the last boot, in seconds since 1970; the present time if the system does not tell. Computed
+    once.
+    """
     try:
         match = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text("ascii"), re.MULTILINE)
     except OSError:

@@ -37,6 +37,7 @@ def default_cache() -> Cache:
 
 
 def _user_folder() -> Path:
+    """Returns the folder ``packstore`` in the user's cache folder."""
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/packstore"
     given = os.environ.get("XDG_CACHE_HOME", "")

@@ -105,7 +105,7 @@ class CacheFolder:
             self._prove_locks()
 
     def _prove_locks(self) -> None:
-        """Raises :class:`NoLocksError` if the file system grants a second exclusive lock."""
+        """Locks the cache and raises :class:`NoLocksError` if the file system grants a second exclusive lock."""
         with self.lock_cache():
             other = register_descriptor(self._open_file(self._marker, os.O_RDWR))
             try:
@@ -125,14 +125,14 @@ class CacheFolder:
             raise CacheError(f"the cache {printable(str(self.root))} cannot be written: {why}; {then}") from error
 
     def is_read_only(self) -> bool:
-        """Returns whether the cache exists and this process may not change it."""
+        """Returns whether the cache exists and this process may not write to it."""
         return self.whole.is_dir() and not os.access(self.whole, os.W_OK)
 
     @contextmanager
     def lock_cache(self) -> Iterator[None]:
-        """Locks the cache: in the context, no other process reserves, publishes or removes. For short work only.
+        """Locks the whole cache in the context: no other process reserves, publishes or removes. For short work only.
 
-        Lets :class:`OSError` pass.
+        Raises :class:`CacheError` after waiting for a minute, and :class:`OSError`.
         """
         descriptor = register_descriptor(self._open_file(self._marker, os.O_RDWR))
         try:
@@ -146,10 +146,10 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def open_object(self, name: str) -> int | None:
-        """Opens an object for reading and takes a shared lock on it. Returns its descriptor, which the caller closes,
-        or None if the cache lacks the object.
+        """Opens an object and takes a shared lock on it. Returns its descriptor, which the caller closes, or None if
+        the cache lacks the object.
 
-        Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for too long.
+        Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for a minute.
         """
         try:
             descriptor = self._open_file(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -178,10 +178,10 @@ class CacheFolder:
                 os.close(descriptor)
 
     def claim_part_file(self, name: str, patience_seconds: float) -> tuple[int, Path] | None:
-        """Creates and locks the file for fetching an object; waits while another process fetches it.
+        """Creates and locks the file into which an object is fetched; waits while another process fetches it.
 
-        If that process's file has not changed for ``patience_seconds``, the process has stopped, and the claim gets a
-        file of its own.
+        If that process's file has not changed for ``patience_seconds``, the process has stopped: then creates a second
+        file.
 
         Returns:
             The registered descriptor and its path; None if the other process has finished, or given up.
@@ -208,8 +208,8 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def reserve_bytes(self, descriptor: int, nbytes: int, budget: int) -> None:
-        """Allocates ``nbytes`` of the budget and of the disk for a claimed file; evicts the least recently used objects
-        for it.
+        """Allocates ``nbytes`` on the disk for a claimed file. Before that, removes files of killed processes, and the
+        least recently used objects beyond the budget or the disk.
 
         Raises:
             CacheFullError: The objects in use leave no room in the budget.
@@ -238,13 +238,13 @@ class CacheFolder:
                     return
 
     def remove_claimed_file(self, descriptor: int, path: Path) -> None:
-        """Removes a claimed file that was not published, and releases it."""
+        """Removes a claimed file that was not published; unlocks and closes it."""
         if self._has_name(path, descriptor):
             path.unlink()
         unlock_and_close(descriptor)
 
     def disk_full_error(self, nbytes: int) -> DiskFullError:
-        """Returns the error for a full disk."""
+        """Returns the error for a full disk; asks the system for the free bytes."""
         free = _free_bytes(self.root)
         return DiskFullError(
             f"the disk of the cache {printable(str(self.root))} is full: an object needs {nbytes:,} bytes, {free:,} "
@@ -252,7 +252,9 @@ class CacheFolder:
         )
 
     def store_url_attribute(self, descriptor: int, url: str) -> None:
-        """Notes the URL of an object in a file attribute, for :meth:`entries`, if the file system supports that."""
+        """Stores the URL of an object in a file attribute, for :meth:`entries`. Does nothing if the system or the file
+        system has no attributes.
+        """
         if sys.platform == "linux":
             try:
                 os.setxattr(descriptor, _URL, url.encode())
@@ -261,7 +263,7 @@ class CacheFolder:
                     raise
 
     def publish_object(self, descriptor: int, path: Path, name: str) -> bool:
-        """Renames a proven object to its final name and turns its lock into a reader's.
+        """Dates a proven object, renames it to its final name and turns its lock into a reader's.
 
         Returns False, and removes the file, if another process was quicker.
         """
@@ -277,8 +279,10 @@ class CacheFolder:
             return try_lock(descriptor, self.root, shared=True, seconds=_BUSY_SECONDS)
 
     def remove_damaged(self, descriptor: int, name: str) -> None:
-        """Removes an open object that is damaged; if others have it open, moves it to ``part/``, where it counts until
-        they close it.
+        """Removes an open object that is damaged. If others have it open, moves it to ``part/``, so that the budget
+        counts it until they close it.
+
+        Does nothing if its name is gone or belongs to another file.
         """
         path = self.whole / name
         with self.lock_cache():
@@ -296,8 +300,8 @@ class CacheFolder:
         ]
 
     def clean(self, keep: int) -> int:
-        """Removes files of killed processes. Then removes unused objects, the least recently used first, until at most
-        ``keep`` bytes are left.
+        """Removes files of killed processes, then unused objects, the least recently used first, until at most ``keep``
+        bytes are left.
 
         Returns the number of bytes removed; 0 for a folder that is no cache.
         """
@@ -314,28 +318,30 @@ class CacheFolder:
         return removed
 
     def count_available_bytes(self) -> int:
-        """Returns the bytes of the cache's objects and of the disk's free space together."""
+        """Returns the bytes of the cache's objects and of the disk's free space together. The folder need not exist."""
         there = self.root
         while not there.exists():
             there = there.parent
         return _free_bytes(there) + sum(each.st_size for _, each in self._list_objects())
 
     def _remove_dead_parts(self) -> int:
-        """Removes files of killed processes; returns their bytes. Call it in the exclusive context."""
+        """Removes part files that no process has locked; returns their bytes. Call it while the cache is locked."""
         return sum(found.st_size for path, found in _list_files(self.part, _PART) if self._evict(path))
 
     def _count_used_bytes(self) -> int:
-        """Returns the bytes of all objects, finished or not."""
+        """Returns the bytes of all objects and of all part files."""
         return sum(found.st_size for _, found in (*self._list_objects(), *_list_files(self.part, _PART)))
 
     def _list_objects(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yields path and state of each proven object."""
         return _list_files(self.whole, _WHOLE)
 
     def _list_oldest_first(self) -> list[tuple[Path, os.stat_result]]:
+        """Lists path and state of each proven object, the least recently used first."""
         return sorted(self._list_objects(), key=lambda each: each[1].st_atime_ns)
 
     def _evict(self, path: Path) -> bool:
-        """Removes a file unless it is locked; returns whether it did. Call it in the exclusive context."""
+        """Removes a file unless a process has locked it; returns whether it did. Call it while the cache is locked."""
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
@@ -350,6 +356,9 @@ class CacheFolder:
         return True
 
     def _is_locked(self, path: Path) -> bool:
+        """Returns whether another process, or another descriptor of this one, has a file open and locked; False for an
+        absent file.
+        """
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
@@ -369,7 +378,7 @@ class CacheFolder:
             return False
 
     def _open_to_lock(self, path: Path) -> int | None:
-        """Opens a file, for writing if possible; returns None if it is absent or not permitted."""
+        """Opens and registers a file, for writing if possible. Returns None if it is absent or not permitted."""
         for flags in (os.O_RDWR, os.O_RDONLY):
             try:
                 return register_descriptor(self._open_file(path, flags))
@@ -381,14 +390,18 @@ class CacheFolder:
         return None
 
     def _create_file(self, path: Path) -> int:
+        """Opens a file for reading and writing, creating it if need be; registers and returns the descriptor."""
         return register_descriptor(self._open_file(path, os.O_RDWR | os.O_CREAT))
 
     def _open_file(self, path: Path, flags: int) -> int:
+        """Opens a file without following links; its descriptor is none of 0 to 2, and is not inherited. Raises
+        :class:`OSError`.
+        """
         with beyond_standard_streams():
             return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
     def _has_name(self, path: Path, descriptor: int) -> bool:
-        """Returns whether an open file still has this name."""
+        """Returns whether an open file still has this path: it was neither removed nor replaced."""
         try:
             return os.path.samestat(path.lstat(), os.fstat(descriptor))
         except FileNotFoundError:
@@ -430,6 +443,7 @@ def _list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os
 
 
 def _read_url(path: Path) -> str | None:
+    """Returns the URL in a file's attribute, or None if it has none."""
     if sys.platform != "linux":
         return None
     try:
@@ -441,6 +455,7 @@ def _read_url(path: Path) -> str | None:
 
 
 def _free_bytes(path: Path) -> int:
+    """Returns the bytes that an ordinary user may still write to the disk of ``path``."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 

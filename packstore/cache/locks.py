@@ -34,21 +34,24 @@ class NoLocksError(CacheError):
 
 
 def register_descriptor(descriptor: int) -> int:
-    """Registers an open descriptor, to be closed in forked children, until :func:`unlock_and_close` or :func:`unregister_descriptor`;
-    returns it.
+    """Registers an open descriptor, so that forked children close their copy of it; returns it.
+
+    Ends with :func:`unlock_and_close` or :func:`unregister_descriptor`.
     """
     _held.add(descriptor)
     return descriptor
 
 
 def unregister_descriptor(descriptor: int) -> int:
-    """Unregisters an open descriptor and leaves it, with its lock, to the caller; returns it."""
+    """Unregisters an open descriptor and returns it: its lock now belongs to the caller, and forked children
+    keep it.
+    """
     _held.discard(descriptor)
     return descriptor
 
 
 def unlock_and_close(descriptor: int) -> None:
-    """Unlocks and closes a registered descriptor. Idempotent."""
+    """Unlocks and closes a registered descriptor; ignores one that is not registered."""
     if descriptor in _held:  # a child that was forked meanwhile has closed it already
         _held.discard(descriptor)
         # Unlocked explicitly: a child forked a moment ago may still have a copy.
@@ -58,7 +61,7 @@ def unlock_and_close(descriptor: int) -> None:
 
 
 def try_lock(descriptor: int, root: Path, *, shared: bool = False, seconds: float = 0.0) -> bool:
-    """Locks an open file; returns whether that worked within ``seconds``.
+    """Locks an open file, exclusively unless ``shared``. Returns whether that worked within ``seconds``.
 
     Raises:
         NoLocksError: The file system of ``root`` has no locks.
@@ -85,6 +88,7 @@ def try_lock(descriptor: int, root: Path, *, shared: bool = False, seconds: floa
 
 
 def _close_in_child() -> None:
+    """Closes all registered descriptors in a forked child."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()

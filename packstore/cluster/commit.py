@@ -30,10 +30,10 @@ from packstore.stores.remote.publish import commit, refuse_missing_shards, uploa
 def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
     """Publishes a store of the shards in the receipts as the version after ``previous``; returns its manifest.
 
-    Deletes the uploaded shards that had to be copied under another number.
+    Writes ``head.json`` first. Uploads shards again whose number changes, and deletes them under the old number.
 
     Raises:
-        StoreError: Two records have the same key, or a shard no longer exists.
+        StoreError: There are no records, two have the same key, or a shard no longer exists.
         LostRaceError: Somebody else has published another store meanwhile.
     """
     filled, objects = receipts_with_records(receipts), run.objects
@@ -82,13 +82,14 @@ def _build_manifest(
 
 
 def _with_sizes(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:
+    """Returns the columns with their numbers of bytes."""
     return [replace(column, nbytes=nbytes[column.name]) for column in columns]
 
 
 def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> list[Shard]:
-    """Returns the shards with consecutive numbers; copies the objects of those whose number changes.
+    """Returns the shards with consecutive numbers. Downloads and uploads again the shards whose number changes.
 
-    A number is skipped if all samples of a task were skipped.
+    A number is missing if all samples of a task were skipped.
     """
     shards = []
     for number, receipt in enumerate(filled):
@@ -106,7 +107,7 @@ def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> lis
 
 
 class _RemoteKeys:
-    """Keys by record number; fetches the whole shard of a key that is asked for, and keeps the last one."""
+    """Returns keys by record number. Fetches the whole shard of a key, and keeps the keys of the last shard."""
 
     def __init__(self, filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
         self._filled, self._format, self._objects = filled, format, objects

@@ -28,7 +28,9 @@ from packstore.stores.remote.publish import check_destination
 
 
 def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
-    """Runs a plan whose destination is a URL; see :func:`packstore.convert`."""
+    """Runs a plan whose destination is a URL, see :func:`packstore.convert`. ``started``: ``time.monotonic`` at the
+    start; None for now.
+    """
     return Driver(plan, open_objects(plan.destination), progress).run(time.monotonic() if started is None else started)
 
 
@@ -56,7 +58,8 @@ class Driver:
         self._failed: dict[int, BaseException] = {}
 
     def run(self, started: float) -> ConvertReport:
-        """Packs the shards without a receipt, publishes the store, and removes the run's objects.
+        """Packs the shards without a receipt, publishes the store, and removes the run's objects. If an earlier driver
+        has published it, only does the last.
 
         Raises:
             DestinationError: There is a store already, or a run that was begun with other options.
@@ -93,7 +96,11 @@ class Driver:
         return self._make_report(manifest, started, resumed)
 
     def _read_reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
-        """Returns the receipts of tasks that need not run again, because their shards still exist."""
+        """Reads all receipts of the run and returns, by task, those whose shards still exist: these tasks need not run
+        again.
+
+        Raises :class:`StoreError` for a receipt that does not fit the plan.
+        """
         receipts = [*self._run.read_receipts()]
         for receipt in receipts:
             if receipt.number >= len(shared.cuts) or receipt.entries != shared.cuts[receipt.number]:
@@ -108,7 +115,7 @@ class Driver:
         }
 
     def _find_published(self) -> Manifest | None:
-        """Returns the store's manifest if this very run has published it, else None."""
+        """Returns the store's manifest if this very run has published it, else None: compares it with ``head.json``."""
         head = self._run.read_object(self._run.head_name)
         if head is None or not find_newest_version(self._objects):
             return None
@@ -116,7 +123,11 @@ class Driver:
         return manifest if encode_manifest(manifest) == head else None
 
     def _run_tasks(self, shared: SharedPlan, runner: Runner) -> None:
-        """Runs all tasks without a receipt. If tasks fail, raises the error of the first in order."""
+        """Runs all tasks without a receipt; adds their receipts to this driver. If tasks fail, raises the error of the
+        first in order.
+
+        Raises :class:`SourceError` if the source lists other samples than the plan.
+        """
         plan, pending = self._plan, PendingTasks()
         assert plan.shards is not None
         number = -1
@@ -140,7 +151,9 @@ class Driver:
             raise source_changed_error(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
 
     def _collect_outcomes(self, runner: Runner, pending: PendingTasks) -> None:
-        """Waits for outcomes and stores them; also submits copies of stragglers. The first outcome of a task counts."""
+        """Waits for tasks to end and keeps their receipts or errors; submits copies of stragglers before that. The
+        first outcome of a task counts.
+        """
         for number, entries in pending.choose_stragglers(runner.at_once):
             runner.submit(number, entries)
             pending.begin(number, entries)
@@ -156,13 +169,14 @@ class Driver:
         self._report_progress()
 
     def _report_progress(self) -> None:
+        """Reports the entries and bytes of all tasks with a receipt."""
         done = self._receipts.values()
         nbytes = sum(receipt.source_bytes for receipt in done)
         self._progress(Progress("pack", sum(r.entries for r in done), self._plan.survey.records, nbytes))
 
     def _refuse_skipped(self, receipts: Sequence[TaskReceipt]) -> None:
-        """Raises :class:`SampleError` for a skipped sample if ``on_error`` says so, and :class:`SourceError` if all
-        were skipped.
+        """Raises :class:`SampleError` for the first skipped sample if ``on_error`` is ``"raise"``, and
+        :class:`SourceError` if all were skipped.
         """
         skipped = [skipped for receipt in receipts for skipped in receipt.skipped]
         if skipped and self._plan.options.on_error == "raise":
@@ -174,6 +188,7 @@ class Driver:
             )
 
     def _make_report(self, manifest: Manifest, started: float, resumed: int) -> ConvertReport:
+        """Makes the report of the conversion from the manifest and the receipts."""
         receipts = list(self._receipts.values())
         table = manifest.shards
         assert table is not None
@@ -201,11 +216,14 @@ class Driver:
 
 
 def _parse_labels(counts: Counter[str]) -> Counter[int]:
+    """Converts counts by label as text to counts by label number."""
     return Counter({int(label): count for label, count in counts.items()})
 
 
 def make_runner(job: ClusterJob, tasks: int) -> Runner:
-    """Returns the runner that the option ``cluster`` asks for."""
+    """Starts the runner that the option ``cluster`` names: ``ray:ADDRESS``, ``processes:COUNT``, or this process by
+    default.
+    """
     name, _, detail = (job.plan.options.cluster or "").partition(":")
     if name == "ray":
         return RayRunner(job, tasks, detail)
@@ -216,6 +234,6 @@ def make_runner(job: ClusterJob, tasks: int) -> Runner:
 
 
 def _set_threads(job: ClusterJob, threads: int) -> ClusterJob:
-    """Returns the job with this many threads a task, unless the user has chosen a number."""
+    """Returns the job with this number of threads a task, unless the user has chosen one."""
     options = replace(job.plan.options, workers=job.plan.options.workers or threads)
     return replace(job, plan=replace(job.plan, options=options))

@@ -58,16 +58,19 @@ class RayRunner(Runner):
         self._refs[named.remote(self._job, number, entries)] = number
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
+        """Waits until a task has ended, and returns the outcomes of all that have; none after ``seconds``."""
         self._ray.wait(list(self._refs), num_returns=1, timeout=seconds)
         ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
         return [Outcome(self._refs.pop(ref), self._receive_result(ref)) for ref in ready]
 
     def drop(self, number: int) -> None:
+        """Cancels the remaining copies of a task by force."""
         for ref in [ref for ref, its in self._refs.items() if its == number]:
             del self._refs[ref]
             self._ray.cancel(ref, force=True)
 
     def close(self) -> None:
+        """Cancels all tasks, by force after ten seconds; disconnects from Ray if this runner connected."""
         refs = list(self._refs)
         self._refs.clear()
         for force in (False, True):  # first lets interrupted tasks clean up

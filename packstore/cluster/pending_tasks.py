@@ -43,12 +43,14 @@ class PendingTasks:
         return number in self._tasks
 
     def begin(self, number: int, entries: Sequence[Entry]) -> None:
-        """Adds a task, or another copy of it."""
+        """Adds a task that starts now, or counts another copy of it."""
         copies = self._tasks[number].copies + 1 if number in self._tasks else 1
         self._tasks[number] = _Task(entries, time.monotonic(), copies)
 
     def end(self, number: int) -> int:
-        """Removes a task one of whose copies has ended. Returns how many other copies still run."""
+        """Removes a task of which one copy has ended, and keeps its duration. Returns how many other copies
+        still run.
+        """
         task = self._tasks.pop(number)
         bisect.insort(self._seconds, time.monotonic() - task.began)
         return task.copies - 1

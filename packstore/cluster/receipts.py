@@ -55,6 +55,7 @@ class TaskReceipt:
 
     @property
     def records(self) -> int:
+        """Number of records in the shard; 0 if there is none."""
         return 0 if self.shard is None else self.shard.records
 
     def key_hashes(self) -> NDArray[np.uint64]:
@@ -130,13 +131,14 @@ def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> Non
     except ConflictError:
         other = TaskReceipt.from_json(objects.get(name), f"{objects.url}/{name}")
         raise StoreError(
-            f"shard {receipt.number} of {objects.url} came out differently on two machines: {_describe_receipt(receipt)} here, "
-            f"{_describe_receipt(other)} by the receipt {name}. One of them computes differently: compare their processors, "
-            "memory and libraries, then drop the run with --restart"
+            f"shard {receipt.number} of {objects.url} came out differently on two machines: "
+            f"{_describe_receipt(receipt)} here, {_describe_receipt(other)} by the receipt {name}. One of them "
+            "computes differently: compare their processors, memory and libraries, then drop the run with --restart"
         ) from None
 
 
 def _describe_receipt(receipt: TaskReceipt) -> str:
+    """Returns the shard's SHA-256 and records, or "no record of N samples", for messages."""
     if receipt.shard is None:
         return f"no record of {receipt.entries} samples"
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"

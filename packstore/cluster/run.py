@@ -81,17 +81,18 @@ _SCHEMA: Schemas = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """Names, reads and deletes the objects of a run, under ``_work/<name>/``."""
+    """Names, reads and deletes the objects of a run, under ``_work/<name>/`` at the destination."""
 
     objects: ObjectStore
     name: str
 
     def object_name(self, part: str) -> str:
-        """Returns the name of an object of the run."""
+        """Returns the name of one of the run's objects."""
         return f"{WORK}{self.name}/{part}"
 
     @property
     def plan_name(self) -> str:
+        """Name of the object with the shared plan."""
         return self.object_name("plan.json")
 
     @property
@@ -111,7 +112,9 @@ class ClusterRun:
             return None
 
     def read_receipts(self) -> Iterator[TaskReceipt]:
-        """Reads and yields all existing receipts, in any order."""
+        """Reads and yields all existing receipts, in any order. Raises :class:`StoreError` for a damaged one, or one
+        under another task's name.
+        """
         names = [info.name for info in self.objects.list(self.object_name("done/"))]
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="packstore-receipts") as pool:
             for start in range(0, len(names), _LISTED_AT_ONCE):
@@ -131,7 +134,9 @@ class ClusterRun:
 
 
 def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
-    """Returns the run of a plan: the same for all drivers with the same source and options."""
+    """Names the run of a plan by a digest of its source and options, so that all drivers with the same ones share a
+    run. Requests nothing.
+    """
     fingerprint = _plan_fingerprint(plan)
     chosen: dict[str, Any] = {name: fingerprint[name] for name in _CHOSEN_BY_USER}
     chosen["normalize"] = "auto" if plan.auto_normalize else to_plain(plan.encode.normalization)
@@ -139,10 +144,10 @@ def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
 
 
 def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[Plan, SharedPlan]:
-    """Joins a run, or begins it by writing its plan. Returns the plan with the run's normalisation, and the shared
-    plan.
+    """Joins the run that other drivers began, or begins it by creating its plan. Returns the plan with the run's
+    normalisation, and the shared plan.
 
-    Computes the normalisation if this driver begins the run and the plan asks for it.
+    Lists the source. Computes the normalisation if this driver begins the run and the plan asks for it.
 
     Raises:
         DestinationError: The run was begun with another source or other software.
@@ -180,8 +185,10 @@ def _plan_fingerprint(plan: Plan) -> dict[str, Any]:
 
 
 def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Lists the source; returns the fingerprint with the digest of all entries, and the number of entries of each
+    """Lists the source. Returns the fingerprint with the digest of all entries, and the number of entries of each
     shard.
+
+    Raises :class:`SourceError` if the number of entries changed.
     """
     assert plan.shards is not None
     entries, cuts, total = PositionTracker(), [], plan.survey.records

@@ -59,10 +59,12 @@ class Runner(ABC):
 
     @abstractmethod
     def wait(self, seconds: float | None = None) -> list[Outcome]:
-        """Waits until tasks have ended, and returns their outcomes; none after ``seconds``."""
+        """Waits until at least one task has ended, and returns the outcomes; returns none after ``seconds``."""
 
     def drop(self, number: int) -> None:
-        """Ends the remaining copies of a task; :meth:`wait` may return outcomes of them nevertheless."""
+        """Ends the remaining copies of a task, if the runner can; :meth:`wait` may return outcomes of them
+        nevertheless.
+        """
         return
 
     def close(self) -> None:
@@ -86,9 +88,11 @@ class LocalRunner(Runner):
         self._task: tuple[int, Sequence[Entry]] | None = None
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
+        """Keeps the task, which :meth:`wait` runs."""
         self._task = number, entries
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
+        """Runs the submitted task and returns its outcome; ignores ``seconds``."""
         assert self._task is not None
         return [try_task(self._job, *self._task)]
 
@@ -121,6 +125,7 @@ class ProcessRunner(Runner):
         self._answers: SimpleQueue[tuple[_WorkerProcess, TaskReceipt | BaseException | None]] = SimpleQueue()
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
+        """Hands the task to an idle process, or to a new one."""
         worker = next((worker for worker in self._workers if worker.task is None), None) or self._start_worker()
         worker.task = number, entries
         threading.Thread(target=self._run_in_worker, args=(worker,), name="packstore-worker", daemon=True).start()
@@ -142,6 +147,7 @@ class ProcessRunner(Runner):
             _end_worker(worker)
 
     def close(self) -> None:
+        """Lets all processes clean up for ten seconds, then kills them."""
         for worker in self._workers:
             _end_worker(worker)
         until = time.monotonic() + ENDING_SECONDS
@@ -155,6 +161,7 @@ class ProcessRunner(Runner):
         self._dropped.clear()
 
     def _start_worker(self) -> _WorkerProcess:
+        """Starts a process that runs :func:`serve_tasks`, and returns it."""
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -175,7 +182,9 @@ class ProcessRunner(Runner):
         return worker
 
     def _run_in_worker(self, worker: _WorkerProcess) -> None:
-        """Sends a worker its task and queues its answer for :meth:`wait`: None if it has died."""
+        """Sends a process its task, waits for the answer and queues it for :meth:`wait`; queues None if the process has
+        died.
+        """
         result: TaskReceipt | BaseException | None = None
         try:
             if not worker.has_job:
@@ -190,7 +199,9 @@ class ProcessRunner(Runner):
         self._answers.put((worker, result))
 
     def _handle_answer(self, worker: _WorkerProcess, result: TaskReceipt | BaseException | None) -> Outcome | None:
-        """Returns the outcome in a worker's answer; if the worker has died, submits its task again and returns None."""
+        """Returns the outcome in a process's answer. If the process has died, submits its task again and returns None;
+        after three deaths returns an error.
+        """
         assert worker.task is not None
         number, entries = worker.task
         if result is None:
@@ -208,7 +219,7 @@ class ProcessRunner(Runner):
 
 
 def _end_worker(worker: _WorkerProcess) -> None:
-    """Lets a worker clean up and end."""
+    """Lets a process clean up and end: closes its socket if it is idle, else sends SIGTERM. Does not wait."""
     if worker.task is None:
         worker.connection.close()
     else:
@@ -235,7 +246,9 @@ def serve_tasks(descriptor: int) -> None:
 
 
 def try_pickled_task(job: bytes, number: int, entries: Sequence[Entry]) -> TaskReceipt | BaseException:
-    """Runs :func:`try_task` on a pickled job, in a worker process."""
+    """Unpickles a job and runs a task of it, in a worker process. Returns its receipt or error; adds a traceback to an
+    unexpected error.
+    """
     try:
         opened = pickle.loads(job)
     except Exception as error:  # the source cannot be opened on this machine, or the software differs
@@ -244,7 +257,9 @@ def try_pickled_task(job: bytes, number: int, entries: Sequence[Entry]) -> TaskR
 
 
 def add_traceback(result: TaskReceipt | BaseException) -> TaskReceipt | BaseException:
-    """Adds its traceback, as a note, to an unexpected error that goes to another process; returns the result."""
+    """Adds its traceback, as a note, to an unexpected error that goes to another process. Returns ``result``; leaves
+    receipts and packstore's own errors as they are.
+    """
     if isinstance(result, TaskReceipt | PackstoreError):
         return result
     result.add_note("".join(traceback.format_exception(result)))

@@ -121,8 +121,9 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
 
 
 def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
-    """Uploads a shard that was sealed and read back. Returns the receipt with the shard, its keys, and the bytes of
-    each column."""
+    """Uploads a shard that was sealed and read back, after reading its keys. Returns the receipt with the shard, its
+    keys, and the bytes of each column.
+    """
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))
     sizes = manifest.records, nbytes, manifest.image.nbytes
@@ -135,4 +136,5 @@ def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects:
 
 
 def _label_names(counts: Counter[int]) -> dict[str, int]:
+    """Converts counts by label number to counts by label as text, for JSON."""
     return {str(label): count for label, count in counts.items()}

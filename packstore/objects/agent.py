@@ -33,7 +33,7 @@ _lock = threading.Lock()
 
 
 class Agent:
-    """An agent process as its client sees it, with the idle connections to it."""
+    """A process that makes the requests of this forked one, and the idle connections to it. Starts the process."""
 
     def __init__(self) -> None:
         self._control, other = socket.socketpair()
@@ -59,27 +59,31 @@ class Agent:
         return self._process.pid
 
     def call(self, location: ParsedUrl, method: str, *arguments: Any) -> Any:
-        """Calls a method of :class:`Direct` in the agent; returns or raises its result."""
+        """Calls a method of :class:`Direct` in the agent. Returns its result or raises its error; :class:`RemoteError`
+        if the agent has ended.
+        """
         with self._borrow_connection() as connection:
             connection.send((location, method, arguments))
             return self._receive_result(connection)
 
     def iterate(self, location: ParsedUrl, method: str, *arguments: Any) -> Iterator[Any]:
-        """Calls a method of :class:`Direct` in the agent; yields its values."""
+        """Calls a method of :class:`Direct` in the agent and yields its values. Raises like :meth:`call`."""
         with self._borrow_connection() as connection:
             connection.send((location, method, arguments))
             while batch := self._receive_result(connection):
                 yield from batch
 
     def close_in_child(self) -> None:
-        """Closes the sockets that a fork has copied; the process still belongs to the parent."""
+        """Closes the sockets that a fork has copied, without ending the agent, which belongs to the parent."""
         self._control.close()
         for connection in self._free:
             connection.close()
         self._process.returncode = 0  # keeps Popen from waiting for the parent's child
 
     def close(self) -> None:
-        """Closes all connections, which ends the agent, and waits up to 10 s for that."""
+        """Closes all connections, which ends the agent, and waits for that. Raises ``subprocess.TimeoutExpired`` after
+        10 s.
+        """
         self._control.close()
         for connection in self._free:
             connection.close()
@@ -87,7 +91,10 @@ class Agent:
 
     @contextlib.contextmanager
     def _borrow_connection(self) -> Iterator[Connection]:
-        """Yields an idle connection, or a new one; keeps it for later use unless an answer may be unread in it."""
+        """Yields an idle connection, or a new one. Keeps it for later use; closes it if an answer may be unread in it.
+
+        Raises :class:`RemoteError` if the agent has ended; the next request then starts another one.
+        """
         with _lock:
             connection = self._free.pop() if self._free else None
         if connection is None:
@@ -134,7 +141,7 @@ def get_agent() -> Agent | None:
 
 
 def _forget_agent(ended: Agent) -> None:
-    """Closes an agent that has ended; the next request starts another one."""
+    """Closes an agent that has ended, so that the next request starts another one."""
     global _agent
     with _lock:
         if _agent is ended:
@@ -178,7 +185,7 @@ _stores: dict[ParsedUrl, Direct] = {}
 
 
 def _serve_connection(connection: Connection) -> None:
-    """Answers the requests of one connection until it is closed."""
+    """Runs the requests that come through one connection, and sends their results or errors, until it is closed."""
     with connection:
         while True:
             try:
@@ -196,7 +203,7 @@ def _serve_connection(connection: Connection) -> None:
 
 
 def _send_result(connection: Connection, method: str, value: Any) -> None:
-    """Sends a result, or the values of an iterator in batches and then an empty batch."""
+    """Sends a method's result. For a method that yields values, sends them in batches and then an empty batch."""
     if method not in AT_ONCE:
         connection.send((False, value))
         return

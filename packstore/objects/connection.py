@@ -27,7 +27,11 @@ _memory_lock = threading.Lock()
 
 
 def connect(location: ParsedUrl) -> Connection:
-    """Opens a connection of obstore without a request. Raises :class:`RemoteError` if there are no credentials."""
+    """Makes obstore's client for a store; requests nothing from it. Raises :class:`RemoteError` if there are no
+    credentials, or no Azure account.
+
+    Stores in memory of the same name are one store in this process.
+    """
     from obstore import store as kinds
 
     client: ClientConfig = {

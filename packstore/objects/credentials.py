@@ -120,7 +120,9 @@ def find_credentials(location: ParsedUrl) -> dict[str, Any]:
 
 
 def _check_endpoint(name: str, url: str | None) -> None:
-    """Raises :class:`RemoteError` for an address without http://, for which obstore panics."""
+    """Raises :class:`RemoteError` for an address without http:// or with a user name, for which obstore panics; ignores
+    None and "".
+    """
     if url and not re.match(r"https?://[^/@]+(/|$)", url, re.IGNORECASE):
         raise RemoteError(
             f"{name} should be the URL of a server, such as http://127.0.0.1:9000, without a user name or a password"
@@ -128,7 +130,11 @@ def _check_endpoint(name: str, url: str | None) -> None:
 
 
 def _read_profile(location: ParsedUrl) -> dict[str, Any]:
-    """Reads region, endpoint and keys of the profile in use from the AWS tools' files; the environment overrides."""
+    """Reads region, endpoint and keys of the profile in use from the AWS tools' files, without those that the
+    environment sets.
+
+    Raises :class:`RemoteError` if a file cannot be read, or the profile that ``AWS_PROFILE`` names does not exist.
+    """
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     settings: dict[str, str] = {}
     for variable, usual, section in (
@@ -162,7 +168,9 @@ def _read_profile(location: ParsedUrl) -> dict[str, Any]:
 
 
 def _use_boto3(location: ParsedUrl, profile: str) -> Any:
-    """Returns boto3's provider for a profile whose files only tell how to get credentials."""
+    """Returns boto3's provider of credentials, for a profile that signs in or assumes a role. Raises
+    :class:`RemoteError` if boto3 is missing.
+    """
     if importlib.util.find_spec("boto3") is None:
         raise RemoteError(
             f"{location.display_url()}: the AWS profile {profile!r} has no keys of its own (it signs in); install "
@@ -174,7 +182,9 @@ def _use_boto3(location: ParsedUrl, profile: str) -> Any:
 
 
 def _has_metadata_service(url: str, method: str, path: str, headers: dict[str, str]) -> bool:
-    """Returns whether the metadata service of a cloud answers with status 200; proxies and firewalls answer others."""
+    """Asks a cloud's metadata service, for a second at most. Returns whether it answers with status 200; proxies and
+    firewalls answer others.
+    """
     import http.client  # imported here: with ssl it takes a tenth of the start of a small conversion
 
     parts = urlsplit(url)

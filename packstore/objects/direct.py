@@ -36,7 +36,9 @@ _BULK = 1000  # names in one request
 
 
 class Direct:
-    """Makes the requests of :class:`packstore.objects.ObjectStore` in this process."""
+    """Makes the requests of :class:`packstore.objects.ObjectStore`, which documents its methods, in the calling thread.
+    Signals wait meanwhile.
+    """
 
     def __init__(self, location: ParsedUrl) -> None:
         self.location = location
@@ -48,6 +50,8 @@ class Direct:
         self._prefix = f"{own}/" if own else ""
 
     def get(self, name: str, start: int | None, stop: int | None) -> bytes:
+        """Returns an object's bytes. By HTTP, reads beginnings without a range request."""
+
         import obstore
 
         with self._raise_as_remote_error(name, "read"):
@@ -81,10 +85,12 @@ class Direct:
         return (piece for _, piece in self._stream_pieces(name) if piece)
 
     def _stream_pieces(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
-        """Yields an object's facts with each piece of its bytes, first with no bytes; resumes a body that breaks off.
+        """Yields an object's facts with each piece of its bytes; the first piece is empty. Requests the rest if the
+        connection breaks off.
 
         obstore itself resumes only within its time limit, counted from the first byte. So this makes further requests
-        as long as each one returns something.
+        as long as each one returns something. Raises :class:`RemoteError` if the object was replaced meanwhile, or ends
+        early.
         """
         import obstore
         from obstore.exceptions import GenericError, PreconditionError
@@ -123,6 +129,8 @@ class Direct:
             return self._to_info(dict(obstore.head(self._connection(), self._full_name(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Yields the facts of objects; ``prefix`` may end in the middle of a name, unlike obstore's."""
+
         import obstore
 
         # obstore treats a prefix as a directory; ours may end in the middle of a name.
@@ -164,6 +172,8 @@ class Direct:
             obstore.put(self._connection(), self._full_name(name), data, use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
+        """Deletes objects, on S3 1,000 in a request. Ignores missing ones."""
+
         import obstore
 
         self._refuse_read_only()
@@ -276,12 +286,14 @@ class Direct:
         )
 
     def _refuse_read_only(self) -> None:
+        """Raises :class:`UsageError` for a store at HTTP."""
         if self.location.scheme in ("http", "https"):
             raise UsageError(
                 f"{self.location.display_url()} is read only: {self.location.scheme}:// stores are not written"
             )
 
     def _exists(self, name: str) -> bool:
+        """Asks for an object's facts; returns whether it exists."""
         try:
             self.head(name)
         except MissingObjectError:
@@ -305,6 +317,7 @@ class Direct:
             sync_directory(path.parent)
 
     def _connection(self) -> Connection:
+        """Returns obstore's client for the store; makes it on the first call."""
         with self._lock:
             if self._made is None:
                 self._made = connect(self.location)
@@ -315,8 +328,10 @@ class Direct:
         return self._prefix + name
 
     def _to_info(self, meta: dict[str, Any]) -> ObjectInfo:
+        """Converts obstore's facts about an object."""
         name = str(meta["path"]).removeprefix(self._prefix)
         return ObjectInfo(name, int(meta["size"]), meta["e_tag"], meta["last_modified"].timestamp())
 
     def _raise_as_remote_error(self, name: str, doing: str) -> Any:
+        """Returns :func:`raise_as_remote_error` for an object of this store."""
         return raise_as_remote_error(self.location, name, doing)

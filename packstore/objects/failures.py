@@ -18,7 +18,9 @@ _MOST = 300  # most characters of a server's own message
 
 @contextmanager
 def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
-    """Turns obstore's errors into :class:`RemoteError`. ``doing`` is the participle: read, written, listed, deleted."""
+    """In the context, turns obstore's errors into :class:`RemoteError`. ``doing`` is the participle for its message:
+    read, written, listed, deleted.
+    """
     try:
         yield
     except (RemoteError, UsageError):
@@ -30,11 +32,14 @@ def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterato
 
 
 def _is_from_obstore(error: Exception) -> bool:
+    """Returns whether obstore may have raised an error: it also raises :class:`OSError` and :class:`ValueError`."""
     return type(error).__module__.startswith("obstore") or isinstance(error, (OSError, ValueError))
 
 
 def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
-    """Returns ``error`` as a :class:`RemoteError` with a plain explanation."""
+    """Converts an error of obstore to a :class:`RemoteError`, or a :class:`MissingObjectError`, with a plain
+    explanation.
+    """
     text = str(error)
     shown = location.display_url(name)
     code = re.search(r"<Code>([^<]*)</Code>", text)

@@ -27,7 +27,7 @@ _refusals = 0
 def interrupt() -> None:
     """Aborts all pending requests of this process with a :class:`RemoteError`, because the program is about to end.
 
-    Later requests may take a few seconds. Safe to call from a signal handler.
+    From then on, every request is aborted after three seconds. Safe to call from a signal handler.
     """
     _interrupted.set()
     _abort_pending()
@@ -48,7 +48,11 @@ def refuse_requests() -> Iterator[None]:
 
 
 def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls ``function`` in another thread, so that this one handles signals; returns or raises its result."""
+    """Calls ``function`` in another thread, so that this thread handles signals meanwhile. Returns its result or raises
+    its error.
+
+    Raises :class:`RemoteError` if the request is aborted, see :func:`interrupt` and :func:`refuse_requests`.
+    """
     future: Future[Any] = Future()
     try:
         _submit_request(future, function, *arguments)
@@ -58,9 +62,10 @@ def call_interruptibly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = False) -> Iterator[Any]:
-    """Yields ``values``; waits for up to ``count`` of them at once, as :func:`call_interruptibly` does.
+    """Yields ``values``, which another thread takes up to ``count`` at a time. Handles signals and raises like
+    :func:`call_interruptibly`.
 
-    ``ahead``: requests the next ones while the caller handles those it has.
+    ``ahead``: takes the next ones while the caller handles those it has.
     """
 
     def take() -> list[Any]:
@@ -84,7 +89,7 @@ def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = Fa
 
 
 def _submit_request(future: Future[Any], function: Callable[..., Any], *arguments: Any) -> None:
-    """Lets a worker thread compute ``future``. Raises :class:`RemoteError` while requests are refused."""
+    """Lets an idle or new worker thread compute ``future``. Raises :class:`RemoteError` while requests are refused."""
     _pending.add(future)
     if _refusals:  # checked after adding to _pending: refuse_requests aborts what it finds there
         raise RemoteError("interrupted")
@@ -97,7 +102,9 @@ def _submit_request(future: Future[Any], function: Callable[..., Any], *argument
 
 
 def _wait_for_result(future: Future[Any]) -> Any:
-    """Returns or raises the result of a request; aborts it if it takes too long after an interrupt."""
+    """Returns the result of a request or raises its error. After an interrupt, aborts the request if it takes three
+    seconds.
+    """
     try:
         return future.result(_LAST_SECONDS if _interrupted.is_set() else None)
     except TimeoutError:
@@ -106,11 +113,13 @@ def _wait_for_result(future: Future[Any]) -> Any:
 
 
 def _abort_pending() -> None:
+    """Aborts all pending requests of this process."""
     for future in tuple(_pending):
         _abort_request(future)
 
 
 def _abort_request(future: Future[Any]) -> None:
+    """Lets the thread that waits for a request raise :class:`RemoteError`; does nothing if the request was answered."""
     with suppress(InvalidStateError):  # it has just been answered
         future.set_exception(RemoteError("interrupted"))
 

@@ -66,11 +66,13 @@ class ObjectStore:
         return data
 
     def stream(self, name: str) -> Iterator[bytes | memoryview]:
-        """Yields an object's bytes, a MB or more at a time. Raises :class:`MissingObjectError` at the first."""
+        """Yields an object's bytes, a MB or more at a time. Raises :class:`MissingObjectError` at the first, if there
+        is no such object.
+        """
         return self._iterate("stream", name)
 
     def read(self, name: str) -> tuple[ObjectInfo, bytes]:
-        """Returns an object's facts and its bytes, with one request. Raises :class:`MissingObjectError`."""
+        """Returns an object's facts and all its bytes, with one request. Raises :class:`MissingObjectError`."""
         result: tuple[ObjectInfo, bytes] = self._call("read", name)
         return result
 
@@ -140,9 +142,11 @@ class ObjectStore:
             yield from process.iterate(self._location, method, *arguments)
 
     def _refuse_without_obstore(self) -> None:
+        """Raises :class:`UsageError` if obstore is not installed."""
         if sys.modules.get("obstore") is None and find_spec("obstore") is None:
             raise UsageError(f"{self._location.scheme}:// URLs need obstore: pip install 'packstore[remote]'")
 
     def _refuse_memory_in_fork(self) -> None:
+        """Raises :class:`RemoteError` for a store in memory, which a forked process cannot read."""
         if self._location.scheme == "memory":
             raise RemoteError(f"{self.url} is the memory of one process; a forked one cannot read it")

@@ -60,7 +60,9 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
 
 def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
-    """Wraps an open store so that it checks records when they are read; see :func:`open_store`."""
+    """Wraps an open store so that it checks records when they are read, see :func:`open_store`; returns it as it is for
+    ``"never"``.
+    """
     if checksums == "never":
         return reader
     if checksums == "always":
@@ -73,8 +75,11 @@ def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
 
 
 def is_store(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a packstore store of any format is at ``path``, with a valid manifest. Never raises for a
-    path.
+    """Returns whether there is a packstore store of any format at a path or URL, with a valid manifest; reads only the
+    manifest.
+
+    Returns False for an empty path and for anything that cannot be read. Raises :class:`UsageError` for a malformed
+    URL.
     """
     if not os.fspath(path):
         return False
@@ -86,7 +91,9 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def format_of(path: str | os.PathLike[str]) -> str | None:
-    """Returns the format for a name's suffix (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
+    """Returns the format that a name's suffix stands for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None;
+    reads nothing.
+    """
     return opening.format_of(Path(path))
 
 

@@ -44,9 +44,10 @@ class Problem:
 
 
 def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """Returns ``data``, an image of ``column``, as an array of ``shape``; no copy.
+    """Views the bytes of an image as an array ``(H, W, C)`` or ``(C, H, W)`` of the column's dtype; copies nothing.
 
-    Raises :class:`StoreError` if its size does not fit ``shape``; ``where`` names the record in the message.
+    Raises :class:`StoreError` if ``shape`` has not three dimensions or does not fit the bytes; ``where`` names the
+    record in the message.
     """
     flat: NDArray[Any] = np.frombuffer(data, NUMPY_DTYPE[column.dtype])
     if len(shape) != 3 or min(shape) < 0 or math.prod(shape) != flat.size or (not flat.size and max(shape) >= 1 << 31):
@@ -55,7 +56,9 @@ def as_image_array(data: Buffer, column: Column, shape: tuple[int, ...], where: 
 
 
 def disk_bytes(path: Path) -> int:
-    """Returns the bytes that a file or directory takes on disk, by its allocated blocks: holes do not count."""
+    """Returns the bytes that a file or directory takes on disk, by the allocated blocks of its files: holes do not
+    count.
+    """
     files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
     return sum(p.stat().st_blocks * 512 for p in files)
 
@@ -69,12 +72,12 @@ def parse_manifest(text: str | bytes, path: Path) -> Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Returns the content of a sharded store's manifest file."""
+    """Returns the manifest as JSON with a line break, the content of a sharded store's manifest file."""
     return f"{manifest.to_json()}\n".encode("ascii")
 
 
 def unreadable_error(path: Path, kind: str, reason: object) -> StoreError:
-    """Returns the error for a file that begins like ``kind`` and cannot be opened as one; shows one line of
+    """Returns the error for a damaged file that begins like ``kind`` (``"an LMDB"``). Its message has the first line of
     ``reason``.
     """
     first = str(reason).strip().partition("\n")[0]
@@ -159,26 +162,30 @@ class Reader(ABC):
         return self.manifest.records
 
     def check_files(self) -> None:
-        """Raises :class:`StoreError` if a file of the store is missing or has another size.
+        """Raises :class:`StoreError` if a shard's file is missing or has another size. Does nothing for a store of one
+        file.
 
         Opening a sharded store does not check all files, so that a damaged one can still be verified and salvaged.
         """
         return
 
     def view(self, index: int) -> Buffer:
-        """Like :meth:`read`, but without a copy. The view stays valid after :meth:`close`."""
+        """Like :meth:`read`, but without a copy if the format allows that. The view stays valid after :meth:`close`."""
         return self.read(index)
 
     def stored_image(self, index: int) -> Buffer:
-        """Returns the image of a record as it is stored, for its checksum."""
+        """Returns the image of a record as it is stored, which is what its checksum covers, even if :meth:`read`
+        converts images.
+        """
         return self.view(index)
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Returns :meth:`view` of each of ``records``. Override it if many at once cost less."""
+        """Returns :meth:`view` of each of ``records``, in their order. Override it if many at once cost less."""
         return [self.view(record) for record in records.tolist()]
 
     def spans(self) -> Iterator[Spans]:
-        """Yields the locations of the first images, up to any record; may yield nothing.
+        """Yields the locations of the images in order from record 0 on. May stop after any record; here it yields
+        nothing.
 
         Override it if locating many images at once costs less. It stops before the first fault, which
         :meth:`check_structure` reports.
@@ -186,15 +193,18 @@ class Reader(ABC):
         return iter(())
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the system to fetch all of ``view``, which is ``self.view(index)``, at once.
+        """Asks the operating system to read all of ``view``, which is ``self.view(index)``, from the disk. Does nothing
+        by default.
 
-        Pure overhead (6 µs, more under contention) if it is already cached.
+        Pure overhead (6 µs, more under contention) if the view is already in memory.
         """
         return
 
     def array(self, index: int) -> NDArray[Any]:
-        """Returns the image of a record with a tensor encoding as an array: ``(H, W, C)`` uint8 or ``(C, H, W)``
-        floating point (bfloat16 as uint16 bit patterns). Read-only; shares memory with :meth:`view`.
+        """Returns the image of a record as an array: ``(H, W, C)`` uint8 or ``(C, H, W)`` floating point (bfloat16 as
+        uint16 bit patterns). Read-only; shares memory with :meth:`view`.
+
+        Raises :class:`StoreError` if the store holds encoded images, such as JPEG, or if the record is damaged.
         """
         column = self.manifest.image
         if column.layout is None:
@@ -210,8 +220,9 @@ class Reader(ABC):
         return column[:] if isinstance(column, LazyArray) else column
 
     def _require_fixed(self, name: str) -> NDArray[Any] | LazyArray:
-        """Returns the fixed column ``name``; it is lazy if stored value by value. Raises :class:`StoreError` if the
-        column is ragged."""
+        """Returns the fixed column ``name``, as a :class:`LazyArray` if it is stored value by value. Raises
+        :class:`StoreError` if the column is ragged.
+        """
         column = self.column(name)
         if isinstance(column, Ragged):
             raise StoreError(f"column {name!r} of {self.path} is ragged")
@@ -225,7 +236,9 @@ class Reader(ABC):
         return column
 
     def mapped_ragged_column(self, name: str) -> Ragged | None:
-        """Returns the ragged column ``name`` if all of it is mapped or in memory, else None. Opens no shards."""
+        """Returns the ragged column ``name`` if all of it is mapped or in memory, else None; always None for a sharded
+        store.
+        """
         return None
 
     def value(self, name: str, index: int) -> Any:
@@ -235,13 +248,13 @@ class Reader(ABC):
         return self.column(name)[index]
 
     def has_value(self, name: str, index: int) -> bool:
-        """Returns whether a record has a value in column ``name``; always True if that is not nullable."""
+        """Returns whether a record has a value in column ``name``. Always True for a column that is not nullable."""
         column = self.manifest.column(name)
         return not column.nullable or bool(self.value(column.valid_name, index))
 
     def item(self, name: str, index: int) -> Any:
         """Returns a record's value of column ``name`` as it was given to the writer, see
-        :func:`packstore.core.columns.from_stored`; None if it has no value. For ``image``, the file's bytes or
+        :func:`packstore.core.columns.from_stored`; None if the record has none. For ``image``: the file's bytes or
         :meth:`array`.
         """
         column = self.manifest.column(name)
@@ -265,7 +278,7 @@ class Reader(ABC):
         return map(self.part, range(len(self.part_starts)))
 
     def part(self, number: int) -> Reader:
-        """Returns one of :meth:`parts`."""
+        """Returns the reader of one file of the store, one of :meth:`parts`; opens a shard if need be."""
         return self
 
     @property
@@ -274,21 +287,25 @@ class Reader(ABC):
         return np.zeros(1, np.int64)
 
     def part_places(self) -> list[str]:
-        """Returns the place of each of :meth:`parts`: its path, or, for a store at a URL, the URL of its object."""
+        """Returns the path of each of :meth:`parts`; for a store at a URL, the URL of its object."""
         return [str(self.path)]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        """Returns a mask, ``bool (n,)``: which of these :meth:`parts` can be read without fetching anything."""
+        """Returns a mask, ``bool (n,)``: which of these :meth:`parts` are on this machine, so that reading fetches
+        nothing.
+        """
         return np.ones(len([*numbers]), np.bool_)
 
     def mark_suspect(self, index: int) -> None:  # noqa: B027 - most stores have no cache
-        """Notes that a record does not match its checksum: a cached copy of its shard is verified before it is used
-        again.
+        """Notes that a record does not match its checksum. A cached copy of its shard is then proven again before its
+        next use.
+
+        Does nothing for a store without a cache.
         """
 
     @property
     def unchecked_reader(self) -> Reader:
-        """A reader of the same open files that checks nothing; this reader if it does not check either."""
+        """The reader of the same open files that checks no checksums; this reader itself if it checks none."""
         return self
 
     def key(self, index: int) -> str:
@@ -296,9 +313,11 @@ class Reader(ABC):
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Returns the faults of values in the columns ``names``, by record. Images are not checked.
+        """Checks the values of some records in the columns ``names``, but no images. Returns the faults by record
+        number.
 
-        Finds numbers without a class. Readers that verify checksums override this, and find damaged values, too.
+        Here it finds only class numbers without a class. Readers that verify checksums override this, and find damaged
+        values, too.
         """
         errors: dict[int, StoreError] = {}
         for name in names:
@@ -315,7 +334,9 @@ class Reader(ABC):
         return errors
 
     def class_error(self, column: Column, record: int, value: int) -> CorruptRecordError:
-        """Returns the error for a class number without a class."""
+        """Returns the error for a record with a class number that has no class. Reads the record's key for the
+        message.
+        """
         try:
             key = self.unchecked_reader.key(record)
         except (StoreError, IndexError):
@@ -332,9 +353,9 @@ class Reader(ABC):
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
         """Raises :class:`CorruptRecordError` if one of ``images``, the stored arrays of ``records``, does not match its
-        checksum.
+        checksum. Does nothing without :attr:`checks_records`.
 
-        For a caller that took them from the array of all images.
+        For a caller that took the images from the array of all images.
         """
         return
 
@@ -389,7 +410,8 @@ class FileWriter(ABC):
         """Appends the images of records in order. In a fixed column each has exactly ``image.record_nbytes`` bytes."""
 
     def suspend(self) -> None:
-        """Closes files after the last record; :meth:`seal` or :meth:`abort` follows later.
+        """Closes files once the last record is appended; :meth:`seal` or :meth:`abort` follows later. Does nothing by
+        default.
 
         A store of many shards may seal them all at the end, and cannot keep a file open for each until then.
         """

@@ -31,8 +31,8 @@ class CheckedReader(Reader):
     """Wraps a reader and checks each record when it is read: its image, label, key and all other fields.
 
     Raises :class:`CorruptRecordError` for an image that does not match its checksum, and for fields that do not match
-    the row checksum. Returns whole columns unchecked, since one bad label must not withhold all others; but in a store
-    without row checksums a column must match its digest, or :class:`StoreError` is raised.
+    the row checksum. Returns whole columns unchecked, since one bad label must not withhold all others. A store without
+    row checksums is checked by columns instead: :class:`StoreError` is raised if a column does not match its digest.
     """
 
     checks_records = True
@@ -105,7 +105,9 @@ class CheckedReader(Reader):
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:
-        """Raises :class:`StoreError` if a column does not match its digest; checks each column once."""
+        """Raises :class:`StoreError` if a column does not match its digest in some file of the store. Checks a sound
+        column only once.
+        """
         if name in self._sound:
             return
         for part in self._reader.parts():
@@ -122,7 +124,12 @@ class CheckedReader(Reader):
         self._check_row(index, {})
 
     def _check_row(self, index: int, values: Mapping[str, Any]) -> None:
-        """Implements :meth:`check_fields`; ``values`` of the record that were read already are not read again."""
+        """Compares a record's fields with the row checksum, see :meth:`check_fields`; in a store without row checksums,
+        checks all columns.
+
+        Raises :class:`CorruptRecordError`, also for a class number without a class, and marks a damaged record as
+        suspect. ``values`` of the record that were read already are not read again.
+        """
         if self._row is None:
             for column in self.manifest.columns[1:]:
                 self._check_digest(column.name)
@@ -141,7 +148,8 @@ class CheckedReader(Reader):
                 raise self.class_error(column, index, wrong)
 
     def check_image(self, index: int, data: Buffer, expected: int | None = None) -> None:
-        """Raises :class:`CorruptRecordError` if ``data``, the image of a record, does not match its checksum.
+        """Raises :class:`CorruptRecordError` if ``data``, the image of a record, does not match its checksum; then also
+        marks the record as suspect.
 
         ``expected``: the checksum, if the caller has read it already.
         """
@@ -163,7 +171,7 @@ class CheckedReader(Reader):
         return self._reader.check_structure(quick=quick, progress=progress)
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
-        """Checks the fields of a record and its image ``data``; returns the image."""
+        """Checks the fields of a record and its image ``data``; returns ``data``."""
         self.check_fields(index)
         self.check_image(index, data)
         return data
@@ -176,7 +184,7 @@ class CheckedReader(Reader):
             return None
 
     def _try_key(self, index: int) -> str:
-        """Returns the key of a record, for messages, or words if it is damaged."""
+        """Returns the key of a record, or the words "its key is damaged, too" for a message."""
         try:
             return self._reader.key(index)
         except (StoreError, IndexError):

@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _RecordRange:
-    """Consecutive records of one of the stores.
+    """Consecutive records of one of the joined stores.
 
     Attributes:
         store: Number of the store.
@@ -53,8 +53,8 @@ class ConcatReader(Reader):
         """Raises :class:`StoreError` if the stores do not fit together."""
         columns = join_columns(readers)
         self._readers = tuple(readers)
-        self._runs = tuple(_list_ranges(readers))
-        self._starts = [run.start for run in self._runs]
+        self._ranges = tuple(_list_ranges(readers))
+        self._starts = [run.start for run in self._ranges]
         self._numbers: list[Mapping[str, NDArray[np.int64]]] = []
         for reader in readers:
             pairs = ((c.name, map_class_numbers(reader.manifest.column(c.name), c)) for c in columns)
@@ -66,12 +66,14 @@ class ConcatReader(Reader):
         self._columns: dict[str, ColumnData] = {}
 
     def _join_manifests(self, columns: Sequence[Any]) -> Manifest:
-        """Returns the manifest of the joined store."""
+        """Builds the manifest of the joined store: sums of records and bytes, merged splits, no shards; all else from
+        the first store.
+        """
         manifests = [reader.manifest for reader in self._readers]
         records = sum(m.records for m in manifests)
         splits: dict[str, Split] = {}
         if manifests[0].splits:
-            for run in self._runs:
+            for run in self._ranges:
                 name = next(s.name for s in manifests[run.store].splits if s.start == run.first and len(s))
                 start = splits[name].start if name in splits else run.start
                 splits[name] = Split(name, start, run.start + run.length)
@@ -87,13 +89,15 @@ class ConcatReader(Reader):
 
     @property
     def stores(self) -> tuple[Reader, ...]:
-        """The readers of the stores themselves."""
+        """The readers of the stores, without the wrappers that convert images to one encoding."""
         return tuple(reader.store if isinstance(reader, UnifiedReader) else reader for reader in self._readers)
 
     @property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """The store, first record and number of records of each run, in order."""
-        return [(run.store, run.start, run.length) for run in self._runs]
+    def ranges(self) -> list[tuple[int, int, int]]:
+        """The ranges of records in order, each with its store's number, its first record in the joined store, and its
+        number of records.
+        """
+        return [(run.store, run.start, run.length) for run in self._ranges]
 
     @cached_property
     def unchecked_reader(self) -> Reader:
@@ -103,11 +107,11 @@ class ConcatReader(Reader):
 
     @cached_property
     def _part_table(self) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
-        """The first record of each part, and its store and its number in that store. A file with several splits is
-        several parts.
+        """The first record of each part (a file of a store), and its store and its number in that store. A file with
+        several splits is several parts.
         """
         starts, parts = [], []
-        for run in self._runs:
+        for run in self._ranges:
             own = self._readers[run.store].part_starts
             first, stop = np.searchsorted(own, [run.first, run.first + run.length - 1], "right")
             for number in range(int(first) - 1, int(stop)):
@@ -125,7 +129,7 @@ class ConcatReader(Reader):
 
     @property
     def part_origins(self) -> list[tuple[Reader, int]]:
-        """The store of each part, and the part's number in it."""
+        """The reader of the store that has each part, and the part's number in it."""
         stores = self.stores
         return [(stores[store], local) for store, local in self._part_table[1]]
 
@@ -158,6 +162,7 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.array(record))
 
     def value(self, name: str, index: int) -> Any:
+        """Returns the value with its class number in the joined store; -1 for a number without a class."""
         value = self._call_store(index, lambda reader, record: reader.value(name, record))
         numbers = self._numbers[self._find_range(index).store].get(name)
         if numbers is None:
@@ -183,11 +188,13 @@ class ConcatReader(Reader):
             raise StoreError("several stores have no array of all images; read them one by one")
         if name not in self._columns:
             column = self.manifest.column(name)
-            self._columns[name] = concatenate_column(column, (self._read_range(run, name) for run in self._runs), False)
+            self._columns[name] = concatenate_column(
+                column, (self._read_range(run, name) for run in self._ranges), False
+            )
         return self._columns[name]
 
     def _read_range(self, run: _RecordRange, name: str) -> ColumnData:
-        """Returns a run's values of a column, with the classes' numbers in the joined store."""
+        """Returns a range's values of a column, with the class numbers of the joined store."""
         data = self._readers[run.store].column(name)
         numbers = self._numbers[run.store].get(name)
         stop = run.first + run.length
@@ -240,13 +247,15 @@ class ConcatReader(Reader):
             reader.close()
 
     def _find_range(self, index: int) -> _RecordRange:
-        """Returns the run that has record ``index``."""
+        """Returns the range that has record ``index``. Raises :class:`IndexError` if there is no such record."""
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
-        return self._runs[bisect.bisect_right(self._starts, index) - 1]
+        return self._ranges[bisect.bisect_right(self._starts, index) - 1]
 
     def _call_store(self, index: int, method: Callable[[Reader, int], _T]) -> _T:
-        """Calls ``method`` with the store that has a record, and the record's number in it; renumbers errors."""
+        """Calls ``method`` with the store that has a record, and the record's number in that store. In a
+        :class:`CorruptRecordError`, replaces that number by ``index``.
+        """
         run = self._find_range(index)
         try:
             return method(self._readers[run.store], index - run.start + run.first)
@@ -256,19 +265,21 @@ class ConcatReader(Reader):
     def _group_by_range(
         self, records: NDArray[np.int64]
     ) -> Iterator[tuple[_RecordRange, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields each run with some of ``records``: the run, their positions in ``records``, and their numbers in its
+        """Yields each range that has some of ``records``, with their positions in ``records`` and their numbers in its
         store.
+
+        Raises :class:`IndexError` if there is no such record.
         """
         if len(records) and not 0 <= int(records.min()) <= int(records.max()) < len(self):
             raise IndexError(f"records {records.min()} to {records.max()} of {len(self)}")
         numbers = np.searchsorted(self._starts, records, "right") - 1
         for number in np.unique(numbers).tolist():
-            run, rows = self._runs[number], np.flatnonzero(numbers == number)
+            run, rows = self._ranges[number], np.flatnonzero(numbers == number)
             yield run, rows, records[rows] - run.start + run.first
 
 
 def _list_ranges(readers: Sequence[Reader]) -> Iterator[_RecordRange]:
-    """Yields the runs of all splits, without empty ones."""
+    """Yields the ranges of records of the joined store: split by split, store by store, without empty ones."""
     names = dict.fromkeys(split.name for reader in readers for split in reader.manifest.splits)
     start = 0
     for name in names or (None,):
@@ -281,12 +292,14 @@ def _list_ranges(readers: Sequence[Reader]) -> Iterator[_RecordRange]:
 
 
 def _renumber_labels(labels: NDArray[Any], numbers: NDArray[np.int64]) -> NDArray[Any]:
-    """Maps class numbers by ``numbers``, whose last entry is for numbers without a class."""
+    """Replaces class numbers by those in ``numbers``, whose last entry replaces all numbers without a class."""
     return numbers[np.where((labels >= 0) & (labels < len(numbers) - 1), labels, len(numbers) - 1)]
 
 
 def _shift_error(error: StoreError, run: _RecordRange) -> StoreError:
-    """Returns ``error`` with the record's number in the joined store."""
+    """Returns a :class:`CorruptRecordError` with the record's number in the joined store; returns any other error as it
+    is.
+    """
     if not isinstance(error, CorruptRecordError):
         return error
     number = error.record - run.first + run.start

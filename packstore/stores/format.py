@@ -93,15 +93,15 @@ class Format(ABC):
         return size
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-        """Opens a file that a killed writer left; returns a function of an image's number in the file.
+        """Opens a file that a killed writer left; returns a function that reads an image by its number in the file.
 
         Args:
             path: The file, or a store's directory.
             sizes: ``uint64``, the size in bytes of each image that the writer was given.
 
         Raises:
-            StoreError: There is nothing to read. The function raises it too, for a missing image. It proves nothing:
-                the caller compares checksums.
+            StoreError: There is nothing to read, or the format does not support this. The function raises it too, for a
+                missing image. It proves nothing: the caller compares checksums.
             OSError: The file cannot be opened.
         """
         raise StoreError(f"{printable(str(path))}: {self.title} cannot be read before it is complete")

@@ -18,9 +18,10 @@ _DERIVED = (SEEK_INDEX.name, *(column.name for column in LINK_COLUMNS))
 
 
 def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
-    """Returns the columns of the joined stores, in the order of the first, with all classes.
+    """Checks that stores fit together; returns the columns of the joined store in the first one's order, with the
+    classes of all stores.
 
-    Keeps a seek index only if all stores have one, and no links.
+    Leaves out links to image files, and the seek index unless all stores have one.
 
     Raises:
         StoreError: The stores differ in encoding, normalisation, rotation, splits or columns.
@@ -58,12 +59,14 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
 
 
 def _without_derived(manifest: Manifest) -> list[Column]:
-    """Returns the columns that are not derived from others: without links and seek index."""
+    """Returns the columns that are not computed from others: all but links and seek index."""
     return [column for column in manifest.columns if column.name not in _DERIVED]
 
 
 def map_class_numbers(column: Column, merged: Column) -> NDArray[np.int64] | None:
-    """Returns the number in ``merged`` of each class of ``column``; None if no number changes."""
+    """Returns an array that maps each class number of ``column`` to its number in ``merged``. None if no number
+    changes, or a column has no classes.
+    """
     if column.classes is None or merged.classes is None or merged.classes[: len(column.classes)] == column.classes:
         return None
     places = {name: i for i, name in enumerate(merged.classes)}

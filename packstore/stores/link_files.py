@@ -29,7 +29,8 @@ class FileState(NamedTuple):
 
     Attributes:
         nbytes: Its size.
-        modified: Time of its last modification, in nanoseconds since 1970; for an object see :func:`derive_object_state`.
+        modified: Time of its last modification, in nanoseconds since 1970; for an object see
+            :func:`derive_object_state`.
     """
 
     nbytes: int
@@ -76,7 +77,8 @@ class LinkedFiles:
         self._lock = threading.Lock()
 
     def get(self, place: str) -> LinkedFile:
-        """Returns the file at an absolute path or a URL.
+        """Returns the file at an absolute path or a URL: maps it if it is not open, or was replaced; fetches an object
+        into the cache.
 
         Raises:
             OSError: The file cannot be opened.
@@ -131,7 +133,9 @@ class LinkedFiles:
 
 
 def find_file_offset(view: memoryview) -> int | None:
-    """Returns the offset in its file of a view of a map, or None if it is not a view of a map."""
+    """Returns the offset in the mapped file at which a memoryview begins; None if the view is empty or not one of a
+    map.
+    """
     owner: Any = view
     while isinstance(owner, memoryview | np.ndarray):
         owner = owner.obj if isinstance(owner, memoryview) else owner.base
@@ -142,12 +146,14 @@ def find_file_offset(view: memoryview) -> int | None:
 
 
 def is_url_link(place: str) -> bool:
-    """Returns whether a link is a URL."""
+    """Returns whether a link, as stored in a record, is a URL and not a path."""
     return not place.startswith("/") and "://" in place
 
 
 def read_whole_file(path: str) -> LinkedFile:
-    """Reads a whole local file and closes it. Raises :class:`OSError` and :class:`ValueError`."""
+    """Reads a whole local file without mapping it. Raises :class:`OSError`, also for anything but a regular file, and
+    :class:`ValueError` for an invalid path.
+    """
     descriptor = open_regular(Path(path))
     try:
         found = os.fstat(descriptor)
@@ -162,7 +168,7 @@ def read_whole_file(path: str) -> LinkedFile:
 
 
 def read_file_state(path: str) -> FileState:
-    """Returns the state of a regular file. Raises :class:`OSError`."""
+    """Returns size and modification time of a file. Raises :class:`OSError`, also for anything but a regular file."""
     found = os.stat(path)  # noqa: PTH116 - one call for each of many files
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{printable(path)} is not a regular file")
@@ -170,14 +176,15 @@ def read_file_state(path: str) -> FileState:
 
 
 def derive_object_state(info: ObjectInfo) -> FileState:
-    """Returns the state of an object. Instead of a time, which may be rounded to seconds, it has the XXH3-64 of the
-    ETag, or of the time.
+    """Returns size and version of an object. Instead of a time, which may be rounded to seconds, the state has half of
+    the XXH3-64 of the ETag, or of the time.
     """
     known = xxh3_64_intdigest(f"{info.etag or info.modified}".encode())
     return FileState(info.nbytes, known >> 1)
 
 
 def _map_file(descriptor: int) -> memoryview:
+    """Maps a whole open file for reading; returns an empty view for an empty file."""
     if not os.fstat(descriptor).st_size:
         return memoryview(b"")
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))

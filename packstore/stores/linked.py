@@ -97,6 +97,9 @@ class LinkedReader(Reader):
         self._reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields faults of the store itself; with ``quick``, also linked files that are missing or too short. Without,
+        reading the images finds those.
+        """
         yield from self._reader.check_structure(quick=quick, progress=progress)
         if not quick:
             return  # verify reads each image anyway
@@ -118,7 +121,9 @@ class LinkedReader(Reader):
         self._reader.close()
 
     def _read_checked_images(self, records: list[int]) -> list[Buffer]:
-        """Returns the images of records, checking each linked file once."""
+        """Returns the images of records; looks at each linked file once. Raises :class:`IndexError`, and like
+        :meth:`_read_checked_image`.
+        """
         count, found, opened = len(self), [], dict[str, LinkedFile]()
         for record in records:
             if not 0 <= record < count:
@@ -127,7 +132,12 @@ class LinkedReader(Reader):
         return found
 
     def _read_checked_image(self, record: int, opened: dict[str, LinkedFile]) -> Buffer:
-        """Returns the image of a record; ``opened`` keeps the files of this call, which are checked once."""
+        """Returns the image of a record from its linked file. Takes the file from ``opened`` or opens it and adds it
+        there.
+
+        Raises :class:`StoreError` if the link is damaged, the file cannot be read or is too short, or the image in a
+        changed file does not match its checksum.
+        """
         place = resolve_link(bytes(self._names[record]), self._folder)
         offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
         if offset < 0 or length < 0 or offset + length > size:
@@ -166,7 +176,7 @@ class LinkedReader(Reader):
 
 
 def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:
-    """Lists the linked files by path or URL, in order of first use: for each the number of its images, and the byte
+    """Lists the linked files by path or URL, in order of first use. Returns for each its number of images and the byte
     at which the last of them ends.
     """
     counts, ends = Counter[bytes](), dict[bytes, int]()
@@ -199,7 +209,7 @@ def link_folder(store: Path) -> Path:
 
 
 def make_relative_link(place: str, folder: Path) -> str:
-    """Returns the link to a file from a store in ``folder``, see :func:`link_folder`.
+    """Returns the link to a file relative to ``folder``, the :func:`link_folder` of a store.
 
     Returns ``place`` itself if only one of them is at a URL, or both are in different buckets. For a path with symbolic
     links it takes the shorter way: files and store that are in one folder can then be moved together.
@@ -218,14 +228,13 @@ def make_relative_link(place: str, folder: Path) -> str:
 
 
 def relative_link_folder(manifest: Manifest, store: Path) -> Path | None:
-    """Returns the folder from which a store's relative links begin, or None if its links are absolute, or it has
-    none."""
+    """Returns the folder from which a store's relative links begin; None if the store has absolute links or none."""
     return link_folder(store) if manifest.options.get("link") == "relative" else None
 
 
 def read_link_values(reader: Reader, records: NDArray[np.int64], folder: Path | None = None) -> dict[str, Any]:
-    """Returns the values of :data:`LINK_COLUMNS` for some records, as a builder takes them: links relative to
-    ``folder``, or absolute if that is None.
+    """Reads the values of :data:`LINK_COLUMNS` for some records, as a builder takes them: links relative to ``folder``,
+    or absolute for None.
     """
     own, links = link_folder(reader.path), []
     for record in records.tolist():
@@ -238,6 +247,7 @@ def read_link_values(reader: Reader, records: NDArray[np.int64], folder: Path | 
 
 
 def _count_steps_up(link: str) -> int:
+    """Counts the ``..`` in a link."""
     return link.split("/").count("..")
 
 
@@ -249,10 +259,11 @@ def _split_bucket(url: str) -> tuple[str, str]:
 
 
 def _join_outside_folder(folder: UrlPath, place: str) -> str:
-    """Joins a relative link that leaves ``folder`` upwards, within its bucket."""
+    """Joins a folder's URL and a relative link that begins with ``..``; does not leave the bucket."""
     root, path = _split_bucket(str(folder))
     return f"{root}{posixpath.normpath(posixpath.join(path, place))}"
 
 
 def _short_reason(error: OSError | ValueError) -> object:
+    """Returns the system's words for an :class:`OSError`, else the error itself, for messages."""
     return error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -73,7 +73,8 @@ def choose_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
 
 
 def correct_manifest(text: bytes) -> RecoveredManifest | None:
-    """Returns the manifest in ``text``, which may be damaged; None if it cannot be read.
+    """Parses the manifest in ``text``; if it is damaged, changes one byte, or up to two digits of its digest, so that
+    it matches its digest. None if it cannot be read.
 
     An unproven one is returned only if its values are consistent; its records have to prove it.
     """
@@ -136,7 +137,7 @@ def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
 
 
 def _find_digest_offsets(text: bytes) -> Iterator[int]:
-    """Returns the offsets at which the manifest's own digest may begin: behind the columns, before the encoding."""
+    """Yields the offsets at which the manifest's own digest may begin: behind the columns, before the encoding."""
     places: list[int] = []
     for match in re.finditer(b"]," + re.escape(_NAME), text):
         start = match.start() + 2
@@ -150,7 +151,9 @@ def _find_digest_offsets(text: bytes) -> Iterator[int]:
 
 
 def _find_matching_texts(body: bytes, digest: bytes) -> Iterator[bytes]:
-    """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte."""
+    """Yields the texts with the SHA-256 ``digest`` that differ from ``body`` in at most one byte. For a long ``body``
+    it tries only single bits, for a very long one nothing.
+    """
     if hashlib.sha256(body).digest() == digest:
         yield body
     if len(body) > _ONE_BIT:
@@ -168,7 +171,9 @@ def _find_matching_texts(body: bytes, digest: bytes) -> Iterator[bytes]:
 
 
 def _parse_manifest(body: bytes, digest: str) -> Manifest | None:
-    """Returns the manifest whose JSON without its digest is ``body``, or None if that is invalid."""
+    """Parses the manifest whose JSON without its digest is ``body``. Returns None if that is invalid, or has another
+    digest.
+    """
     plain = _parse_json(body)
     if plain is None:
         return None
@@ -188,4 +193,5 @@ def _parse_json(text: bytes) -> dict[str, object] | None:
 
 
 def _encode_canonical(plain: dict[str, object]) -> bytes:
+    """Encodes a plain value as canonical JSON: sorted names, no blanks, ASCII."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")

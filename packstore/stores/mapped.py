@@ -71,6 +71,7 @@ class MappedReader(Reader):
         self._images = None, memoryview(b""), 1  # read finds the map too short
 
     def _require_open(self) -> Mapping[str, WholeColumn]:
+        """Returns the arrays of all columns. Raises :class:`StoreError` if the reader is closed."""
         data = self._data
         if data is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
@@ -97,7 +98,9 @@ def check_column(column: Column, records: int, data: WholeColumn, where: str) ->
 
 
 def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator[Problem]:
-    """Yields a problem for each record of a ragged column whose offsets go backwards or past the end of the data."""
+    """Yields a problem for each record of a ragged column whose offsets decrease or lie outside the data, and for wrong
+    first and last offsets. Yields nothing for a fixed column.
+    """
     if not isinstance(data, Ragged):
         return
     if int(data.offsets[0]) != 0 or int(data.offsets[-1]) != len(data.data):
@@ -117,8 +120,11 @@ def check_offsets(name: str, data: ColumnData, chunk: int = 1 << 20) -> Iterator
 
 
 def map_consecutive_images(path: Path, start: int, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
-    """Implements :meth:`packstore.stores.format.Format.open_partial_file` for images stored back to back from ``start``
-    on.
+    """Maps an unfinished file whose images follow each other from ``start`` on; returns a function of an image's
+    number.
+
+    Implements :meth:`packstore.stores.format.Format.open_partial_file`. Raises :class:`StoreError` for an empty file;
+    the function raises it if the file ends before the image does.
     """
     ends = start + np.cumsum(sizes.astype(np.int64))
     with path.open("rb") as file:

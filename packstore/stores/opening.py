@@ -25,8 +25,10 @@ START_BYTES = 512
 
 
 def recognise_store(path: Path) -> Format | None:
-    """Returns the format of the store at ``path``, or None for a sharded one. Raises :class:`StoreError` if there is no
-    store."""
+    """Reads the first bytes at a local path and returns the format of the store, or None if it is sharded.
+
+    Raises :class:`StoreError` if there is no store, or it cannot be read; the message says what is there instead.
+    """
     shown = printable(str(path))
     try:
         if path.is_dir():
@@ -50,7 +52,8 @@ def recognise_store(path: Path) -> Format | None:
 
 
 def looks_like_store(path: Path, start: bytes) -> bool:
-    """Tells if ``path`` looks like a store by its first bytes, or by the files of a folder. Opening it may still fail.
+    """Tells if ``path`` looks like a store by its first bytes, or by the files in it if it is a directory. Opening it
+    may still fail.
 
     ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`.
     """
@@ -61,11 +64,14 @@ def looks_like_store(path: Path, start: bytes) -> bool:
 
 
 def _recognise_file(path: Path, start: bytes) -> Format | None:
+    """Returns the first format that recognises a file by its path and first bytes, or None."""
     return next((format for format in FORMATS.values() if format.recognises(path, start)), None)
 
 
 def directory_format(path: Path) -> Format | None:
-    """Returns the format of the unsharded store in the directory ``path``, or None."""
+    """Returns the format of the unsharded store in the directory ``path``, or None. Loads no plug-ins if a manifest
+    file shows that the store is sharded.
+    """
     # Without plug-ins if it is sharded: loading those takes 30 ms.
     sharded = (path / MANIFEST_FILE).is_file()
     formats: Iterable[Format] = (FORMATS[name] for name in FORMATS.built_in) if sharded else FORMATS.values()
@@ -73,7 +79,7 @@ def directory_format(path: Path) -> Format | None:
 
 
 def _is_copy_of_url(path: Path) -> bool:
-    """Returns whether a directory is a local copy of an object store's layout, which opens by its URL."""
+    """Returns whether a directory is a local copy of a store at a URL, whose files are named as objects are."""
     return any(version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 
 
@@ -95,11 +101,12 @@ def _recognise_directory(path: Path) -> Format | None:
 
 
 def _data_file_names() -> list[str]:
+    """Lists the names of the data files of all formats whose stores are directories, such as ``data.mdb``."""
     return [format.files[0] for format in FORMATS.values() if format.files]
 
 
 def open_reader(path: Path) -> Reader:
-    """Opens a store of any format. Raises :class:`StoreError`."""
+    """Opens a store of any format at a path or URL, with the images of linked files. Raises :class:`StoreError`."""
     if isinstance(path, UrlPath):
         from packstore.stores.remote.opening import open_remote
 
@@ -111,13 +118,17 @@ def open_reader(path: Path) -> Reader:
 
 
 def open_container(path: Path) -> Reader:
-    """Opens the store at a local path, without the images of a linked store of one file. Raises :class:`StoreError`."""
+    """Opens the store at a local path. In a linked store of one file, whose images are in other files, the reader
+    cannot read images.
+
+    Raises :class:`StoreError`.
+    """
     format = recognise_store(path)
     return open_sharded(path) if format is None else format.open(path)
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads the manifest of a store, without opening its data. Raises :class:`StoreError`."""
+    """Reads the manifest of a store at a path or URL, without opening its data. Raises :class:`StoreError`."""
     if isinstance(path, UrlPath):
         from packstore.stores.remote.opening import read_remote_manifest
 
@@ -127,7 +138,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def format_of(path: Path) -> str | None:
-    """Returns the format for a name's suffix (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None."""
+    """Returns the format that a name's suffix stands for (``.lmdb``; ``.h5``, ``.hdf5``; ``.pth``, ``.pt``), or None;
+    reads nothing.
+    """
     name = path.name.lower()
     for format in FORMATS.values():
         if any(name.endswith(suffix) and name != suffix for suffix in format.suffixes):

@@ -18,10 +18,10 @@ class NotAStoreError(DestinationError):
 
 
 def list_owned_files(path: Path) -> list[Path]:
-    """Lists all files of the store at ``path``, after checking that its directory holds nothing else.
+    """Lists all files of the store at ``path``. Checks first that its directory holds nothing else.
 
     Raises:
-        NotAStoreError: It is not a store.
+        NotAStoreError: There is no store at ``path``.
         DestinationError: Its directory holds a foreign file.
     """
     shown = printable(str(path))
@@ -44,13 +44,13 @@ def list_owned_files(path: Path) -> list[Path]:
 
 
 def is_shard_name(name: str, format: Format) -> bool:
-    """Returns whether ``name`` is a possible shard name of this format."""
+    """Returns whether ``name`` is a possible name of a shard of this format, such as ``shard-00042.lmdb``."""
     match = SHARD.fullmatch(name)
     return match is not None and match["suffix"] == format.suffixes[0]
 
 
 def parse_shard_number(name: str) -> int:
-    """Returns the number in the name of a shard."""
+    """Returns the number in the name of a shard, which must be one."""
     match = SHARD.fullmatch(name)
     assert match is not None
     return int(match["number"])
@@ -67,7 +67,11 @@ def _require_owned(file: Path, allowed: set[str], shown: str) -> Path:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes an unfinished store: only files with names that packstore gives, and directories that are then empty."""
+    """Removes the store, or part of one, at ``path``: a file or link, or in a directory only what has a name that
+    packstore gives.
+
+    Removes the directory if it is then empty. Does nothing if nothing is there.
+    """
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -81,7 +85,9 @@ def remove_unfinished(path: Path) -> None:
 
 
 def remove_shards(path: Path, names: Iterable[str]) -> None:
-    """Removes the shards and tables with these names, if they exist, from the directory of a store."""
+    """Removes from a store's directory those of ``names`` that are names of shards or tables of shards. Ignores missing
+    ones.
+    """
     inner = {name for format in FORMATS.values() for name in format.files}
     for name in names:
         if SHARD.fullmatch(name) is not None or TABLE.fullmatch(name) is not None:
@@ -89,7 +95,9 @@ def remove_shards(path: Path, names: Iterable[str]) -> None:
 
 
 def _remove_file_or_folder(path: Path, names: Iterable[str]) -> None:
-    """Removes a file; or from a folder the files ``names``, and then the folder if it is empty."""
+    """Removes a file. Or removes the files ``names`` from a folder, and the folder if it is then empty. Ignores missing
+    ones.
+    """
     if path.is_dir() and not path.is_symlink():
         for name in names:
             (path / name).unlink(missing_ok=True)

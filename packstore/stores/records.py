@@ -11,9 +11,10 @@ from packstore.stores.base import Reader
 
 
 class ProvenRecords:
-    """Reads and proves the records of an open store; from any thread.
+    """Reads the records of an open store and compares each with its checksums; from any thread.
 
-    It reads and checks a row once, whereas a reader with ``checksums="always"`` does so for each value.
+    It reads and checks a row (all values of a record but the image) once. A reader with ``checksums="always"`` does so
+    for each value.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -42,4 +43,5 @@ class ProvenRecords:
         return row
 
     def _corrupt_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
+        """Returns the error for a record whose checksum differs, with its key and both checksums."""
         return CorruptRecordError(record, self.reader.key(record), f"{expected:016x}", f"{found:016x}")

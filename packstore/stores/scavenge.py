@@ -50,7 +50,7 @@ def no_orphans(_: set[int]) -> Iterator[tuple[int, Buffer]]:
 
 
 def scavenge_reader(reader: Reader) -> ScavengedData:
-    """Returns the readable columns and images of a damaged store that still opens."""
+    """Returns the columns and images of a damaged store that still opens; leaves out those that cannot be read."""
     columns: dict[str, ColumnData] = {}
     for column in reader.manifest.columns[1:]:
         try:
@@ -68,7 +68,8 @@ def scavenge_reader(reader: Reader) -> ScavengedData:
 
 
 def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapping[str, int]) -> ScavengedData:
-    """Recovers columns and images from a file whose manifest determines the offsets of all arrays.
+    """Recovers columns and images from a file, given the offsets of all its arrays. Leaves out arrays that the file
+    ends before; of a fixed image column, keeps the complete records.
 
     Args:
         data: All bytes of the file.
@@ -115,7 +116,9 @@ def array_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
 
 
 def column_from_bytes(column: Column, records: int, parts: list[memoryview]) -> ColumnData:
-    """Returns a column as a view of the bytes of its arrays, see :func:`array_names`."""
+    """Returns a column as a view of the bytes of its arrays, see :func:`array_names`. Corrects the first and the last
+    offset of a ragged column.
+    """
     if column.kind == "ragged":
         data, offsets = _view_array(parts[0], np.dtype("u1"), (-1,)), _view_array(parts[1], OFFSET, (records + 1,))
         if (int(offsets[0]), int(offsets[-1])) != (0, len(data)):  # the manifest knows these two
@@ -126,5 +129,6 @@ def column_from_bytes(column: Column, records: int, parts: list[memoryview]) -> 
 
 
 def _view_array(raw: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Views bytes as an array of a dtype and shape."""
     array: NDArray[Any] = np.frombuffer(raw, dtype) if len(raw) else np.empty(0, dtype)
     return array.reshape(shape)

@@ -88,6 +88,7 @@ class ShardedReader(Reader):
         return reader.read(local)
 
     def view(self, index: int) -> Buffer:
+        """Returns the image without a copy; with one if the reader holds only some shards open at a time."""
         reader, local = self._locate(index)
         view = reader.view(local)
         # A copy: a view keeps its shard's map open, so a batch could keep as many files open as it has records.
@@ -123,6 +124,9 @@ class ShardedReader(Reader):
         return bytes(value) if self._bounded and isinstance(value, memoryview) else value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the values of some records; opens only the shards that have them. Raises :class:`IndexError` for a
+        number without a record.
+        """
         column = self.manifest.column(name)
         if column.kind != "fixed" or name == "image":
             return self.fixed_column(name)[records]
@@ -172,9 +176,10 @@ class ShardedReader(Reader):
             reader.close()
 
     def shard(self, number: int) -> Reader:
-        """Returns the reader of a shard; opens it if need be. May close others to make room.
+        """Returns the reader of a shard; opens the shard if need be, and may close others to make room.
 
-        Raises :class:`StoreError` naming the shard if it is missing, incomplete, or not the one in the manifest.
+        Raises :class:`StoreError` naming the shard if it is missing, incomplete, or not the one in the manifest, and if
+        this reader is closed. Raises :class:`UsageError` if the process may not open more files.
         """
         if self._bounded:
             self._used[number] = next(self._clock)
@@ -200,7 +205,9 @@ class ShardedReader(Reader):
         return reader
 
     def _fetch_before_opening(self, number: int) -> None:
-        """Does slow work before a shard is opened, without blocking threads that open others. Does nothing here."""
+        """Fetches a shard without holding the lock, so that other threads can open others. Does nothing here: local
+        shards need no fetching.
+        """
 
     def check_files(self) -> None:
         try:
@@ -213,7 +220,9 @@ class ShardedReader(Reader):
             raise
 
     def _close_oldest(self) -> None:
-        """Drops an eighth of the open shards, those used longest ago. Arrays and views in use keep their files open."""
+        """Closes an eighth of the open shards, those used longest ago. Arrays and views in use keep their
+        files open.
+        """
         oldest = sorted(self._open, key=lambda number: self._used.get(number, -1))[: 1 + len(self._open) // 8]
         for number in oldest:
             del self._open[number]
@@ -276,8 +285,8 @@ class ShardedReader(Reader):
     def _group_by_shard(
         self, records: NDArray[np.int64]
     ) -> Iterator[tuple[Reader, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yields, for each shard with some of ``records``: its reader, their positions in ``records``, their numbers in
-        it.
+        """Yields the reader of each shard that has some of ``records``, with their positions in ``records`` and their
+        numbers in the shard. Opens one shard after the other.
         """
         numbers = np.searchsorted(self._table.starts, records, "right") - 1
         local = records - self._table.starts[numbers]
@@ -288,7 +297,9 @@ class ShardedReader(Reader):
             yield self.shard(int(numbers[some[0]])), some, local[some]
 
     def _locate(self, index: int) -> tuple[Reader, int]:
-        """Returns the reader of the shard with record ``index``, and the record's number in it."""
+        """Returns the reader of the shard with record ``index``, and the record's number in it; opens the shard if need
+        be. Raises :class:`IndexError`.
+        """
         if not 0 <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         number = bisect.bisect_right(self._starts, index) - 1
@@ -296,7 +307,9 @@ class ShardedReader(Reader):
         return reader or self.shard(number), index - self._starts[number]
 
     def _raise_if_replaced(self) -> None:
-        """Raises :class:`StoreError` if the manifest was replaced, which explains a missing or different shard."""
+        """Raises :class:`StoreError` if another store has replaced this one, which explains a missing or different
+        shard.
+        """
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
         except StoreError:
@@ -305,11 +318,12 @@ class ShardedReader(Reader):
             raise StoreError(f"{printable(str(self.path))} has been replaced by another store; open it again")
 
     def _describe_shard(self, name: str) -> str:
+        """Returns "shard NAME of STORE", for messages."""
         return f"shard {name} of {printable(str(self.path))}"
 
     def _check_file_size(self, number: int, nbytes: int, held: int | None) -> None:
-        """Raises :class:`StoreError` if a shard's file is missing or has another size; ``held`` is its descriptor, if
-        open.
+        """Raises :class:`StoreError` if a shard's file is missing or has another size than the table says. ``held`` is
+        its descriptor if it is open.
         """
         name = self._table.name(number)
         try:
@@ -321,7 +335,11 @@ class ShardedReader(Reader):
             raise StoreError(f"{self._describe_shard(name)} has {size} bytes, expected {nbytes}")
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
-        """Opens a shard and checks it against the table; closes ``held``, its descriptor if it was open."""
+        """Opens a shard, or takes its open descriptor ``held``, which it closes.
+
+        Raises :class:`StoreError` if the file cannot be opened, or differs from the table in size, manifest, images or
+        records.
+        """
         shard = self._table[number]
         path, where = self.path / shard.name, self._describe_shard(shard.name)
         try:
@@ -355,7 +373,9 @@ class ShardedReader(Reader):
 
 
 def open_sharded(path: Path) -> ShardedReader:
-    """Opens the sharded store at ``path``; retries if it is replaced meanwhile. Raises :class:`StoreError`."""
+    """Opens the sharded store at ``path``; starts again if another store replaces it meanwhile. Raises
+    :class:`StoreError`, also after eight replacements.
+    """
     for _ in range(_OPEN_TRIES):
         before = _manifest_identity(path)
         try:
@@ -402,12 +422,15 @@ def _close_files(files: dict[int, int], promised: int) -> None:
 
 
 def _require_table(manifest: Manifest) -> ShardTable:
+    """Returns the table of shards, which the manifest must have."""
     assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards
 
 
 def _manifest_identity(path: Path) -> tuple[int, int]:
-    """Returns device and inode of the manifest's file, which change when a store is replaced."""
+    """Returns device and inode of the manifest's file, which change when a store is replaced. Raises
+    :class:`StoreError` if there is no such file.
+    """
     try:
         return device_and_inode(path / MANIFEST_FILE)
     except OSError as error:
@@ -415,7 +438,10 @@ def _manifest_identity(path: Path) -> tuple[int, int]:
 
 
 def read_sharded_manifest(path: Path) -> Manifest:
-    """Reads the manifest and table of the sharded store at ``path``. Raises :class:`StoreError`."""
+    """Reads the manifest and the table of shards of the sharded store at ``path``.
+
+    Raises :class:`StoreError` if one of them is missing or damaged, or the store has no shards.
+    """
     file = path / MANIFEST_FILE
     shown = printable(str(path))
     try:
@@ -433,7 +459,9 @@ def read_sharded_manifest(path: Path) -> Manifest:
 
 
 def read_table(path: Path, table: ShardTable) -> ShardTable:
-    """Returns ``table`` with its rows, read from the sharded store at ``path``. Raises :class:`StoreError`."""
+    """Reads the table's file in the sharded store at ``path``. Returns ``table`` with its rows. Raises
+    :class:`StoreError` if the file is missing or has another digest.
+    """
     file = path / table.file
     try:
         with os.fdopen(open_regular(file), "rb") as opened:
@@ -447,9 +475,10 @@ def read_table(path: Path, table: ShardTable) -> ShardTable:
 
 
 def concatenate_column(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
-    """Concatenates a column's values of several shards. Does not copy those of a single shard.
+    """Concatenates a column's values of several shards. Returns those of a single shard as they are, else read-only
+    arrays.
 
-    With ``copy``, copies each part at once, so that it does not keep its shard open.
+    With ``copy``, copies each shard's values at once, so that they do not keep the shard open.
     """
     parts = [_copy_column_values(part) for part in values] if copy else [*values]
     if len(parts) == 1:
@@ -469,13 +498,16 @@ def concatenate_column(column: Column, values: Iterable[ColumnData], copy: bool)
 
 
 def _copy_column_values(values: ColumnData) -> ColumnData:
+    """Copies a column's values into memory."""
     if isinstance(values, Ragged):
         return Ragged(values.offsets.copy(), values.data.copy())
     return values[:].copy() if isinstance(values, np.ndarray) else values[:]
 
 
 def columns_match(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
-    """Returns whether a shard has the columns of its store. It may lack the last classes, which later shards added."""
+    """Returns whether a shard's columns are declared like those of its store. The shard may lack the last classes,
+    which later shards added.
+    """
     if len(shard) != len(whole):
         return False
     for mine, column in zip(shard, whole, strict=True):

@@ -67,6 +67,7 @@ class SparinglyCheckedReader(CheckedReader):
         return self._verify_record(index, self._reader.view(index))
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
+        """Checks the images whose turn it is, and counts a read of each."""
         reads = self._reads[records]
         self._reads[records] = reads + np.uint8(1)
         for row in np.flatnonzero((records + reads + self._first) % ARRAY_SHARE == 0).tolist():
@@ -90,7 +91,10 @@ class SparinglyCheckedReader(CheckedReader):
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
     def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
-        """Returns a value after checking it by the hash of an earlier read, or else by the row checksum."""
+        """Reads a value and proves it by its hash of an earlier read, or else by the row checksum; then keeps the hash.
+
+        Raises :class:`CorruptRecordError` if the record does not match its row checksum.
+        """
         try:
             value = self._reader.value(kept.column.name, index)
         except StoreError:
@@ -104,6 +108,9 @@ class SparinglyCheckedReader(CheckedReader):
         return value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the values from the proven copy. If the copy does not prove all of them, reads them unchecked:
+        :meth:`find_faults` reports the damaged ones.
+        """
         kept = self._kept.get(name) or self._get_column_copy(name)
         if len(self._find_unproven(kept, records)) or not kept.fixed:
             return self._reader.values(name, records)  # find_faults reports which of them are damaged
@@ -128,19 +135,20 @@ class SparinglyCheckedReader(CheckedReader):
         """Does nothing: values are checked when they are read."""
 
     def array(self, index: int) -> NDArray[Any]:
+        """Returns the array and counts the read; checks the array if it is its turn."""
         array = self._reader.array(index)
         if self._count_read(index):
             self.check_image(index, array.data, self._read_checksum(index))
         return array
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
-        """Checks an image file, or an array if it is due; returns it."""
+        """Checks an image file, or an array if it is its turn; returns ``data``."""
         if self._all_images or self._count_read(index):
             self.check_image(index, data, self._read_checksum(index))
         return data
 
     def _count_read(self, index: int) -> bool:
-        """Counts a read of an array; returns whether to check the array this time."""
+        """Counts a read of an array. Returns whether it is the array's turn to be checked."""
         reads = self._count[index]
         self._count[index] = (reads + 1) & 255
         return not (index + reads + self._first) % ARRAY_SHARE
@@ -155,14 +163,15 @@ class SparinglyCheckedReader(CheckedReader):
         return self._checksums[index]
 
     def _get_column_copy(self, name: str) -> _ColumnCopy:
-        """Returns the copy of a column, at first without values."""
+        """Returns the copy of a column in memory; makes one without values on the first call."""
         column = self.manifest.column(name)
         with self._lock:
             return self._kept.setdefault(name, _ColumnCopy(column, len(self), len(self._starts)))
 
     def _find_unproven(self, kept: _ColumnCopy, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Copies the column from files not copied yet. Returns the positions in ``records`` of values that the copies
-        do not prove."""
+        """Copies the column from each file that has some of ``records`` and is not copied yet. Returns the positions in
+        ``records`` of values that no proven copy has.
+        """
         if len(self._starts) == 1:
             return np.arange(0 if self._ensure_copied(kept, 0) else len(records))
         parts = np.searchsorted(self._starts, records, "right") - 1
@@ -171,7 +180,7 @@ class SparinglyCheckedReader(CheckedReader):
         return np.flatnonzero(kept.state[parts] != _SOUND)
 
     def _ensure_copied(self, kept: _ColumnCopy, part: int) -> bool:
-        """Returns whether a proven copy of a column's values in one file exists; makes the copy on the first call."""
+        """Copies and proves a column's values in one file, on the first call. Returns whether the copy is proven."""
         if kept.state[part] == _NEW:
             self._reader.part(part)  # outside the lock: fetching may take long
             with self._lock:
@@ -182,7 +191,9 @@ class SparinglyCheckedReader(CheckedReader):
         return bool(kept.state[part] == _SOUND)
 
     def _copy_and_prove(self, kept: _ColumnCopy, part: int) -> bool:
-        """Copies a column's values in one file; returns whether the copy matches the column's digest and classes."""
+        """Copies a column's values in one file. Returns whether the copy matches the column's digest and has only
+        numbers with a class.
+        """
         column, reader, start = kept.column, self._reader.part(part), self._starts[part]
         data = reader.column(column.name)
         copy: ColumnData

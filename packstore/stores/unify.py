@@ -26,9 +26,10 @@ _SIZES = ("size", "resize", "max_side")
 
 
 def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
-    """Returns readers of the same stores whose images have one encoding: the given readers if their stores have one.
+    """Returns readers of the same stores whose images have one encoding. Wraps those that must convert; returns all as
+    they are if none must.
 
-    Raises :class:`StoreError` if the images would come out in different modes or dtypes, or normalised differently.
+    Raises :class:`StoreError` if the images differ in mode, dtype, normalisation, or the way they are read.
     """
     manifests = [reader.manifest for reader in readers]
     alike = len({(m.encoding, m.image.declaration) for m in manifests}) == 1
@@ -58,11 +59,14 @@ def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
 
 
 def _name_both(first: Reader, second: Reader) -> str:
+    """Returns "PATH and PATH", for messages."""
     return f"{printable(str(first.path))} and {printable(str(second.path))}"
 
 
 def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
-    """Returns the options by which all image files are read. Raises :class:`StoreError` if stores contradict."""
+    """Returns the options by which the image files of all stores are read. Raises :class:`StoreError` if two stores
+    contradict each other.
+    """
     files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
     lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
     options = {name: value for name, value in lead.manifest.options.items() if not (is_answer(name) or name in _SIZES)}
@@ -96,8 +100,11 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
 
 
 def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
-    """Wraps a store so that its records are image files. Raises :class:`StoreError` for pixels that no PGM or PPM file
-    holds."""
+    """Wraps a store so that its records are image files, and replaces its options. 8-bit pixels become PGM or PPM
+    files.
+
+    Raises :class:`StoreError` for pixels that no PGM or PPM file holds.
+    """
     manifest, image = reader.manifest, reader.manifest.image
     encode: _Convert | None = None
     if not manifest.holds_files:
@@ -119,7 +126,7 @@ def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
 
 
 def _wrap_as_float32(reader: Reader) -> Reader:
-    """Wraps a store of tensors so that its records are float32."""
+    """Wraps a store of floating point tensors so that its records are float32; returns it as it is if they are."""
     image = reader.manifest.image
     if image.dtype == "float32":
         return reader
@@ -186,6 +193,7 @@ class UnifiedReader(Reader):
             self.store.will_need(index, view)
 
     def _convert_image(self, index: int, image: Buffer) -> Buffer:
+        """Returns the image of a record in the new form, or as it is if images are not converted."""
         return image if self._convert is None else self._convert(self.store, index, image)
 
     def column(self, name: str) -> ColumnData:

@@ -137,7 +137,7 @@ class Mix(ConcatDataset):
         reader = self.reader
         assert isinstance(reader, ConcatReader)
         sizes = [0] * len(self.paths)
-        for store, start, length in reader.runs:
+        for store, start, length in reader.ranges:
             if self._start <= start < self._start + self._length:
                 sizes[store] += length
         return sizes
@@ -151,8 +151,8 @@ def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
     if shuffle == "full":
         return mix.mixture
     chosen, parts, fetched = mix.reader.split(mix.split), joined.part_starts, {}
-    runs = [run for run in joined.runs if chosen.start <= run[1] < chosen.stop]
-    for number, (store, start, length) in enumerate(runs):
+    ranges = [each for each in joined.ranges if chosen.start <= each[1] < chosen.stop]
+    for number, (store, start, length) in enumerate(ranges):
         if isinstance(joined.stores[store], RemoteReader):
             first, stop = np.searchsorted(parts, [start, start + length]).tolist()
             fetched[number] = FetchedShards(first, parts[first:stop] - start)

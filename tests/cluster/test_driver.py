@@ -274,17 +274,17 @@ def test_two_drivers(folder: Path, whole: Path, url: str, when: int) -> None:
 
 def test_two_drivers_write_the_plan(folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second writes it after the first has seen none."""
-    read, ended = ClusterRun.read, []
+    read, ended = ClusterRun.read_object, []
 
     def late(self: ClusterRun, name: str) -> bytes | None:
         found = read(self, name)
-        if name == self.plan and not ended:
+        if name == self.plan_name and not ended:
             ended.append(1)
             with pytest.raises(EndOfDriverError):
                 drive(folder, url, dying(1), **PASSING)
         return found
 
-    monkeypatch.setattr(ClusterRun, "read", late)
+    monkeypatch.setattr(ClusterRun, "read_object", late)
     report = drive(folder, url, **PASSING)
     assert report.resumed > 0
     assert_same(url, whole)
@@ -295,7 +295,7 @@ def test_killed_after_it_had_published(
     folder: Path, whole: Path, url: str, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
     """The store is there, and so is the run: the same command ends it, and no second version comes of it."""
-    monkeypatch.setattr(ClusterRun, "remove", _raise_end)
+    monkeypatch.setattr(ClusterRun, "remove_objects", _raise_end)
     with pytest.raises(EndOfDriverError):
         drive(folder, url, **PASSING)
     monkeypatch.undo()

@@ -349,7 +349,7 @@ def test_os_errors_have_one_line(tmp_path: Path, suffix: str, number: int, monke
     records = make_records()
     builder = begin(path, records)
     append(builder, records)
-    writer = type(builder._files.writers()[0])
+    writer = type(builder._files.list_writers()[0])
 
     def failing(*_: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -624,7 +624,7 @@ def test_disturbed_offsets_of_the_images(tmp_path: Path, suffix: str) -> None:
     records = make_records()
     with begin(tmp_path / f"x{suffix}", records) as builder:
         append(builder, records)
-        writer: Any = builder._files.writers()[0]
+        writer: Any = builder._files.list_writers()[0]
         file = writer._ends._spool.file
         file.flush()
         os.ftruncate(file.fileno(), 8)

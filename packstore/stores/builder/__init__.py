@@ -122,14 +122,15 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Takes the manifest's facts before the first record, so that each shard can be sealed once full and another
-        run can resume from it. :meth:`commit` then does not need them.
+        """Sets the manifest's facts. Call it before the first record; :meth:`commit` then does not need them.
+
+        So each shard can be sealed once it is full, and another run can resume from it.
         """
         self._base = self._build_base_manifest(origin, normalization, options, versions)
 
     @property
     def interrupted_run(self) -> InterruptedRun | None:
-        """An interrupted run with the same identity, or None. Append its images first, in order."""
+        """An interrupted run with the same identity to resume from, or None. Append its images first, in order."""
         return self._files.interrupted_run
 
     @property
@@ -146,8 +147,11 @@ class StoreBuilder:
         return self._records_digest(0, self.records)
 
     def checkpoint(self, position: Callable[[], SourcePosition]) -> None:
-        """Writes a receipt if one is due; then removes the interrupted run if this one has as many records. Call it
-        after appending.
+        """Writes a receipt, from which another run can resume, if the last one is two seconds old. Call it after
+        appending.
+
+        Then removes the interrupted run if this one has as many records. Does nothing for a builder without an
+        identity.
 
         Args:
             position: Returns how far the source was read; called only if a receipt is written.
@@ -264,7 +268,8 @@ class StoreBuilder:
         return manifest
 
     def abort(self) -> None:
-        """Closes all files and removes what was written, unless a receipt lets another run resume from it.
+        """Closes all files and removes the work directory; keeps it, and sets :attr:`kept`, if another run can resume
+        from it.
 
         Idempotent; does nothing after a commit.
         """
@@ -295,7 +300,9 @@ class StoreBuilder:
             raise StoreError("this store is committed or aborted already")
 
     def _close_files(self) -> None:
-        """Closes all files. Logs errors of closing, since everything needed is on the disk already."""
+        """Closes all files and marks the builder as done. Only logs errors of closing, since everything needed is on
+        the disk already.
+        """
         self._done = True
         closes = [writer.abort for writer in self._files.list_writers()]
         closes += [spool.close for spool in self._spools.values()]
@@ -308,7 +315,9 @@ class StoreBuilder:
                 _log.debug("while closing: %s", error)
 
     def _begin_journal(self, identity: Identity | None, restart: bool) -> None:
-        """Finds an interrupted run to resume from, removes all other runs, and begins this run's journal."""
+        """Finds an interrupted run to resume from and removes all other runs. Begins this run's journal if it has an
+        identity.
+        """
         with writing(self._staging.destination):
             runs = [run for run in self._staging.work.runs() if run != self._staging.run]
         if identity is not None:
@@ -328,7 +337,7 @@ class StoreBuilder:
         options: Mapping[str, str | int | float | bool | None] | None,
         versions: Mapping[str, str] | None,
     ) -> Manifest:
-        """Builds a manifest without records, from which those of files are derived."""
+        """Builds a manifest with the facts that all files share, and without records."""
         return Manifest(
             self._format.name,
             self._encoding,
@@ -423,7 +432,9 @@ class StoreBuilder:
         return manifest
 
     def _build_sharded_manifest(self) -> Manifest:
-        """Builds the manifest of a sharded store from its sealed shards."""
+        """Builds the manifest of a sharded store from its sealed shards. Raises :class:`StoreError` if another program
+        has changed a spooled column.
+        """
         assert self._base is not None
         shards = self._files.sealed
         columns = [dataclasses.replace(self._columns[0], nbytes=sum(shard.image_nbytes for shard in shards))]
@@ -448,7 +459,7 @@ class StoreBuilder:
         return records_digest(checksums, rows)
 
     def _describe_file(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
-        """Returns the manifest of a file and its columns except ``image``."""
+        """Returns the manifest of a file of the store, and the file's values of all columns but ``image``."""
         assert self._base is not None
         data: dict[str, WholeColumn] = {}
         columns = [dataclasses.replace(self._columns[0], nbytes=file.nbytes)]

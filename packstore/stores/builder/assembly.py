@@ -55,7 +55,7 @@ class ShardList:
         return ShardList(rows, [*self.places, *other.places], [*self.runs, *other.runs])
 
     def take(self, chosen: Sequence[int]) -> ShardList:
-        """Returns the chosen shards, in the given order."""
+        """Returns a list of the shards at these positions, in their order."""
         return ShardList(self.rows[list(chosen)], [self.places[i] for i in chosen], [self.runs[i] for i in chosen])
 
     def renumber(self, numbers: Iterable[int]) -> ShardList:
@@ -88,7 +88,9 @@ class ShardList:
         return list(dict.fromkeys(name for runs in self.runs for name, _ in runs))
 
     def splits(self) -> tuple[Split, ...] | None:
-        """Returns the splits as ranges, or None if the records of one are not consecutive."""
+        """Returns the splits as ranges of records, without the split ``""``; None if the records of one are not
+        consecutive.
+        """
         starts: list[tuple[str, int]] = []  # each split and its first record
         start = 0
         for name, count in (run for runs in self.runs for run in runs):
@@ -107,9 +109,10 @@ def empty_shard_list() -> ShardList:
 
 
 def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None) -> ShardList:
-    """Lists the shards of a store. A single-file store is its own only shard, and is read once for its SHA-256.
+    """Lists the shards of a store. A single-file store is its own only shard; it is read once for its SHA-256.
 
-    ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.places`; None for a local store.
+    ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.part_places`; None for a local
+    store.
     """
     if manifest.shards is None:
         format: Format = FORMATS[manifest.format]
@@ -125,7 +128,9 @@ def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None)
 
 
 def _list_split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
-    """Returns the runs of splits among the records ``start`` to ``stop - 1``."""
+    """Returns the runs of splits (name and number of records) among the records ``start`` to ``stop - 1``, without
+    empty ones.
+    """
     if not splits:
         return (("", stop - start),)
     inside = ((s.name, min(s.stop, stop) - max(s.start, start)) for s in splits if s.start < stop and s.stop > start)

@@ -44,7 +44,9 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
 
 
 def _restricts_bytes(column: Column) -> bool:
-    """Returns whether a ragged column restricts its bytes; those of keys and image files do not."""
+    """Returns whether a ragged column has a layout, a width, classes or missing values, which :func:`check_batch`
+    checks; those of keys and image files have none.
+    """
     return column.layout is not None or column.record_nbytes > 1 or column.classes is not None or column.nullable
 
 
@@ -65,7 +67,7 @@ def _check_ragged(column: Column, values: Mapping[str, Any], sizes: NDArray[np.i
 
 
 def check_classes(column: Column, numbers: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` if a number is not the number of one of the column's classes."""
+    """Raises :class:`StoreError` if a class number is not one of the column's: 0 to the number of its classes - 1."""
     count = len(column.classes or ())
     if numbers.size and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise StoreError(
@@ -81,7 +83,9 @@ def _nonzero_mask(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _raise_for_first(wrong: NDArray[np.bool_], first: int, what: str, *values: NDArray[Any]) -> None:
-    """Raises :class:`StoreError` for the first record that is ``wrong``; ``what`` is a template for its values."""
+    """Raises :class:`StoreError` for the first record that is ``wrong``, if any. ``what`` is a template for the
+    record's ``values``.
+    """
     places = np.flatnonzero(wrong)
     if len(places):
         i = int(places[0])

@@ -123,7 +123,9 @@ def _add_shards(
 
 
 def _sync_files(directory: Path, names: list[str]) -> None:
-    """Makes the files ``names`` in ``directory`` durable."""
+    """Makes the files ``names`` in ``directory`` durable; for more than 100 files syncs the whole file system
+    instead.
+    """
     if len(names) > _FSYNCED:
         sync_file_system(directory)
         return
@@ -144,4 +146,5 @@ def _refuse_changed(destination: Path, old: Manifest) -> None:
 
 
 def _changed_error(destination: Path) -> DestinationError:
+    """Returns the error for a store that another process changed while records were appended."""
     return DestinationError(f"{printable(str(destination))} was changed by somebody else meanwhile; append again")

@@ -93,13 +93,13 @@ class InterruptedRun:
         return values
 
     def find_proven_shard(self, number: int, start: int) -> Shard | None:
-        """Returns sealed shard ``number`` if it begins with record ``start`` and has been proven by reading an image of
-        it.
+        """Returns sealed shard ``number`` if it begins with record ``start`` and :meth:`read_image` has proven it, else
+        None.
         """
         return self._shards[number] if number in self._proven and self._starts[number] == start else None
 
     def link_shard(self, shard: Shard, path: Path) -> None:
-        """Links a proven shard to ``path``, in another run; moves it if links are impossible."""
+        """Links a proven shard to ``path``, in the run that resumes; moves it if links are impossible."""
         source = self.path / STORE / shard.name
         if source.is_dir():
             path.mkdir()
@@ -118,7 +118,7 @@ class InterruptedRun:
             _log.warning("cannot remove %s: %s", printable(str(self.path)), error)
 
     def _view_sealed_image(self, record: int) -> Any:
-        """Returns an image in a sealed shard; proves the whole shard before its first one."""
+        """Returns an image in a sealed shard. Opens the shard and proves all of it before its first image."""
         if self._reader is None or not 0 <= record - self._starts[self._reader[0]] < len(self._reader[1]):
             number = bisect.bisect_right(self._starts, record) - 1
             self._reader = number, self._open_proven(self._shards[number])
@@ -127,7 +127,9 @@ class InterruptedRun:
         return reader.view(record - self._starts[number])
 
     def _open_proven(self, shard: Shard) -> Reader:
-        """Opens a sealed shard. Raises :class:`StoreError` if its SHA-256 or manifest differs from the receipt."""
+        """Opens a sealed shard. Raises :class:`StoreError` if the shard cannot be read, or its SHA-256 or manifest
+        differs from the receipt.
+        """
         path = self.path / STORE / shard.name
         try:
             size_and_digest = file_digest(self._format.data_file(path))
@@ -139,7 +141,9 @@ class InterruptedRun:
         return reader
 
     def _open_unsealed_file(self) -> Callable[[int], memoryview]:
-        """Opens the unsealed file; returns a function of an image's number in it."""
+        """Opens the file that the run had not sealed; returns a function that reads an image by its number in the file.
+        Raises :class:`StoreError`.
+        """
         path = self.path / STORE
         if path.is_dir() and not (self._format.files and self._format.data_file(path).exists()):
             path /= self._format.shard_name(len(self._shards))
@@ -153,10 +157,10 @@ class InterruptedRun:
 def find_interrupted_run(
     runs: Sequence[Path], identity: Identity, format: Format, columns: Sequence[Column], *, restart: bool
 ) -> InterruptedRun | None:
-    """Returns the run with this identity that has most records, the oldest on a tie. None if there is none, or if
+    """Finds the run with this identity that has most records, the oldest on a tie. Returns None if there is none, or if
     ``restart`` is set.
 
-    Logs a warning why none can be resumed.
+    If none can be resumed, logs a warning that says why.
     """
     best: InterruptedRun | None = None
     why = ""
@@ -180,7 +184,7 @@ def find_interrupted_run(
 
 
 def was_killed_after_publishing(destination: Path) -> bool:
-    """Returns whether a run published the store at ``destination`` and was killed before it removed its work
+    """Returns whether the run that published the store at ``destination`` was killed before it removed its work
     directory.
     """
     return _find_published_receipt(destination) is not None
@@ -216,7 +220,9 @@ def finish_published_run(destination: Path, identity: Identity, *, overwrite: bo
 
 
 def remove_published_run(destination: Path) -> None:
-    """Removes the work directory of a run that was killed after publishing, unless a run can resume from it."""
+    """Removes the work directory beside a published store, if its run was killed. Keeps it if another run can resume
+    from it, or a process uses it.
+    """
     work = work_path(destination)
     with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it
         if work.is_dir() and read_owner(work) and all(read_receipt(run) is None for run in list_runs(work)):
@@ -224,8 +230,8 @@ def remove_published_run(destination: Path) -> None:
 
 
 def _find_published_receipt(destination: Path) -> Receipt | None:
-    """Returns the receipt of the run that published the store at ``destination``, if its work directory is still
-    there.
+    """Returns the receipt of the run that published the store at ``destination``; None if its work directory is gone,
+    or another run made the store.
     """
     work = work_path(destination)
     if not work.is_dir() or read_owner(work) is None:

@@ -94,13 +94,15 @@ class Identity:
     source_change: Callable[[SourcePosition], str | None]
 
     def describe_difference(self, receipt: Receipt) -> str | None:
-        """Describes how the conversion of a receipt differs from this one, or returns None if it does not."""
+        """Describes how the conversion of a receipt differs from this one in options or source. Returns None if it does
+        not.
+        """
         return describe_difference(receipt.fingerprint, self.fingerprint) or self.source_change(receipt.position)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Receipt:
-    """Record of the work that a run has done.
+    """Record of the work that a run has done, from which another run can resume.
 
     Attributes:
         fingerprint: Fingerprint of the conversion.
@@ -132,7 +134,9 @@ class Receipt:
 
 
 def read_receipt(run: Path) -> Receipt | None:
-    """Reads the receipt of a run, or returns None if there is none, or it is incomplete."""
+    """Reads the receipt of a run and the table of its shards. Returns None if there is none, or one of both is damaged
+    or of another version.
+    """
     try:
         outer = json.loads((run / RECEIPT).read_text("ascii"))
         plain = outer["receipt"]

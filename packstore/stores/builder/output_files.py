@@ -97,7 +97,7 @@ class OutputFiles:
             self._seal_shard(describe)
 
     def seal_remaining(self, describe: DescribeFile) -> Manifest | None:
-        """Seals all remaining files; returns the manifest of a single file, or None in a sharded store."""
+        """Seals all files that are not sealed. Returns the manifest of a single file, or None in a sharded store."""
         if not self.sharded:
             (file,) = self._files
             manifest, columns = describe(file)
@@ -108,12 +108,12 @@ class OutputFiles:
         return None
 
     def list_writers(self) -> list[FileWriter]:
-        """Returns the writers of all files, sealed ones included."""
+        """Lists the writers of all files, sealed ones included; shards reused from an interrupted run have none."""
         return [file.writer for file in self._files if file.writer is not None]
 
     def _begin_file(self, start: int) -> OutputFile:
-        """Begins a file at record ``start``: suspends the last one, and reuses a proven shard of the interrupted run if
-        it fits.
+        """Begins a file at record ``start`` and closes the last one until it is sealed. Links a proven shard of the
+        interrupted run instead, if it begins there.
         """
         if self._files and (full := self._files[-1].writer) is not None:
             full.suspend()
@@ -130,7 +130,10 @@ class OutputFiles:
         return file
 
     def _seal_shard(self, describe: DescribeFile) -> None:
-        """Seals the first unsealed shard, or takes over a reused one, and adds it to :attr:`sealed`."""
+        """Seals the first unsealed shard, or takes over a reused one, and adds it to :attr:`sealed`.
+
+        Raises :class:`StoreError` if a reused shard has other records or another manifest.
+        """
         file = self._files[len(self.sealed)]
         manifest, columns = describe(file)
         records, shard = file.stop - file.start, file.adopted
@@ -148,14 +151,14 @@ class OutputFiles:
 
 
 def _append_to_file(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
-    """Appends images to a file; only counts them in a reused shard, which has them."""
+    """Appends images to a file; a shard that is reused from an interrupted run has them, and only counts them."""
     if file.writer is not None:
         file.writer.append(buffers)
     file.stop += len(buffers)
 
 
 def _seal_file(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-    """Seals a file, syncs it in another thread while reading it back, and raises errors of both."""
+    """Seals a file and reads it back, while another thread syncs it. Raises errors of both."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:

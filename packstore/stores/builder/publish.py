@@ -34,13 +34,13 @@ its directory also holds foreign files."""
 
 
 class Staging:
-    """A place to write a store, and its move to the destination.
+    """A store that is written in a work directory, and its move to the destination.
 
     Attributes:
-        destination: Where the store will be.
+        destination: Path that the store gets.
         work: The work directory, locked against other processes.
         run: This run's directory in it.
-        path: Where the store is written until it is published; does not exist yet.
+        path: Path of the store until it is published; does not exist yet.
     """
 
     def __init__(self, destination: Path, *, overwrite: bool, owned: ListOwned) -> None:
@@ -77,12 +77,16 @@ class Staging:
             raise
 
     def choose_run_directory(self) -> Path:
-        """Returns the directory in which this run works, here a new one."""
+        """Creates and returns the directory in which this run works. An export overrides it to resume an
+        earlier run.
+        """
         return self.work.new_run()
 
     def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
         """Syncs the staged file or directory, renames it to the destination in one step, and removes the work
         directory.
+
+        Undoes the rename if it cannot be made durable. Logs a warning if the work directory cannot be removed.
 
         Raises:
             DestinationError: Something else appeared at the destination; the staged store stays for :meth:`discard`.
@@ -115,8 +119,11 @@ class Staging:
         self.work.release()
 
     def _check_destination(self) -> bool:
-        """Returns whether there is a store to replace. Raises :class:`DestinationError` if something else is at the
-        destination."""
+        """Returns whether there is a store to replace.
+
+        Raises :class:`DestinationError` if anything is there without ``overwrite``, or with it anything but a store: a
+        link, a foreign file.
+        """
         shown = printable(str(self.destination))
         with writing(self.destination):
             try:
@@ -141,10 +148,10 @@ class Staging:
         return True
 
     def _replace_store(self) -> None:
-        """Exchanges the staged store and the store at the destination, and makes that durable.
+        """Exchanges the staged store and the store at the destination, and makes that durable. Exchanges them back if
+        that fails.
 
-        Exchanges them back, and raises :class:`DestinationError`, if another process has replaced the destination
-        meanwhile.
+        Raises :class:`DestinationError` if another process has replaced the destination meanwhile.
         """
         old = device_and_inode(self.destination)
         self._owned(self.destination)
@@ -176,7 +183,9 @@ def exchange_paths(a: Path, b: Path) -> None:
 
 
 def _rename_new(source: Path, destination: Path) -> None:
-    """Renames without ever replacing anything. Raises :class:`FileExistsError`."""
+    """Renames a file or directory without ever replacing anything. Raises :class:`FileExistsError` if the new name is
+    taken.
+    """
     if _renameat2(source, destination, _NOREPLACE):
         return
     if source.is_dir():
@@ -198,7 +207,9 @@ def _rename_new(source: Path, destination: Path) -> None:
 
 
 def _renameat2(source: Path, destination: Path, flag: int) -> bool:
-    """Calls Linux' renameat2(2). Returns False if it is not available."""
+    """Calls Linux' renameat2(2). Returns False if the system or the file system does not have it; raises
+    :class:`OSError` for other failures.
+    """
     if not sys.platform.startswith("linux"):
         return False
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

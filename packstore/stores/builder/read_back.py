@@ -100,6 +100,7 @@ def write_manifest_and_table(directory: Path, manifest: Manifest) -> None:
 
 
 def _differs_error(shown: str, what: str) -> StoreError:
+    """Returns the error for a file that reads back differently than it was written."""
     return StoreError(
         f"{what} of {shown} reads back differently than written: the disk, the memory or the file system is faulty; "
         "nothing is published"

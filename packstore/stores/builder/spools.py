@@ -105,7 +105,7 @@ class ColumnSpool:
         return self._data.nbytes
 
     def digest(self) -> str:
-        """Returns the column's digest of all values so far."""
+        """Returns the digest of all values so far."""
         if self._offsets is None:
             return self._data.sha.hexdigest()
         return ragged_digest(self._offsets.sha.digest(), self._data.sha.digest())
@@ -119,7 +119,7 @@ class ColumnSpool:
                 spool.check(self.column.name)
 
     def flush(self) -> None:
-        """Hands appended values to the operating system."""
+        """Hands appended values to the operating system, without syncing them to the disk."""
         self._data.file.flush()
         if self._offsets is not None:
             self._offsets.file.flush()
@@ -207,10 +207,10 @@ def refuse_duplicates(keys: KeyLookup, hashes: NDArray[np.uint64]) -> None:
 
 
 def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryview]:
-    """Returns values of the ragged column ``name`` (or images) as ``bytes`` or flat byte views, so that ``len`` is
-    their size.
+    """Converts values of the ragged column ``name``, or images, to ``bytes`` or flat byte views, so that ``len`` is
+    their size; copies nothing.
 
-    Raises :class:`StoreError` for anything else.
+    Raises :class:`StoreError` for anything but bytes and contiguous buffers.
     """
     try:
         return [value if type(value) is bytes else _value_bytes(value) for value in values]
@@ -219,15 +219,16 @@ def to_flat_buffers(values: Sequence[Buffer], name: str) -> list[bytes | memoryv
 
 
 def _value_bytes(value: Buffer) -> bytes | memoryview:
-    """Views a value as flat bytes; ``b""`` if it is empty."""
+    """Views a value as flat bytes; returns ``b""`` if it is empty."""
     view = memoryview(value)
     return view.cast("B") if view.nbytes else b""  # a view with an empty dimension cannot be cast
 
 
 def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
-    """Opens the files that a killed run kept of a column; returns a function that reads the value of a record.
+    """Opens the files of a column that a killed run kept; returns a function that reads the value of a record.
 
-    The function raises :class:`StoreError` for a missing value. It proves nothing: the caller compares checksums.
+    Raises :class:`StoreError` if a file cannot be read; the function raises it for a missing value. Proves nothing: the
+    caller compares checksums.
     """
     mapped = _map_file(directory / f"{column.name}.values")
     width = column.record_nbytes
@@ -254,6 +255,7 @@ def open_kept_column(column: Column, directory: Path) -> Callable[[int], Any]:
 
 
 def _map_file(path: Path) -> NDArray[Any]:
+    """Maps a file of a killed run; returns an empty array for an empty one. Raises :class:`StoreError`."""
     try:
         return np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
     except (OSError, ValueError) as error:
@@ -261,7 +263,7 @@ def _map_file(path: Path) -> NDArray[Any]:
 
 
 class _HashedFile:
-    """Temporary file that counts and hashes the written bytes: unlinked in ``directory``, or named ``path``."""
+    """A file that counts and hashes the bytes written to it: unlinked in ``directory``, or with the name ``path``."""
 
     def __init__(self, directory: Path, path: Path | None = None) -> None:
         if path is not None:
@@ -279,7 +281,7 @@ class _HashedFile:
         self.nbytes += memoryview(data).nbytes
 
     def map(self) -> NDArray[np.uint8]:
-        """Maps the file. Raises :class:`StoreError` if it is shorter than what was written."""
+        """Flushes and maps the file. Raises :class:`StoreError` if it is shorter than what was written."""
         self.file.flush()
         if not self.nbytes:
             return np.empty(0, np.uint8)
@@ -290,7 +292,9 @@ class _HashedFile:
         return np.frombuffer(mapped, np.uint8)
 
     def check(self, name: str) -> None:
-        """Raises :class:`StoreError` naming the column if the file's content differs from what was written."""
+        """Reads the file again. Raises :class:`StoreError` naming the column if the content differs from what was
+        written.
+        """
         if hashlib.sha256(self.map().data).digest() != self.sha.digest():
             raise StoreError(
                 f"the temporary file of column {name!r} does not hold what was written to it: another program wrote "

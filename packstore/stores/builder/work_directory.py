@@ -84,7 +84,9 @@ class Owner:
 
 
 def work_path(destination: Path) -> Path:
-    """Returns the path of a destination's work directory, which may not exist."""
+    """Returns the path of a destination's work directory, which may not exist. A long name is cut, and ends with its
+    hash.
+    """
     name = os.fsencode(destination.name)
     if len(name) > _LONGEST:  # file names end at 255 bytes
         name = name[: _LONGEST - 17] + b"-" + xxhash.xxh3_64_hexdigest(name).encode("ascii")
@@ -143,8 +145,9 @@ class WorkDirectory:
         return undone
 
     def find_finished_growth(self) -> object:
-        """Returns the request, as given to :func:`growth.grow`, of a run that was killed after it had appended to the
-        store, or None if there is no such run."""
+        """Returns the request of a run that was killed after it had appended to the store, as given to
+        :func:`packstore.stores.builder.growth.publish_growth`. None if there is no such run.
+        """
         for run in self.runs():
             growth = _read_growth(self._destination, run / GROWTH)
             if growth is not None and growth["done"]:
@@ -152,7 +155,11 @@ class WorkDirectory:
         return None
 
     def _undo_growth(self, marker: Path) -> None:
-        """Removes the shards that a killed run added; or the replaced files, if it had replaced the manifest."""
+        """Removes the shards that a killed run added to a store; if it had replaced the manifest, removes the files
+        that the old manifest needed.
+
+        Then removes the marker, but keeps that of a complete append until the run is removed.
+        """
         growth = _read_growth(self._destination, marker)
         if growth is not None:
             remove_shards(self._destination, growth["needless"])
@@ -160,7 +167,9 @@ class WorkDirectory:
                 marker.unlink()
 
     def remove(self) -> None:
-        """Removes the directory with all runs and unlocks it; logs a warning if that fails. Idempotent."""
+        """Removes the directory with all runs and unlocks it. Logs a warning if that fails; leaves foreign files.
+        Idempotent.
+        """
         if self._descriptor < 0:
             return
         try:
@@ -179,7 +188,9 @@ class WorkDirectory:
 
     def _acquire(self) -> bool:
         """Creates the directory if need be, locks it, and writes its owner. Returns False if another process removed it
-        meanwhile. Raises like ``__init__``.
+        meanwhile.
+
+        Raises :class:`DestinationError` if another process uses it, or it is not this destination's.
         """
         try:
             self.path.mkdir()
@@ -268,9 +279,11 @@ class WorkDirectory:
 
 
 def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
-    """Reads the marker of a run that adds shards to a store; None if there is none, or it is unreadable.
+    """Reads the marker of a run that adds shards to a store, and the store's manifest. Returns None if there is no
+    marker, or logs a warning and returns None if either cannot be read.
 
-    Adds ``done``, whether the run replaced the manifest, and ``needless``, the files that the store does not need."""
+    Adds ``done``, whether the run replaced the manifest, and ``needless``, the files that the store does not need.
+    """
     try:
         note: dict[str, Any] = json.loads(marker.read_text("ascii"))
         done = read_manifest(destination).digest == note["sealed"]
@@ -345,7 +358,7 @@ class Leftover:
 
 
 def find_leftovers(directory: Path) -> Iterator[Leftover]:
-    """Yields the leftovers in ``directory`` (not below): work directories that are provably packstore's, and unused.
+    """Yields the work directories in ``directory`` (not below) that are provably packstore's, and that no process uses.
 
     Raises :class:`OSError` if the directory cannot be listed.
     """
@@ -383,7 +396,9 @@ def is_held(path: Path, owner: Owner) -> bool:
 
 
 def remove_leftover(leftover: Leftover) -> None:
-    """Removes a leftover. Raises :class:`DestinationError` if it is in use, or holds foreign files, which stay."""
+    """Removes a leftover work directory. Raises :class:`DestinationError` if it is in use, or if foreign files in it
+    remain.
+    """
     destination = leftover.path.parent / leftover.owner.destination
     with writing(leftover.path):
         WorkDirectory(destination).remove()
@@ -399,7 +414,7 @@ def list_runs(path: Path) -> list[Path]:
 
 
 def remove_run(path: Path) -> None:
-    """Removes the directory of one run, except files that packstore did not write."""
+    """Removes the directory of one run. Leaves files that packstore did not write, and then the directory."""
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
     for name in (JOURNAL, SHARDS):
         (path / name).unlink(missing_ok=True)
@@ -419,8 +434,8 @@ def remove_run(path: Path) -> None:
 
 
 def _remove_staged(run: Path, name: str) -> None:
-    """Removes what a run has staged. For a store, only files with a store's names; for an export, everything, without
-    following links.
+    """Removes a staged store or export of a run. Of a store, only files with names that packstore gives; of an export
+    everything, without following links.
     """
     path = run / name
     if (run / EXPORT).is_file() and path.is_dir() and not path.is_symlink():
@@ -459,7 +474,7 @@ def _lock_owner_file(descriptor: int) -> bool | None:
 
 
 def _process_exists(pid: int) -> bool:
-    """Tells if a process of this number runs on this machine."""
+    """Returns whether a process of this number runs on this machine, even one that belongs to another user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -26,7 +26,7 @@ class FileBytes:
         self.data = data
 
     def read_slice(self, start: int, size: int, what: str) -> memoryview:
-        """Views ``size`` bytes from ``start`` on.
+        """Returns a view of ``size`` bytes from ``start`` on.
 
         Raises :class:`Hdf5Error`, which names the structure ``what``, if they exceed the file.
         """

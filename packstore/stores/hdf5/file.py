@@ -84,7 +84,7 @@ class Hdf5File(FileBytes):
         self.root: int = root
 
     def read_messages(self, address: int) -> list[HeaderMessage]:
-        """Returns the messages of the object at ``address``, continuations included."""
+        """Reads the messages of the object at ``address``, continuations included, and checks its checksums."""
         head = self.read_slice(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
             raise UnsupportedHdf5Error("it has an object header of version 1")
@@ -116,8 +116,8 @@ class Hdf5File(FileBytes):
         return messages
 
     def read_members(self, group: list[HeaderMessage]) -> dict[str, int | None]:
-        """Returns the names in a group, given its messages, and the addresses of the objects; None for soft and
-        external links.
+        """Returns the names in a group, given its messages, and the addresses of the objects; None as the address of a
+        soft or external link.
         """
         links: list[memoryview] = []
         for kind, body in group:
@@ -128,10 +128,10 @@ class Hdf5File(FileBytes):
         return dict(map(_parse_link, links))
 
     def read_attribute(self, holder: list[HeaderMessage], name: str) -> bytes | None:
-        """Returns the value of the fixed-length string attribute ``name``, or None; ``holder`` are its object's
-        messages.
+        """Returns the value of the string attribute ``name``, without trailing zero bytes, or None. ``holder`` are its
+        object's messages.
 
-        Raises :class:`UnsupportedHdf5Error` for an attribute of another type.
+        Raises :class:`UnsupportedHdf5Error` for an attribute that is not a string of fixed length.
         """
         bodies: list[memoryview] = []
         for kind, body in holder:
@@ -146,7 +146,7 @@ class Hdf5File(FileBytes):
         return None
 
     def find_dataset(self, address: int) -> Extent:
-        """Returns dtype, shape, place and size of the values of the dataset at ``address``.
+        """Returns dtype, shape, address and size of the values of the dataset at ``address``.
 
         Raises :class:`UnsupportedHdf5Error` if it is no dataset, is not contiguous, or has filters or external files.
         """
@@ -165,8 +165,8 @@ class Hdf5File(FileBytes):
         return Extent(_parse_dtype(bodies[_DATATYPE]), shape, None if start == UNDEFINED else start, nbytes)
 
     def _read_dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
-        """Yields links or attributes kept in a heap outside the header; ``info`` is the message that locates the
-        heap.
+        """Yields the links or attributes of an object that are in a heap outside its header. ``info`` is the message
+        that locates the heap.
         """
         at = 2 + (index_bytes if len(info) > 1 and info[1] & 1 else 0)
         if len(info) < at + 16 or info[0] != 0:
@@ -178,7 +178,10 @@ class Hdf5File(FileBytes):
 
 
 def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
-    """Yields the messages of one header chunk; ``header`` is the size of a message's own header."""
+    """Yields the messages of one header chunk; ``header`` is the size of a message's own header.
+
+    Raises :class:`Hdf5Error` for one that exceeds the chunk, and :class:`UnsupportedHdf5Error` for shared messages.
+    """
     at = 0
     while at + header <= len(body):  # a gap of fewer bytes may remain
         kind, size, flags = struct.unpack_from("<BHB", body, at)
@@ -192,7 +195,9 @@ def _split_messages(body: memoryview, header: int) -> Iterator[HeaderMessage]:
 
 
 def _parse_link(body: memoryview) -> tuple[str, int | None]:
-    """Parses a link message: its name and the address of its object, None if it is not a hard link."""
+    """Parses a link message. Returns its name and the address of its object; None as the address if it is not a hard
+    link. Raises :class:`Hdf5Error`.
+    """
     if len(body) < 11 or body[0] != 1:  # the least: an empty name and an address
         raise Hdf5Error("a link is broken")
     flags, at, kind = body[1], 2, 0
@@ -209,7 +214,10 @@ def _parse_link(body: memoryview) -> tuple[str, int | None]:
 
 
 def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
-    """Returns whether ``body`` is the attribute ``name``, and if so its value."""
+    """Returns whether ``body`` is the attribute ``name``, and then its value, else None.
+
+    Raises :class:`UnsupportedHdf5Error` if its value is not a string of fixed length, and :class:`Hdf5Error`.
+    """
     if len(body) < 9 or body[0] != 3:
         raise UnsupportedHdf5Error("it has an attribute of a form that packstore does not write")
     flags, sizes = body[1], struct.unpack_from("<HHH", body, 2)
@@ -231,7 +239,7 @@ def _parse_attribute(body: memoryview, name: str) -> tuple[bool, bytes | None]:
 
 
 def _parse_shape(body: memoryview) -> tuple[int, ...]:
-    """Parses a dataspace message."""
+    """Returns the shape in a dataspace message. Raises :class:`Hdf5Error`."""
     if len(body) < 4 or body[0] not in (1, 2):
         raise UnsupportedHdf5Error("it has a dataspace of a form that packstore does not write")
     rank, at = body[1], 4 if body[0] == 2 else 8
@@ -241,7 +249,9 @@ def _parse_shape(body: memoryview) -> tuple[int, ...]:
 
 
 def _parse_dtype(body: memoryview) -> str:
-    """Returns numpy's name of a little-endian datatype; for any other datatype, words for a message."""
+    """Returns numpy's name of a little-endian datatype; for any other datatype, words for a message. Raises
+    :class:`Hdf5Error` for a short one.
+    """
     if len(body) < 8:
         raise Hdf5Error("a datatype is broken")
     if body[: len(_BOOL)] == _BOOL:
@@ -257,6 +267,7 @@ def _parse_dtype(body: memoryview) -> str:
 
 
 def _unpack_struct(form: struct.Struct, body: memoryview) -> tuple[Any, ...]:
+    """Unpacks the beginning of a message. Raises :class:`Hdf5Error` if the message is too short."""
     if len(body) < form.size:
         raise Hdf5Error("a message of an object header is too short")
     return form.unpack_from(body)

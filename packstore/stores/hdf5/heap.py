@@ -26,7 +26,9 @@ _MAX_BLOCK = 1 << 16
 
 
 class Heap:
-    """One fractal heap without filters. All methods raise :class:`Hdf5Error` for a damaged one."""
+    """One fractal heap, HDF5's storage of many small objects, without filters. All methods raise :class:`Hdf5Error` for
+    a damaged one.
+    """
 
     def __init__(self, file: FileBytes, address: int) -> None:
         """Reads the heap's header at ``address``."""
@@ -48,7 +50,7 @@ class Heap:
         self._blocks: dict[int, memoryview] = {}
 
     def read_objects(self, tree: int) -> Iterator[memoryview]:
-        """Yields the objects that the B-tree of names at ``tree`` lists."""
+        """Yields the links or attributes that the B-tree of names at the address ``tree`` lists."""
         for kind, record in self._read_tree_records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
                 raise UnsupportedHdf5Error("it has an index that packstore does not write")
@@ -56,8 +58,8 @@ class Heap:
             yield self._find_object(record[start : start + self._id_size])
 
     def _find_object(self, identifier: memoryview) -> memoryview:
-        """Returns the object with an identifier, from a block of the heap or, if it is huge, from elsewhere in the
-        file.
+        """Returns the object with an identifier: from a block of the heap, or from elsewhere in the file if the object
+        is huge.
         """
         if len(identifier) < 1 or len(identifier) != self._id_size or identifier[0] & 0xC0:
             raise Hdf5Error("an identifier of a heap is broken")
@@ -84,7 +86,9 @@ class Heap:
         raise UnsupportedHdf5Error("it has a heap with tiny objects")
 
     def _find_block(self, offset: int) -> tuple[int, memoryview]:
-        """Returns the start in the heap and the bytes of the block that contains ``offset``; reads each block once."""
+        """Returns the block that contains ``offset``: its start in the heap and its bytes. Reads and checks each block
+        once.
+        """
         if not self._rows:
             place, start, size, address = 0, 0, self._first, self._root
         else:
@@ -117,7 +121,7 @@ class Heap:
         return block
 
     def _read_block_address(self, place: int) -> int:
-        """Returns the address of block ``place``, from the root block."""
+        """Reads the address of the block with number ``place`` from the root block, after checking that."""
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
         block = self._file.read_slice(self._root, size + 4, "heap")

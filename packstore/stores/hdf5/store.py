@@ -133,6 +133,7 @@ class Hdf5Reader(MappedReader):
         super().__init__(path, manifest, data)
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields faults of the offsets of ragged columns; opening the file has checked the rest of its structure."""
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
 
@@ -158,7 +159,7 @@ def _map_file(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDAr
 
 @contextmanager
 def _raise_as_store_errors(path: Path) -> Iterator[None]:
-    """Turns errors of reading HDF5 into :class:`StoreError`."""
+    """In the context, turns errors of reading HDF5 into :class:`StoreError`."""
     try:
         yield
     except UnsupportedHdf5Error as error:
@@ -170,7 +171,9 @@ def _raise_as_store_errors(path: Path) -> Iterator[None]:
 
 
 def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path) -> Manifest:
-    """Reads and checks the manifest in an HDF5 file. Raises :class:`StoreError`."""
+    """Reads the manifest in an HDF5 file. Raises :class:`StoreError` if there is none, or it is damaged or that of
+    another kind of store.
+    """
     shown = printable(str(path))
     text = file.read_attribute(root, "manifest")
     if text is None:
@@ -185,7 +188,9 @@ def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path)
 def _map_column(
     file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
 ) -> WholeColumn:
-    """Maps a column of any kind. Raises :class:`StoreError` if a dataset is missing, or has another shape or dtype."""
+    """Returns a column as views of the map. Raises :class:`StoreError` if a dataset is missing, or has another shape or
+    dtype.
+    """
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)
         return _map_dataset(file, members, column.name, *wanted, mapped, shown)
@@ -197,6 +202,9 @@ def _map_column(
 
 
 def _find_dataset_address(members: Members, name: str, shown: str) -> int:
+    """Returns the address of the dataset ``name``. Raises :class:`StoreError` if there is none, or only a link to
+    another file.
+    """
     address = members.get(name)
     if address is None:
         raise StoreError(f"{shown} has no dataset {name!r} of its own")
@@ -240,7 +248,7 @@ def compute_dataset_offsets(file: Any, manifest: Manifest) -> dict[str, int]:
     """Returns the offsets in bytes of the datasets of a store with this manifest, by name: ``label``, ``key/bytes``,
     ``key/offsets``. Empty datasets have offset 0.
 
-    Writes a file without data to ``file``, with holes for the datasets.
+    Lets h5py write an HDF5 file without data to ``file``, with holes for the datasets.
     """
     offsets: dict[str, int] = {}
     with _create_file(file) as h5:

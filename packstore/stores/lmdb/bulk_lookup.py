@@ -1,7 +1,7 @@
 """Locates the images of many records at once with numpy, in a quarter of the Python time of one lookup a record.
 
-It makes every check of :meth:`packstore.stores.lmdb.pages.RecordLookup.find_value`. If a check fails it returns None, and
-the caller looks the records up one by one, which reports the fault.
+It makes every check of :meth:`packstore.stores.lmdb.pages.RecordLookup.find_value`. If a check fails it returns None.
+The caller then looks the records up one by one, which reports the fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Numbers = NDArray[np.int64]
 
 
 class LeafTable(NamedTuple):
-    """Leaf pages of a tree, in order, and the file that contains them.
+    """The leaf pages of a tree in order, and views of the file that has them.
 
     Attributes:
         firsts: ``int64``, the first record that each page can hold; not decreasing.
@@ -38,7 +38,9 @@ class LeafTable(NamedTuple):
 
 
 def list_leaves(pages: Pages) -> LeafTable | None:
-    """Lists the leaf pages, or returns None if there are too many or a branch page is damaged."""
+    """Lists the leaf pages. Returns None if there may be more than ten million, or a page number or a branch page is
+    damaged.
+    """
     tree = pages.tree
     if tree.entries > MOST_ENTRIES:
         return None
@@ -53,8 +55,9 @@ def list_leaves(pages: Pages) -> LeafTable | None:
 
 
 def locate_images(pages: Pages, leaves: LeafTable, records: Numbers) -> tuple[Numbers, Numbers] | None:
-    """Returns where in the file the images of ``records`` begin and their sizes in bytes, both ``int64``, or None if
-    any record fails a check."""
+    """Returns the offsets in the file of the images of ``records``, and their sizes in bytes, both ``int64``. None if
+    any record fails a check.
+    """
     tree, words = pages.tree, leaves.words
     size = tree.page_size
     leaf = np.searchsorted(leaves.firsts, records, "right") - 1

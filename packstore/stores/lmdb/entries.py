@@ -18,8 +18,9 @@ _REPORT_EVERY = 1 << 14
 
 
 def column_prefixes(manifest: Manifest) -> list[bytes]:
-    """Returns the prefix ``name/`` of the keys of each column that has one entry per record. Ten digits, the record
-    number, complete a key."""
+    """Returns the key prefix ``name/`` of each column with one entry per record. In a key, the record number in ten
+    digits follows.
+    """
     return [f"{column.name}/".encode("ascii") for column in manifest.columns[1:] if column.one_by_one]
 
 
@@ -33,7 +34,9 @@ def list_named_keys(manifest: Manifest) -> set[bytes]:
 
 
 def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-    """Yields the faults of pages and entries. ``quick`` skips the overflow pages of long values."""
+    """Yields the faults of pages and entries, and wrong sums of bytes. ``quick`` skips the overflow pages of long
+    values.
+    """
     if _is_sound(pages, manifest, overflow=not quick):
         return
     nbytes_by_column = yield from _walk_faults(pages, manifest, quick, progress)
@@ -45,7 +48,9 @@ def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: Pr
 
 
 def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
-    """Returns whether every page and entry is as it should be, in bulk; :func:`_walk_faults` reports what is not."""
+    """Walks in bulk and returns whether every page and entry is as the manifest says. Reports no fault:
+    :func:`_walk_faults` does.
+    """
     widths = _list_value_widths(manifest)
     sizes = {f"{c.name}/".encode("ascii"): c.nbytes for c in manifest.columns[1:] if c.one_by_one}
     sizes[b""] = manifest.container_columns[0].nbytes
@@ -74,7 +79,7 @@ def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
 def _walk_faults(
     pages: Pages, manifest: Manifest, quick: bool, progress: ProgressCallback
 ) -> Generator[Problem, None, dict[str, int]]:
-    """Yields the faults of pages and entries, page by page; returns the bytes that it counted for images and for each
+    """Yields the faults of pages and entries, page by page. Returns the bytes that it counted for images and for each
     column with one value per key.
     """
     named = list_named_keys(manifest)
@@ -113,15 +118,19 @@ def _walk_faults(
 
 
 def _missing_entry_problem(column: str, record: int) -> Problem:
+    """Returns the problem of a record without an entry in a column."""
     return Problem(f"{_describe_entry(column)} is missing", record=record)
 
 
 def _describe_entry(column: str) -> str:
+    """Returns "its entry", with the column's name unless that is ``image``."""
     return "its entry" if column == "image" else f"its entry of {column!r}"
 
 
 def _list_value_widths(manifest: Manifest) -> dict[bytes, int]:
-    """Returns the bytes of one value, by key prefix, for fixed columns with one value per key."""
+    """Returns the bytes of one value, by key prefix: for fixed columns with one value per key, and for images if they
+    are fixed.
+    """
     widths = {f"{c.name}/".encode("ascii"): c.record_nbytes for c in manifest.columns[1:] if c.one_by_one
               and c.kind == "fixed"}  # fmt: skip
     if manifest.image.kind == "fixed":

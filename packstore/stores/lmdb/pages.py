@@ -2,8 +2,8 @@
 
 LMDB has no checksums and trusts its pages: a damaged size or page number can crash the process instead of raising an
 error (py-lmdb touches every page of a value before it returns it). Its views also dangle once another thread closes the
-environment. :meth:`Pages.walk_entries` checks every branch and leaf page (and on request the header of every overflow run) and
-reports the faults.
+environment. :meth:`Pages.walk_entries` checks every branch and leaf page (and on request the header of every overflow
+run) and reports the faults.
 
 The format is that of LMDB 0.9, ``lmdb.h`` version 1, on 64-bit little-endian machines (``mdb.c``: ``MDB_page``,
 ``MDB_node``, ``MDB_meta``).
@@ -101,15 +101,15 @@ class Pages:
         self.find_image = self.record_lookup(b"").find_value
 
     def record_lookup(self, prefix: bytes) -> RecordLookup:
-        """Returns the lookup of values whose keys are ``prefix`` and a record number; makes each once."""
+        """Returns the lookup of values whose keys are ``prefix`` and a record number. Makes each only once."""
         lookup = self._lookups.get(prefix)
         if lookup is None:
             lookup = self._lookups[prefix] = RecordLookup(self._data, self._random, self.tree, prefix)
         return lookup
 
     def will_need(self, value: memoryview) -> None:
-        """Asks the system to fetch all of a value that :attr:`find_image` returned; without readahead it comes page by
-        page.
+        """Asks the system to read all of a value that :attr:`find_image` returned. Without readahead it would come page
+        by page.
         """
         if hasattr(mmap, "MADV_WILLNEED") and len(value):
             start = (_memory_address(value) - self._random_at) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -118,8 +118,8 @@ class Pages:
                 self._random.madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def find_value(self, key: bytes) -> NDArray[np.uint8] | None:
-        """Returns the value of ``key`` as a view of the map, or None. Reads one page a level. Raises
-        :class:`PageError`.
+        """Returns the value of ``key`` as a view of the map, or None if there is no such key. Reads one page a level.
+        Raises :class:`PageError`.
         """
         place = _find_value(self._data, self.tree, key)
         return None if place is None else self.map[place[0] : place[0] + place[1]]
@@ -163,8 +163,8 @@ class Pages:
 class RecordLookup:
     """Looks up values by record number, for images or one column: their keys are a prefix and ten digits.
 
-    Faster than :meth:`Pages.find_value`: it keeps branch pages parsed, and computes a record's place in a leaf page from the
-    first record of the page.
+    Faster than :meth:`Pages.find_value`: it keeps branch pages parsed, and computes a record's place in a leaf page
+    from the first record of the page.
     """
 
     def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: TreeHeader, prefix: bytes) -> None:
@@ -196,11 +196,15 @@ class RecordLookup:
         return np.maximum.accumulate(np.array(firsts, np.int64)), np.array(pages, np.int64)
 
     def view_values(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> MappedValues:
-        """Returns views of parts of the file, given by their offsets and sizes."""
+        """Returns views of the parts of the file at these offsets and of these sizes, unchecked."""
         return MappedValues(self._views, self._address, starts, sizes)
 
     def find_value(self, index: int) -> memoryview | None:
-        """Returns the value of record ``index``, or None. The view keeps its map alive. Raises :class:`PageError`."""
+        """Returns the value of record ``index``, or None if there is none. The view keeps its map alive. Keeps parsed
+        branch pages.
+
+        Raises :class:`PageError` if a page on the way is damaged. Does not check the header of overflow pages.
+        """
         data, tree, node = self._views, self._tree, self._node
         page, first = tree.root, 0
         for level in range(1, tree.depth):
@@ -248,7 +252,7 @@ class _Branch(NamedTuple):
 
 
 def _parse_branch(data: mmap.mmap, tree: TreeHeader, page: int, level: int, first: int, prefix: bytes) -> _Branch:
-    """Parses branch page ``page``, whose first record is ``first``. Raises :class:`PageError`."""
+    """Parses branch page ``page``. ``first`` is the first record that it can hold. Raises :class:`PageError`."""
     nodes = _node_offsets(data, tree, page, level)
     # The key of the first node is empty or meaningless.
     firsts = array("q", [first, *(_first_record_from(_read_key(data, node), prefix) for node in nodes[1:])])
@@ -268,7 +272,9 @@ def _first_record_from(key: bytes, prefix: bytes) -> int:
 
 
 def _find_value(data: mmap.mmap, tree: TreeHeader, key: bytes) -> tuple[int, int] | None:
-    """Returns offset and size of the value of ``key``, or None. Reads one page a level. Raises :class:`PageError`."""
+    """Returns offset and size of the value of ``key``; None if there is no such key. Reads one page a level. Raises
+    :class:`PageError`.
+    """
     page = tree.root
     for level in range(1, tree.depth + 1):
         nodes = _node_offsets(data, tree, page, level)
@@ -288,7 +294,7 @@ def _memory_address(view: memoryview) -> int:
 
 
 def _map_without_readahead(descriptor: int) -> mmap.mmap:
-    """Maps the file without readahead, which random access to small records would waste."""
+    """Maps the file without readahead, if the system allows that: random access to small records would waste it."""
     data = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
     if hasattr(mmap, "MADV_RANDOM"):
         data.madvise(mmap.MADV_RANDOM)
@@ -326,7 +332,9 @@ def _read_newest_tree(data: mmap.mmap) -> TreeHeader:
 def _walk_subtree(
     data: mmap.mmap, tree: TreeHeader, page: int, level: int, overflow: bool, seen: set[int]
 ) -> Iterator[TreeEntry | str]:
-    """Yields the entries below a page. A page that is damaged, or in ``seen``, yields a line of text and is skipped."""
+    """Yields the entries below a page in key order. Instead of a page that is damaged, or already in ``seen``, yields a
+    line of text. Adds pages to ``seen``.
+    """
     try:
         nodes = _node_offsets(data, tree, page, level)
         if page in seen:
@@ -374,11 +382,13 @@ def _node_offsets(data: mmap.mmap, tree: TreeHeader, page: int, level: int) -> l
 
 
 def _read_key(data: mmap.mmap, node: int) -> bytes:
+    """Returns the key of a node."""
     start = node + NODE.size
     return data[start : start + NODE.unpack_from(data, node)[3]]
 
 
 def _child_page(data: mmap.mmap, node: int) -> int:
+    """Returns the number of the page that a branch node points to."""
     low, high, top, _ = NODE.unpack_from(data, node)
     return int(low | high << 16 | top << 32)
 

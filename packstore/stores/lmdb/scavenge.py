@@ -59,7 +59,7 @@ def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
 
 
 class _PageScan:
-    """Everything that looks like an entry of the store, found by looking at every page."""
+    """Looks at every page of a file, when it is made, and keeps the place of everything that looks like an entry."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -81,15 +81,13 @@ class _PageScan:
         self.records = int(self._places[b""][0, -1]) + 1 if len(entries[b""]) else 0
 
     def list_candidates(self, prefix: bytes, record: int) -> list[Buffer]:
-        """Returns the values with key ``prefix`` and ``record``, in file order: candidates for an image or a column's
-        value.
-        """
+        """Returns the values with key ``prefix`` and ``record``, in file order. They may be older copies."""
         places = self._places[prefix]
         first, last = np.searchsorted(places[0], [record, record + 1])
         return [self._data[start : start + size] for start, size in places[1:, first:last].T.tolist()]
 
     def find_orphans(self, sums: set[int]) -> Iterator[tuple[int, Buffer]]:
-        """Yields checksum and bytes of long values that no entry names and whose checksum is in ``sums``."""
+        """Yields checksum and bytes of long values that no entry names, if the checksum is in ``sums``."""
         known = {page for places in self._places.values() for page in (places[1] // self._size).tolist()}
         for page, count in self._long_values.items():
             if page in known or not sums:
@@ -107,6 +105,8 @@ class _PageScan:
     def recover_columns(self, recovered: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
         """Returns the columns that can be recovered: of several copies the one with the manifest's digest, or else the
         last.
+
+        Without a manifest, guesses the columns from their arrays.
         """
         columns: dict[str, ColumnData] = {}
         wanted = self._guess_columns(records) if recovered is None else recovered.manifest.columns[1:]
@@ -140,17 +140,21 @@ class _PageScan:
         return [parse_fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
 
     def _list_raw_values(self, column: Column, record: int) -> list[Buffer]:
+        """Returns the candidates for a record's value in a column, as bytes; drops those of a wrong size if the column
+        is fixed.
+        """
         candidates = self.list_candidates(f"{column.name}/".encode("ascii"), record)
         return [raw for raw in candidates if column.kind == "ragged" or len(raw) == column.record_nbytes]
 
     def _read_last_value(self, column: Column, record: int) -> Buffer:
+        """Returns the last candidate for a record's value. Raises :class:`StoreError` if there is none."""
         candidates = self._list_raw_values(column, record)
         if not candidates:
             raise StoreError(f"no entry for the {column.name} of record {record} was found")
         return candidates[-1]
 
     def _find_leaves(self) -> Iterator[int]:
-        """Yields the pages marked as leaves and those without a valid mark; records the long values it passes."""
+        """Yields the pages marked as leaves and those without a valid mark. Records the long values that it passes."""
         total = len(self._data) // self._size
         raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
         for first in range(0, total, _PAGES_AT_ONCE):

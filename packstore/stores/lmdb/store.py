@@ -91,8 +91,10 @@ class LmdbWriter(FileWriter):
         self._records = self._append_values(images, KEY, self._records)
 
     def _append_values(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
-        """Appends values, the first under ``key % record``; flushes and syncs when enough are pending. Returns the next
-        record.
+        """Appends values, the first under ``key % record``. Writes and syncs in the background whenever enough are
+        pending. Returns the next record.
+
+        Raises :class:`StoreError` for a value of 4 GiB or more.
         """
         pending, nbytes = self._pending, self._pending_bytes
         for image in values:
@@ -154,14 +156,14 @@ class LmdbWriter(FileWriter):
             self._env = None
 
     def _close_environment(self) -> None:
-        """Flushes and closes the environment, if it is open."""
+        """Writes pending values and closes the environment, if it is open."""
         if self._env is not None:
             self._write_pending()
             self._env.close()
             self._env = None
 
     def _open_environment(self) -> None:
-        """Opens the environment, creating it if need be."""
+        """Opens the environment, creating it if need be, without locks and syncs."""
         # As bytes: py-lmdb cannot encode a path that is not UTF-8.
         path = os.fsencode(self.path)
         with _raise_as_os_errors(self.path), beyond_standard_streams():
@@ -210,7 +212,11 @@ def _raise_as_os_errors(path: Path) -> Iterator[None]:
 
 
 def open_partial_file(path: Path) -> Callable[[int], memoryview]:
-    """Implements :meth:`packstore.stores.format.Format.open_partial_file` by finished transactions."""
+    """Opens the finished transactions of a killed writer; returns a function that reads an image by its number. Both
+    raise :class:`StoreError`.
+
+    Implements :meth:`packstore.stores.format.Format.open_partial_file`.
+    """
     pages = _map_pages(path)
 
     def image(number: int) -> memoryview:
@@ -358,16 +364,21 @@ class LmdbReader(Reader):
             return
 
     def _require_open(self) -> Pages:
+        """Returns the pages. Raises :class:`StoreError` if the reader is closed."""
         pages = self._pages  # read once: another thread may close the reader meanwhile
         if pages is None:
             raise StoreError(f"{printable(str(self.path))} is closed")
         return pages
 
     def _damage_error(self, error: PageError) -> StoreError:
+        """Returns a :class:`PageError` as the error of a damaged store."""
         return StoreError(f"{printable(str(self.path))} is damaged: {error}")
 
     def _map_array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Returns the array in the ``.npy`` value ``name`` as a view of the map. Raises :class:`StoreError`."""
+        """Returns the array in the ``.npy`` value ``name`` as a view of the map; as a copy if it is not aligned.
+
+        Raises :class:`StoreError` if it is missing, damaged, or of another dtype or shape.
+        """
         try:
             value = self._require_open().find_value(name.encode("ascii"))
         except PageError as error:
@@ -387,7 +398,9 @@ class LmdbReader(Reader):
 
 
 def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
-    """Reads and checks the manifest in an LMDB. Raises :class:`StoreError`."""
+    """Reads the manifest in an LMDB. Raises :class:`StoreError` if there is none, or it is damaged or that of another
+    kind of store.
+    """
     try:
         text = pages.find_value(MANIFEST.encode("ascii"))
     except PageError as error:
@@ -402,7 +415,11 @@ def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
 
 
 def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> LazyRagged | LazyArray:
-    """Returns a column with one value per key. It stays valid after the reader is closed."""
+    """Returns a column with one value per key, which reads a value when it is accessed. It stays valid after the reader
+    is closed.
+
+    Reading raises :class:`StoreError` for a missing or damaged value.
+    """
     name = column.name
     find = pages.record_lookup(f"{name}/".encode("ascii")).find_value
 
@@ -419,15 +436,18 @@ def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> 
 
 
 def _to_npy(array: NDArray[Any]) -> bytes:
+    """Returns an array as a ``.npy`` file of version 1.0."""
     head = io.BytesIO()
     _NPY.write_array_header_1_0(head, _NPY.header_data_from_array_1_0(array))
     return b"".join((head.getvalue(), _raw_bytes(array) if array.size else b""))
 
 
 def _raw_bytes(array: NDArray[Any]) -> memoryview:
+    """Views an array as bytes."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    """Makes an array read-only and returns it."""
     array.flags.writeable = False
     return array

@@ -72,13 +72,13 @@ def build_headers(entries: Sequence[zipfile.ZipInfo]) -> Iterator[tuple[str, int
 
 
 def build_padding_field(position: int, name: bytes) -> bytes:
-    """Returns the extra field of the entry at ``position``, of the length that aligns its content."""
+    """Returns the extra field that aligns an entry's content; the entry's header is at ``position``."""
     size = -(position + _LOCAL.size + len(name) + 20 + 4) % ALIGNMENT
     return b"FB" + size.to_bytes(2, "little") + b"Z" * size
 
 
 def compute_content_start(position: int, name: str) -> int:
-    """Returns the offset of an entry's content, for a header at ``position``."""
+    """Returns the offset of an entry's content, if the entry's header is at ``position``."""
     raw = name.encode("utf-8")
     return position + _LOCAL.size + len(raw) + len(build_padding_field(position, raw)) + 20
 
@@ -102,8 +102,9 @@ def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, pos
 
 
 def _build_directory_end(count: int, start: int, size: int) -> bytes:
-    """Returns the end of the zip's directory. Begins with zip64's record and locator if numbers are too large without
-    them."""
+    """Returns the end of the zip's directory; with zip64's record and locator before it if numbers are too large
+    without them.
+    """
     end64 = b""
     if count > zipfile.ZIP_FILECOUNT_LIMIT or start > _LIMIT or size > _LIMIT:
         end64 = _END64.pack(b"PK\x06\x06", 44, _VERSION, _VERSION, 0, 0, count, count, size, start)

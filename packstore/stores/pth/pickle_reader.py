@@ -57,7 +57,7 @@ class SavedTensor(_Described):
 
 @dataclass(frozen=True, slots=True)
 class Global(_Described):
-    """A name that the pickle refers to: ``module.name``."""
+    """A name in the pickle: ``module.name``. Calling it describes the result, and calls nothing."""
 
     name: str
 
@@ -72,9 +72,10 @@ class Global(_Described):
 
 
 def unpickle(data: bytes) -> Any:
-    """Describes the object in ``data`` with dicts, lists, tuples, strings, numbers, :class:`SavedTensor` and the like.
+    """Returns the object in the pickle ``data`` as dicts, lists, tuples, strings, numbers, and descriptions such as
+    :class:`SavedTensor`. Calls nothing.
 
-    Raises :class:`packstore.core.pickle_machine.PickleError`.
+    Raises :class:`packstore.core.pickle_machine.PickleError`, also for more than 200,000 operations.
     """
     return run(data, lambda module, name: Global(f"{module}.{name}"), _MAX_OPERATIONS, _parse_storage)
 

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 
 class _Storage(NamedTuple):
+    """Torch's name of a storage class, and the dtype of its tensors."""
+
     name: str
     dtype: str
 
@@ -53,6 +55,7 @@ def dump_dict(content: Mapping[str, Any]) -> bytes:
 
 
 def _dump_value(value: Any) -> bytes:
+    """Pickles a dict, tensor, tuple, string, False or integer."""
     if isinstance(value, Mapping):
         return (
             pickle.EMPTY_DICT
@@ -74,6 +77,7 @@ def _dump_value(value: Any) -> bytes:
 
 
 def _dump_tensor(tensor: Tensor) -> bytes:
+    """Pickles a tensor as the call that torch makes to rebuild it."""
     storage = (
         pickle.MARK
         + _dump_value("storage")
@@ -99,4 +103,5 @@ def _dump_tensor(tensor: Tensor) -> bytes:
 
 
 def _dump_global(module: str, name: str) -> bytes:
+    """Pickles a reference to a name of a module."""
     return pickle.GLOBAL + f"{module}\n{name}\n".encode("ascii")

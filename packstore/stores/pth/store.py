@@ -152,6 +152,9 @@ class PthReader(MappedReader):
         super().close()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields faults of the offsets of ragged columns; unless ``quick``, also wrong CRC-32 and changed headers of
+        zip entries.
+        """
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
         map = self._map  # read once: another thread may close the reader meanwhile
@@ -165,7 +168,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
-    """Opens the zip and describes the dict in its pickle. Raises :class:`StoreError`."""
+    """Opens the zip and describes the dict in its pickle, which has a manifest as text. Raises :class:`StoreError`."""
     try:
         with reading(path, descriptor) as opened:
             archive = Archive(opened)
@@ -182,7 +185,9 @@ def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, d
 
 
 def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
-    """Parses and checks the manifest in a ``.pth``. Raises :class:`StoreError`."""
+    """Parses the manifest in a ``.pth``. Raises :class:`StoreError` if it is damaged or that of another kind
+    of store.
+    """
     manifest = parse_manifest(content["manifest"], path)
     if manifest.format != "pth" or manifest.shards:
         kind = f"{'sharded ' if manifest.shards else ''}{manifest.format}"
@@ -191,7 +196,9 @@ def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
 
 
 def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
-    """Returns a column as views of the map. Raises :class:`StoreError` if it has another form."""
+    """Returns a column as views of the map. Raises :class:`StoreError` unless it is a tensor, or a dict of bytes and
+    offsets if it is ragged.
+    """
     if column.kind == "fixed":
         return _map_tensor(archive, value, column.dtype, f"{shown}: column {column.name!r}")
     if not isinstance(value, dict):
@@ -206,8 +213,8 @@ def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> Who
 
 
 def _map_tensor(archive: Archive, tensor: Any, dtype: str, where: str) -> NDArray[Any]:
-    """Returns a tensor as a read-only view of the map. Raises :class:`StoreError` unless it is plain, contiguous and
-    aligned.
+    """Returns a tensor as a read-only view of the map. Raises :class:`StoreError` unless it is plain, contiguous,
+    aligned, and of dtype ``dtype``.
     """
     if not isinstance(tensor, SavedTensor):
         raise StoreError(f"{where} is {_describe_value(tensor)}, not a plain tensor")
@@ -239,7 +246,7 @@ def _is_contiguous(tensor: SavedTensor) -> bool:
 
 
 def _describe_value(value: Any) -> str:
-    """Describes a value of the pickle in a message."""
+    """Returns a word for the type of a value in the pickle, for messages."""
     if isinstance(value, Call):
         return f"made by {printable(value.name)[:100]}"
     return "a tensor" if isinstance(value, SavedTensor) else type(value).__name__
@@ -251,6 +258,7 @@ def _compute_padding(data: int) -> int:
 
 
 def _compute_images_start() -> int:
+    """Returns the offset at which the content of the first entry begins."""
     data = _LOCAL_HEADER + len(f"{_PREFIX}/data/0") + _ZIP64_EXTRA
     return data + 4 + _compute_padding(data)
 

@@ -76,7 +76,9 @@ class Archive:
         self._prefix = pickles[0].removesuffix("data.pkl")
 
     def read_pickle(self) -> bytes:
-        """Returns the pickle. Raises :class:`ZipError`."""
+        """Returns the pickle. Raises :class:`ZipError` if it is missing or too large, or the file's numbers are not
+        little-endian.
+        """
         if f"{self._prefix}byteorder" in self._entries and self.view_entry("byteorder").tobytes() != b"little":
             raise ZipError("its numbers are not little-endian")
         data = self.view_entry("data.pkl")
@@ -85,7 +87,9 @@ class Archive:
         return data.tobytes()
 
     def view_entry(self, name: str) -> NDArray[np.uint8]:
-        """Returns the content of an entry as a view of the map. Raises :class:`ZipError`."""
+        """Returns the content of an entry as a view of the map. Raises :class:`ZipError` if the entry is missing,
+        compressed or damaged.
+        """
         info = self._entries.get(self._prefix + name)
         if info is None:
             raise ZipError(f"it has no zip entry {name!r:.100}")
@@ -115,8 +119,7 @@ def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
 
 
 def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Problem]:
-    """Yields a problem for each entry whose CRC-32 differs, which torch never checks, then for changed bytes between
-    them.
+    """Yields a problem for each entry whose CRC-32 differs, which torch never checks; then one for each changed header.
 
     ``map`` is the whole file.
     """
@@ -142,7 +145,7 @@ def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Pr
 
 
 class _Mapped(io.RawIOBase):
-    """A file object over a map, with its own position."""
+    """A file object over a map, with its own position; as a file, refuses to seek before the beginning."""
 
     def __init__(self, mapped: memoryview) -> None:
         self._view = mapped

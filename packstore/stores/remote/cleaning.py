@@ -51,11 +51,12 @@ class UnneededObjects:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all these objects together."""
         return sum(info.nbytes for info in self.objects)
 
 
 def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE_SECONDS) -> UnneededObjects:
-    """Finds objects older than the grace period that neither the newest version needs nor one replaced within that
+    """Lists objects older than the grace period that no version needs which is the newest or was replaced within that
     period.
 
     ``now`` is in seconds since 1970.
@@ -98,7 +99,8 @@ def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE
 def remove_unneeded(
     objects: ObjectStore, chosen: UnneededObjects, now: float, grace_seconds: float = GRACE_SECONDS
 ) -> UnneededObjects:
-    """Removes the chosen objects that are still unneeded and provably packstore's.
+    """Removes the chosen objects that are still unneeded and provably packstore's. Reads each shard and table to prove
+    it.
 
     Returns the removed objects; ``foreign`` are the names of objects that could not be proven.
     """
@@ -113,7 +115,9 @@ def remove_unneeded(
 
 
 def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
-    """Returns whether an object's content fits its name, as packstore writes it."""
+    """Reads an object and returns whether packstore wrote it: its name has its digest, or it is JSON with its own
+    digest. False if it is gone.
+    """
     digits = digest_in_name(info.name)
     try:
         if digits is not None:

@@ -15,9 +15,9 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
-    """Fetches the object at a URL into the cache, unless it is there; returns its facts and a descriptor of the copy.
+    """Fetches the object at a URL into the cache, unless it is there. Returns its facts and a descriptor of the copy.
 
-    The copy stays in the cache while the descriptor is open. Raises :class:`StoreError`.
+    The copy stays in the cache while the descriptor is open; the caller closes it. Raises :class:`StoreError`.
     """
     store = open_objects(url.parent)
     info = store.head(url.name)
@@ -25,17 +25,21 @@ def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
 
 
 def open_cached_copy_of(store: ObjectStore, info: ObjectInfo, cache: Cache) -> int:
-    """Returns a descriptor of an object's copy, see :func:`open_cached_copy`."""
+    """Fetches an object with known facts into ``cache``, unless it is there. Returns a descriptor of the copy, see
+    :func:`open_cached_copy`.
+    """
     return cache.open_by_address(cached_copy_key(store, info), info.nbytes, lambda: _stream_and_prove(store, info))
 
 
 def cached_copy_key(store: ObjectStore, info: ObjectInfo) -> str:
-    """Returns the key of an object's copy in the cache, which changes with the object's content."""
+    """Returns the key of an object's copy in the cache: URL, size and ETag (or time), so that it changes with the
+    object's content.
+    """
     return f"{store.url}/{info.name} {info.etag or info.modified} {info.nbytes}"
 
 
 def _stream_and_prove(store: ObjectStore, info: ObjectInfo) -> Iterator[bytes | memoryview]:
-    """Yields an object's bytes, the last one only once they are proven.
+    """Yields an object's bytes, the last one only once all are proven.
 
     Compares them with the MD5 in the ETag; if it has none, with a second reading. Raises :class:`RemoteError` if they
     differ, or if the object was replaced meanwhile.

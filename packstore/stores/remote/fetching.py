@@ -41,7 +41,9 @@ class FetchingReader(Protocol):
 
 
 def as_fetching(reader: Reader) -> FetchingReader | None:
-    """Returns the object that fetches the parts of a reader, or None if all parts are local."""
+    """Returns an object that fetches the parts (files) of a reader ahead of reading. None if no store of the reader is
+    at a URL.
+    """
     reader = reader.unchecked_reader
     if isinstance(reader, RemoteReader):
         return reader

@@ -29,7 +29,7 @@ _MOST_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class RemoteHead:
-    """Head of a store at a URL, as it was when it was opened.
+    """The head of a store at a URL when it was opened: the manifest of its newest version, with the table of shards.
 
     Attributes:
         manifest: The manifest, with its table.
@@ -57,7 +57,7 @@ def find_newest_version(objects: ObjectStore) -> int:
 
 
 def read_head(objects: ObjectStore) -> RemoteHead:
-    """Reads the head of the sharded store at the URL, with three or four requests.
+    """Reads the manifest of the newest version at a URL, and its table of shards, with three or four requests.
 
     Raises :class:`MissingStoreError` if there is none, and :class:`StoreError` if it is damaged.
     """
@@ -70,9 +70,7 @@ def read_version(objects: ObjectStore, number: int) -> Manifest:
 
 
 def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the head of version ``newest``; without versions, the manifest of a plain copy, or the hint. Retries if
-    damaged.
-    """
+    """Reads the head of version ``newest``, see :func:`_read_head_once`; tries three times if it is damaged."""
     for _ in range(_TRIES - 1):
         with suppress(ManifestError):  # if a bit flipped in transit, the next try succeeds
             return _read_head_once(objects, newest)
@@ -110,7 +108,7 @@ def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
 
 
 def _read_bounded(objects: ObjectStore, name: str) -> bytes:
-    """Reads an object. Raises :class:`StoreError` if it is larger than any head, before it fills the memory."""
+    """Reads an object. Raises :class:`StoreError` for one of more than 256 MiB, before it fills the memory."""
     data = bytearray()
     for piece in objects.stream(name):
         data += piece
@@ -120,7 +118,11 @@ def _read_bounded(objects: ObjectStore, name: str) -> bytes:
 
 
 def read_writable_head(url: UrlPath) -> RemoteHead:
-    """Reads the head of a store at a URL to which shards can be added. Raises :class:`StoreError`."""
+    """Reads the head of a store at a URL to which shards can be added.
+
+    Raises :class:`StoreError` if it cannot be read, and :class:`DestinationError` if it is read only, or a plain copy
+    of a local store.
+    """
     objects = open_objects(url)
     head = read_head(objects)
     if not objects.can_write:

@@ -43,18 +43,18 @@ def version_number(name: str) -> int | None:
 
 
 def table_name(table: ShardTable) -> str:
-    """Returns the name of a table."""
+    """Returns the object name of a table of shards."""
     return f"{TABLES}{table.digest}.shards"
 
 
 def shard_object_name(shard: Shard) -> str:
-    """Returns the name of the data file of a shard."""
+    """Returns the object name of a shard's data file."""
     stem, _, suffix = shard.name.partition(".")
     return f"{SHARDS}{stem}-{shard.digest[:_DIGITS]}.{suffix}"
 
 
 def shard_object_names(table: ShardTable) -> list[str]:
-    """Returns the names of the data files of all shards, in order."""
+    """Returns the object names of the data files of all shards, in order."""
     digests: list[Any] = table.table["digest"].tolist()
     pairs = zip(table.names(), digests, strict=True)
     return [

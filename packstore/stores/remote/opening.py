@@ -24,7 +24,9 @@ _START_BYTES = 512
 
 
 def open_remote(path: UrlPath) -> Reader:
-    """Opens the store at a URL. Raises :class:`StoreError`."""
+    """Opens the store at a URL: its newest version, or a single-file store, which is fetched whole into the cache.
+    Raises :class:`StoreError`.
+    """
     objects = open_objects(path)
     try:
         head = None if _is_local_file(path) else read_head(objects)
@@ -62,7 +64,9 @@ def _is_local_file(path: UrlPath) -> bool:
 
 
 def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore, ObjectInfo, Format | None] | None:
-    """Finds the object that is a copy of a single-file store; also returns its format if its name determines that."""
+    """Finds the object that is a copy of a single-file store, or returns None. Also returns the format if the object's
+    name determines it.
+    """
     formats: list[Format] = [format for format in FORMATS.values() if format.files]
     places = [(objects, format.files[0], format) for format in formats]
     if len(path.parts) > 2:  # else the URL is that of a bucket
@@ -78,8 +82,8 @@ def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore,
 
 
 def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
-    """Fetches a single-file store whole into the cache and opens it. Only its size is checked: its checksums must prove
-    it.
+    """Fetches a single-file store whole into the cache and opens it. Only compares its size: reading must prove it by
+    its checksums.
     """
 
     def fetch() -> Iterator[bytes | memoryview]:

@@ -41,9 +41,11 @@ class LostRaceError(DestinationError):
 
 
 def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
-    """Returns the number of the newest version at a URL for a new store; 0 if there is none.
+    """Checks that a new store may be written at a URL. Returns the number of the newest version there, or 0 if there is
+    none.
 
-    Raises :class:`DestinationError` if no store may be written there.
+    Raises :class:`DestinationError` if the URL is read only, holds a store and ``overwrite`` is not set, or holds
+    something else.
     """
     if not objects.can_write:
         raise DestinationError(f"{objects.url} is read only: stores are not written by HTTP; use s3://, gs:// or az://")
@@ -124,8 +126,8 @@ def publish(
 
 
 def refuse_missing_shards(objects: ObjectStore, table: ShardTable) -> None:
-    """Raises :class:`StoreError` if a shard is missing, because somebody has cleaned up one that was old and
-    unneeded.
+    """Lists the shards at a URL. Raises :class:`StoreError` if one of the table is missing: a clean-up has removed it
+    as unneeded.
     """
     there = {info.name: info.nbytes for info in objects.list(SHARDS)}
     for shard in table:
@@ -134,10 +136,10 @@ def refuse_missing_shards(objects: ObjectStore, table: ShardTable) -> None:
 
 
 def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
-    """Uploads the data file of a shard under its digest, after checking that digest. Replaces a damaged object of that
-    name.
+    """Uploads the data file of a shard to a name with its digest; replaces a damaged object of that name, and logs a
+    warning.
 
-    Returns the object's name.
+    Returns the object's name. Raises :class:`StoreError` if the file does not have the shard's digest.
     """
     name = shard_object_name(shard)
     nbytes, digest = file_digest(file)
@@ -150,15 +152,15 @@ def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
 
 
 def upload_table(objects: ObjectStore, table: ShardTable) -> str:
-    """Uploads a table under its digest. Replaces a damaged object of that name. Returns the name."""
+    """Uploads a table to a name with its digest; replaces a damaged object of that name. Returns the object's name."""
     name = table_name(table)
     _create_by_content(objects, name, table.table.tobytes())
     return name
 
 
 def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> None:
-    """Creates an object that is named by its content; replaces one of that name with other content, which is
-    damaged.
+    """Creates an object that is named by its content. Replaces an object of that name with other content, which is
+    damaged, and logs a warning.
     """
     try:
         objects.create(name, data)
@@ -189,7 +191,7 @@ def commit(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
 
 
 def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
-    """Returns whether a shard is at its destination already."""
+    """Returns whether the place of a shard is the very object that an upload would create."""
     path = location(place)
     same = isinstance(path, UrlPath) and place.endswith(f"/{name}")
     return same and open_objects(path.parent.parent).url == objects.url
@@ -197,7 +199,9 @@ def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
 
 @contextmanager
 def open_shard_file(place: str, shard: Shard, format: str) -> Iterator[Path]:
-    """Yields a local file with the data of a shard; downloads it to a temporary folder if it is at a URL."""
+    """Yields the path of a local file with the data of a shard. For a shard at a URL, a download, removed when the
+    context ends.
+    """
     path = location(place)
     if not isinstance(path, UrlPath):
         yield FORMATS[format].data_file(path)

@@ -82,6 +82,7 @@ class RemoteReader(ShardedReader):
 
     @property
     def all_counts(self) -> list[FetchCounts]:
+        """Statistics of this reader's fetches, as a list of one."""
         return [self.counts]
 
     @property
@@ -91,9 +92,9 @@ class RemoteReader(ShardedReader):
         return sizes
 
     def prefetch(self, number: int) -> None:
-        """Fetches a shard into the cache, unless it is there, without opening it. Raises like :meth:`shard`.
+        """Fetches a shard into the cache, unless it is there or open; does not open it. Raises like :meth:`shard`.
 
-        It closes no shards to make room, but raises :class:`CacheFullError` or :class:`DiskFullError`.
+        Closes no shards to make room, but raises :class:`CacheFullError` or :class:`DiskFullError`.
         """
         if number not in self._open:
             os.close(self._fetch_shard_now(number, ahead=True))
@@ -120,6 +121,7 @@ class RemoteReader(ShardedReader):
                     self.cache.set_last_used(self._table[number].digest, since)
 
     def mark_suspect(self, index: int) -> None:
+        """Marks the record's shard in the cache, so that it is proven again when it is next opened, and closes it."""
         number = bisect.bisect_right(self._starts, index) - 1
         self.cache.mark_suspect(self._table[number].digest)
         with self._lock:
@@ -129,6 +131,7 @@ class RemoteReader(ShardedReader):
         return [f"{self.path}/{name}" for name in self.head.shards]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        """Returns a mask of the shards that are open or in the cache, which may evict them at any time."""
         chosen = [*numbers]
         digests = [bytes(digest).hex() for digest in self._table.table["digest"][chosen].tolist()]
         absent = set(self.cache.list_missing(digests))
@@ -177,13 +180,14 @@ class RemoteReader(ShardedReader):
             yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
     def _list_sizes(self) -> dict[str, int] | None:
-        """Returns the sizes of all objects of shards, or None if they cannot be listed."""
+        """Returns the sizes of all shards' objects by name, or None if they cannot be listed (HTTP)."""
         if not self._objects.can_list:
             return None
         prefix = SHARDS if self.head.version is not None else "shard-"
         return {info.name: info.nbytes for info in self._objects.list(prefix)}
 
     def _find_object_size(self, name: str) -> int | None:
+        """Asks for the size of one object; returns None if it does not exist."""
         try:
             return self._objects.head(name).nbytes
         except MissingObjectError:
@@ -197,6 +201,7 @@ class RemoteReader(ShardedReader):
         return hashed.hexdigest()
 
     def _fetch_before_opening(self, number: int) -> None:
+        """Fetches a shard and keeps its descriptor for :meth:`_open_shard`; counts the time as waiting."""
         started = time.monotonic()
         descriptor = self._fetch_shard(number)
         with self._lock:
@@ -208,6 +213,9 @@ class RemoteReader(ShardedReader):
             self.counts.waiting_seconds += time.monotonic() - started
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
+        """Opens a shard in the cache; fetches it first if ``held`` is None. If it does not fit the table, proves it,
+        and tries once more.
+        """
         try:
             # Without a descriptor it was open when it was asked for, and has been closed since.
             return super()._open_shard(number, self._fetch_shard(number) if held is None else held)
@@ -218,8 +226,8 @@ class RemoteReader(ShardedReader):
             return super()._open_shard(number, self._fetch_shard(number))
 
     def _fetch_shard(self, number: int) -> int:
-        """Fetches a shard; returns a descriptor of it in the cache. Repeats a recent failure without another
-        request.
+        """Fetches a shard; returns a descriptor of it in the cache. For ten seconds after a failure, raises the same
+        error without a request.
         """
         if number in self._failed:
             when, kind, said = self._failed[number]
@@ -234,10 +242,13 @@ class RemoteReader(ShardedReader):
             raise
 
     def _fetch_shard_now(self, number: int, ahead: bool = False) -> int:
-        """Fetches a shard; returns a descriptor of it in the cache. Counts the fetch.
+        """Fetches a shard, unless it is in the cache; returns a descriptor of it there. Counts the fetch.
 
-        If the cache is full, closes shards of this reader and retries, for a while. ``ahead``: does not, and counts no
-        miss.
+        If the cache is full, closes shards of this reader and retries, for up to a minute. With ``ahead``, raises at
+        once, and counts no miss.
+
+        Raises :class:`UnreachableError` if the shard cannot be fetched, and :class:`StoreError` if it is missing or
+        damaged.
         """
         shard: Shard = self._table[number]
         name, fetched = self.head.shards[number], 0
@@ -279,5 +290,6 @@ class RemoteReader(ShardedReader):
         return descriptor
 
     def _raise_if_replaced(self) -> None:
+        """Raises :class:`StoreError` if the URL has a newer version, which explains a missing shard."""
         if self.head.version and find_newest_version(self._objects) != self.head.version:
             raise StoreError(f"{self.path} has been replaced by another store, and cleaned; open it again")

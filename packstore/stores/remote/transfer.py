@@ -19,8 +19,10 @@ _TRIES = 3
 
 
 def download_shard(url: UrlPath, file: Path, digest: str) -> None:
-    """Downloads an object to ``file``, which must not exist. Raises :class:`StoreError` if its SHA-256 is wrong three
-    times, and :class:`OSError`.
+    """Downloads a shard's object to ``file``, which must not exist, and syncs it. Tries three times if its SHA-256 is
+    wrong.
+
+    Raises :class:`StoreError` if it stays wrong, and :class:`OSError`.
     """
     objects, actual = open_objects(url.parent), ""
     with file.open("xb") as target:
@@ -40,7 +42,7 @@ def download_shard(url: UrlPath, file: Path, digest: str) -> None:
 
 
 def fetch_shard_manifest(url: UrlPath, digest: str, nbytes: int, format: str) -> Manifest:
-    """Fetches a shard into the cache and returns its manifest. Raises :class:`StoreError`."""
+    """Fetches a shard into the cache, unless it is there, and returns its manifest. Raises :class:`StoreError`."""
 
     def fetch() -> Iterator[bytes | memoryview]:
         return open_objects(url.parent).stream(url.name)
