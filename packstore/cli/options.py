@@ -127,8 +127,8 @@ def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--frames", metavar="N",
-            help="Files with several frames or pages: first, the number of one from 0, or all: a record each. "
-            "Folders of numbered frames: clips.",
+            help="Files with several frames or pages: first, the number of one from 0; all: a record each; or clips: "
+            "each file is a record, with an array of its frames. Folders of numbered frames: clips.",
         ),
         click.option("--alpha", metavar="HOW", help="Transparency: keep, drop or over:COLOUR (black, white, #rrggbb)."),
         click.option(

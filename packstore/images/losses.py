@@ -11,14 +11,14 @@ from typing import NamedTuple
 from packstore.core.errors import UsageError, printable
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import native
-from packstore.images.kinds import KINDS
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo
 
 _WEBP_ANIMATION, _WEBP_ALPHA = 0x02, 0x10
 _ANSWERS = {
     "depth": "--depth keep (values as they are), scale, clip or window:LO,HI (from LO to HI)",
-    "frames": "--frames first, the number of a frame from 0, or all (each is a record)",
+    "frames": "--frames first, the number of a frame from 0, all (each is a record), or clips (each file is a record, "
+    "with an array of its frames)",
     "channels": "--mode keep (all channels), --mode RGB or --mode L",
     "alpha": "--alpha keep, drop or over:COLOUR",
 }
@@ -81,8 +81,7 @@ def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Read
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"
     if found.frames > 1 and reading.frames is None:
-        several = "several frames" if info.kind in KINDS else f"{found.frames:,} frames or pages"
-        losses["frames"] = f"{several}, and the first is read"
+        losses["frames"] = f"{found.frames:,} frames or pages, and the first is read"
     if lost := _describe_lost_channels(mode, wanted, reading.chosen):
         losses["channels"] = lost
     if found.transparent and not wanted.has_alpha and reading.alpha is None:

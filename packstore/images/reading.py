@@ -28,8 +28,10 @@ _LUMA = np.array([19595, 38470, 7471], np.int64)
 ALL_FRAMES = "all"
 """The value of ``frames`` for which each frame is a record: then no file has several."""
 CLIPS = "clips"
-"""The value of ``frames`` for which each folder of numbered frames is a record."""
-OF_SOURCES = (ALL_FRAMES, CLIPS)
+"""The value of ``frames`` for which each file of frames, or each folder of numbered frames, is a record."""
+FILE_CLIPS = "clips:files"
+"""The value of ``frames`` for which each file is a record with its frames, even if all files have one."""
+OF_SOURCES = (ALL_FRAMES, CLIPS, FILE_CLIPS)
 """Values of ``frames`` that say what a source's samples are, and not how a file is read."""
 EXPECTED = {
     "depth": "scale, clip or window:LO,HI",

@@ -30,6 +30,7 @@ from packstore.packing.records import store_columns
 from packstore.sources import ask_about_left
 from packstore.sources.arguments import SourceArguments
 from packstore.sources.base import Source, Survey
+from packstore.sources.clips import ClipsSource
 from packstore.sources.store import StoreSource
 from packstore.stores import is_store, open_store
 from packstore.stores.base import Reader
@@ -176,12 +177,16 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
     if frames is None and not is_store(source):
         recorded = manifest.options.get("frames")
         frames = recorded if isinstance(recorded, str) else None
-    return options.open_source(
+    opened = options.open_source(
         source,
         columns=split_columns(options.columns)[0],
         frames=str(frames) if frames in OF_SOURCES else None,
         skip_bad=options.on_error == "skip",
     )
+    if isinstance(opened, ClipsSource):
+        answered = Reading.restore(manifest.image.mode, manifest.options)
+        opened.read_as(replace(answered, depth=options.depth or answered.depth, alpha=options.alpha or answered.alpha))
+    return opened
 
 
 def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str, Any]:

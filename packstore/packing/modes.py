@@ -56,7 +56,7 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
 def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
     """Raises :class:`UsageError` for options that would change the mode of floating point values."""
     given = {name: getattr(options, name) for name in ("mode", "depth", "alpha", "frames")}
-    named = [name for name, value in given.items() if value not in (None, KEEP, base.mode)]
+    named = [name for name, value in given.items() if value not in (None, KEEP, base.mode, *OF_SOURCES)]
     if named:
         if is_raw and "mode" in named:
             raise UsageError(

@@ -30,6 +30,7 @@ from packstore.packing.options import ConvertOptions
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_clips, ask_about_left
 from packstore.sources.base import Entry, Source, Survey
+from packstore.sources.clips import ClipsSource
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import was_killed_after_publishing
 from packstore.stores.format import Format
@@ -119,6 +120,9 @@ def plan_source(
         ask_about_left(opened, survey)
         ask_about_clips(opened, survey)
         reading = resolve_reading(opened, survey, options)
+        if isinstance(opened, ClipsSource):
+            opened.read_as(reading)
+            survey = opened.survey(options.split)
         survey = keep_modes(opened, survey, options)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
         probe = _Probe(opened, options)

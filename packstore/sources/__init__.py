@@ -19,7 +19,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import SOURCES
 from packstore.core.urls import find_bridge
-from packstore.images.reading import ALL_FRAMES, CLIPS
+from packstore.images.reading import ALL_FRAMES, CLIPS, FILE_CLIPS, Reading
 from packstore.images.sniff import MAX_PIXELS
 from packstore.sources.archives import cache_archives, cache_folders
 from packstore.sources.base import Certainty, Entry, Kind, Source, SourceOptions, Survey
@@ -96,8 +96,8 @@ def open_source(
         columns: Meanings of the columns of a table: ``image=COL``, ``label=COL``, ``boxes=X1,Y1,X2,Y2`` …. An empty
             value means the ones that ``packed_as`` was packed with. ``keep=geo`` adds a column ``geo`` of GeoTIFF tags;
             ``encoding=cp1252`` is the encoding of all texts that are not UTF-8.
-        frames: ``all`` makes each frame of the image files a sample, ``clips`` each folder of numbered frames. None
-            means as ``packed_as`` was packed.
+        frames: ``all`` makes each frame of the image files a sample, ``clips`` each file of frames or each folder of
+            numbered frames, see :class:`ClipsSource`. None means as ``packed_as`` was packed.
         progress: Called when an object is fetched.
 
     Raises:
@@ -117,8 +117,11 @@ def open_source(
         opened.options = replace(opened.options, columns=(*opened.options.columns, ENCODING + encoding))
     if GEO in named:
         opened = GeoSource(opened)
-    if given == CLIPS:
-        return ClipsSource(opened)
+    if given in (CLIPS, FILE_CLIPS):
+        clips = ClipsSource(opened, given)
+        if packed_as is not None:
+            clips.read_as(Reading.restore(packed_as.image.mode, packed_as.options))
+        return clips
     return FramesSource(opened) if given == ALL_FRAMES else opened
 
 

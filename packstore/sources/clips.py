@@ -1,168 +1,245 @@
-"""Packs folders of numbered frames as records, each an array of frames: ``--frames clips``."""
+"""Packs image files of several frames, or folders of numbered frames, as records with an array of frames:
+``--frames clips``."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
-from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
+from packstore.core.errors import SampleError, SourceError, UsageError, printable
 from packstore.core.fields import Array, column_of
 from packstore.core.modes import RGB, Mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.images.decoders import native
-from packstore.images.reading import CLIPS, Reading, convert_pixels
-from packstore.images.sniff import HeaderError, check_header
+from packstore.images.reading import CLIPS, FILE_CLIPS, Reading
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
-from packstore.sources.frames import find_common_mode
+from packstore.sources.frames import FrameFilesSource, as_record, pixel_bytes
 from packstore.sources.listing import key_size
-from packstore.sources.wrapped import WrappedSource
-from packstore.stores.link_files import Location
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.[^.]+", re.S)
-_EVERY = 200
+_COLUMN = "clip"
+_MOST_VALUES = 16
+"""Limit of a clip's values, per pixel of the limit of pixels."""
 
 
-class ClipsSource(WrappedSource):
-    """Wraps a folder of images so that each of its folders is a sample, with the folder's path as key.
+class _Folder(NamedTuple):
+    """Files of a folder, as far as they decide if the folder is a clip.
 
-    The column ``clip`` has the frames in the order of their numbers, ``(frames, channels, height, width)``; the
-    image is the middle frame. All frames have one size and one mode that holds all of them; one pass over the files
-    finds it. Labels are the classes in whose folders the clips' folders are; without such folders there are none."""
+    Attributes:
+        file: Its first file.
+        suffixes: Suffixes of its files of one frame.
+        files: Number of its files.
+        several: Some file has several frames.
+    """
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source, replace(source.options, frames=CLIPS))
-        self._form: tuple[Mode, tuple[int, int], bool] | None = None
+    file: str
+    suffixes: frozenset[str] = frozenset()
+    files: int = 0
+    several: bool = False
+
+
+class ClipsSource(FrameFilesSource):
+    """Wraps a source of image files so that each clip is a sample.
+
+    The column ``clip`` has the frames, ``(frames, channels, height, width)``; the image is the middle frame. One pass
+    over the files finds the mode that holds all frames. If some file has several frames, each file is a clip: it keeps
+    its key, labels and other values, and a file of one frame is a clip of one. Else each folder of numbered frames is a
+    clip, with the folder's path as key; all frames have one size, and labels are the classes in whose folders the
+    clips' folders are.
+
+    ``options.frames`` is ``clips:files`` as soon as it is known that files are clips.
+    """
+
+    def __init__(self, source: Source, frames: str = CLIPS) -> None:
+        super().__init__(source, frames)
+        self._reading: Reading | None = None
+        self._sizes: dict[tuple[int, int], str] = {}
+        self._depths: dict[bool, str] = {}
+        self._folders: dict[str, _Folder] = {}
+        self._unnumbered = self._animated = ""
+        self._animated_suffixes: set[str] = set()
+        self._is_decided = frames == FILE_CLIPS
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        survey = self._source.survey(split)
-        if self.kind != "imagefolder" or survey.encoding != "original":
-            raise UsageError(
-                f"{printable(str(self.path))} ({self.kind}) is not a folder of folders of frames: leave "
-                "frames=clips out"
-            )
-        mode, size, has_classes = self._find_clip_form(progress, survey.records)
+        survey = self.survey_files(split)
+        if any(column.name == _COLUMN for column in survey.columns):
+            raise UsageError(f"{printable(str(self.path))} has a column {_COLUMN} already; leave frames=clips out")
+        self.scan_files(progress, survey.records)
+        mode, by_file = self._target.pixels, self._are_files()
         splits = dict.fromkeys(survey.splits, 0)
         size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
-        frame_bytes = mode.channels * np.dtype(mode.dtype).itemsize * size[0] * size[1]
-        for entry in self.entries(split):
+        for entry, frames, pixels in self._list_clips(split):
+            nbytes = pixels * pixel_bytes(mode)
             splits[entry.split] += 1
-            size_bytes += frame_bytes
-            value_bytes += frame_bytes * len(entry.ref)
-            size_counts[round_up_size(frame_bytes)] += 1
+            size_bytes += nbytes
+            value_bytes += nbytes * frames
+            size_counts[round_up_size(nbytes)] += 1
             key_bytes += key_size(entry.key)
-        clip = column_of("clip", Array(mode.dtype, spatial="DCHW", smooth=True))
-        others = survey.columns if has_classes else ()
+        clip = column_of(_COLUMN, Array(mode.dtype, spatial="DCHW", smooth=True))
+        others = survey.columns if by_file or self._has_classes else ()
         records = sum(splits.values())
         progress(Progress("scan", records, records, size_bytes))
         return replace(
             survey, splits=splits, columns=(*others, clip, *clip.companions), encoding=mode.dtype,
             mode=None if mode == RGB else mode.name, shape=None, size_bytes=size_bytes,
-            size_counts=size_counts, key_bytes=key_bytes, value_bytes=value_bytes,
-            sampled=frozenset(each.name for each in (clip, *clip.companions)),
+            size_counts=size_counts, key_bytes=key_bytes, value_bytes=survey.value_bytes + value_bytes,
+            sampled=survey.sampled | {each.name for each in (clip, *clip.companions)},
         )  # fmt: skip
 
+    def read_as(self, reading: Reading) -> None:
+        """Chooses how all frames are read from now on, instead of in the mode that holds them all."""
+        self._reading = reading
+
+    @property
+    def _target(self) -> Reading:
+        return self._reading or Reading(self.scan_files().name)
+
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        entries = self._source.entries(split)  # raises for an unknown split at once
-        return self._group_clips(entries)
+        clips = self._list_clips(split)  # raises for an unknown split at once
+        return (entry for entry, *_ in clips)
 
-    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        return entries
+    def read(self, entry: Entry) -> ImageData | Sample:
+        counts, files = entry.ref
+        reading, clip, at = self._target, np.empty(0), 0
+        size = None if self._are_files() else next(iter(self._sizes))
+        found: ImageData | Sample = b""
+        for count, file in zip(counts, (Entry(*each) for each in files), strict=True):
+            found, reader = self.read_file(file.key, file)
+            if not count:
+                self.raise_damage(file.key, reader)
+            for frame in range(count):
+                pixels = self.read_frame(file.key, reader, frame, reading)
+                size = size or pixels.shape[:2]
+                if pixels.shape[:2] != size:
+                    raise SampleError(
+                        file.key, f"frame {frame} has {pixels.shape[0]} x {pixels.shape[1]} pixels, other frames "
+                        f"{size[0]} x {size[1]}; all frames of a clip have one size"
+                    )  # fmt: skip
+                if not at:
+                    clip = self._allocate(file.key, sum(counts), pixels)
+                clip[at] = pixels.transpose(2, 0, 1)
+                at += 1
+        image = as_record(clip[at // 2].transpose(1, 2, 0))
+        if isinstance(found, Sample) and self._are_files():
+            return found._replace(image=image, values={**found.values, _COLUMN: clip})
+        return Sample(image, {_COLUMN: clip})
 
-    def read(self, entry: Entry) -> Sample:
-        mode, size, _ = self._find_clip_form(no_progress, None)
-        frames = np.stack([self._read_frame(Entry(*frame), mode, size) for frame in entry.ref])
-        middle = frames[len(frames) // 2]
-        image = middle.transpose(2, 0, 1) if middle.dtype.kind == "f" else middle
-        clip = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
-        return Sample(np.ascontiguousarray(image), {"clip": clip})
-
-    def image(self, entry: Entry) -> ImageData:
-        return self.read(entry).image
+    def _allocate(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Allocates a clip. Raises :class:`SampleError` if it is too large."""
+        height, width, channels = pixels.shape
+        if frames * pixels.size > _MOST_VALUES * self.options.max_pixels:
+            raise SampleError(
+                key, f"is a clip of {frames:,} frames of {height} x {width} pixels, more than {_MOST_VALUES} times the "
+                f"limit of {self.options.max_pixels} pixels that guards against decompression bombs; raise max_pixels "
+                "(--max-pixels) if it is genuine, or take --frames all"
+            )  # fmt: skip
+        return np.empty((frames, channels, height, width), pixels.dtype)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         step = max(1, records // count)
-        return (entry for number, entry in enumerate(self.entries(split)) if not number % step)
+        return self.fetch(entry for number, entry in enumerate(self.entries(split)) if not number % step)
 
-    def identity(self) -> str:
-        return f"{self._source.identity()} frames={CLIPS}"
+    def _list_clips(self, split: str | None) -> Iterator[tuple[Entry, int, int]]:
+        """Yields the entry of each clip, its number of frames, and the pixels of one frame."""
+        files = self.list_files(split)
+        return self._group_clips(files)
 
-    def locate(self, entry: Entry) -> Location | None:
-        return None  # pixels are not a range of a file
-
-    def _group_clips(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Groups the entries of frames by folder, and yields an entry for each clip."""
-        has_classes = self._find_clip_form(no_progress, None)[2]
-        for (folder, split), group in groupby(entries, _folder_and_split):
+    def _group_clips(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+        if self._are_files():
+            for file, at in files:
+                count = self._counts[at]
+                yield file._replace(ref=((count,), (tuple(file),))), count, self._pixels[at]
+            return
+        height, width = next(iter(self._sizes))
+        for (folder, split), group in groupby((file for file, _ in files), _folder_and_split):
             frames = sorted(group, key=_frame_number)
             first = frames[0]
             yield first._replace(
-                key=folder, split=split, labels=first.labels if has_classes else (),
-                size_bytes=sum(frame.size_bytes for frame in frames), ref=tuple(map(tuple, frames)),
+                key=folder, split=split, labels=first.labels if self._has_classes else (),
+                size_bytes=sum(frame.size_bytes for frame in frames),
+                ref=((1,) * len(frames), tuple(map(tuple, frames))),
                 modified_ns=max(frame.modified_ns for frame in frames),
                 changed_ns=max(frame.changed_ns for frame in frames),
-            )  # fmt: skip
+            ), len(frames), height * width  # fmt: skip
 
-    def _read_frame(self, entry: Entry, mode: Mode, size: tuple[int, int]) -> NDArray[Any]:
-        """Decodes a frame to the mode of all frames. Raises :class:`SampleError`, also for another size."""
-        data = bytes(self._source.image(entry))
-        try:
-            pixels, found = native.decode(memoryview(data), self.options.max_pixels)
-            pixels = convert_pixels(pixels, found, Reading(mode.name))
-        except DecodeError as error:
-            raise SampleError(entry.key, str(error)) from error
-        if pixels.shape[:2] != size:
-            raise SampleError(entry.key, f"has {pixels.shape[0]} x {pixels.shape[1]} pixels, other frames {size}")
-        return pixels
+    def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
+        found = super().scan_file(entry)
+        count, size, _ = found
+        name, suffix = entry.key.rpartition("/")[0], entry.key.rpartition(".")[2].lower()
+        folder = self._folders.get(name, _Folder(entry.key))
+        suffixes = folder.suffixes if count > 1 else folder.suffixes | {suffix}
+        self._folders[name] = _Folder(folder.file, suffixes, folder.files + 1, folder.several or count > 1)
+        if count > 1:
+            self._animated = self._animated or entry.key
+            self._animated_suffixes.add(suffix)
+        if count:
+            self._sizes.setdefault(size, entry.key)
+        if _NUMBERED.fullmatch(entry.key.rpartition("/")[2]) is None:
+            self._unnumbered = self._unnumbered or entry.key
+        self._depths.setdefault(_count_folders(entry) > 1, entry.key)
+        return found
 
-    def _find_clip_form(self, progress: ProgressCallback, total: int | None) -> tuple[Mode, tuple[int, int], bool]:
-        """Returns mode and size of all frames, and whether clips are in folders of classes. The first call reads all
-        files.
+    @property
+    def _has_classes(self) -> bool:
+        """True if folders of clips are in folders of classes."""
+        return next(iter(self._depths))
 
-        Raises :class:`SourceError` for frames that differ, have no number, or are several in one file."""
-        if self._form is not None:
-            return self._form
-        modes: dict[Mode, str] = {}
-        sizes: dict[tuple[int, int], str] = {}
-        depths: dict[bool, str] = {}
-        for number, entry in enumerate(self._source.fetch(self._source.entries())):
-            _frame_number(entry)
-            depths.setdefault(_count_folders(entry) > 1, entry.key)
-            try:
-                data = bytes(self._source.image(entry))
-                info = check_header(data)
-                found = native.describe(memoryview(data), info)
-            except (SampleError, HeaderError):
-                continue  # reported when it is read
-            sizes.setdefault((info.height, info.width), entry.key)
-            if found is not None:
-                modes.setdefault(found.mode, entry.key)
-                if found.frames > 1:
-                    raise SourceError(
-                        f"{printable(entry.key)} has {found.frames} frames itself: take --frames all, or leave it out "
-                        "with --ignore"
-                    )
-            if number % _EVERY == 0:
-                progress(Progress("scan", number, total, 0))
-        for what, several in (("sizes", sizes), ("depths of folders", depths)):
+    def _are_files(self) -> bool:
+        """Tells if each file is a clip, or each folder. Raises :class:`SourceError` if neither is certain."""
+        if not self._is_decided:
+            self.scan_files()
+            if self._animated:
+                self._refuse_folders_of_frames()
+                self.options = replace(self.options, frames=FILE_CLIPS)
+            else:
+                self._check_folders()
+            self._is_decided = True
+        return self.options.frames == FILE_CLIPS
+
+    def _refuse_folders_of_frames(self) -> None:
+        """Raises :class:`SourceError` if a folder seems to be a clip of numbered frames, beside files of frames."""
+        for folder in self._folders.values() if self.kind == "imagefolder" else ():
+            is_numbered = _NUMBERED.fullmatch(folder.file.rpartition("/")[2]) is not None
+            if folder.files > 1 and is_numbered and not folder.several and folder.suffixes - self._animated_suffixes:
+                raise SourceError(
+                    f"{printable(self._animated)} has several frames, and {printable(folder.file)} seems to be a frame "
+                    "of a folder of frames: leave one kind out with --ignore, or take --frames clips:files, which "
+                    "makes each file a clip"
+                )
+
+    def _check_folders(self) -> None:
+        """Raises :class:`SourceError` unless folders are clips: of frames with numbers, of one size and one depth."""
+        path = printable(str(self.path))
+        if self.kind != "imagefolder":
+            raise UsageError(
+                f"{path} ({self.kind}) has no file of several frames, and is not a folder of folders of frames: leave "
+                "frames=clips out, or take frames=clips:files, which makes each file a clip of one frame"
+            )
+        if self._unnumbered:
+            raise SourceError(
+                f"{printable(self._unnumbered)} is not a numbered frame (frame_0001.jpg), and no file has several "
+                "frames: leave it out with --ignore, or take --frames clips:files, which makes each file a clip"
+            )
+        differing: Iterable[tuple[str, dict[Any, str]]] = (
+            ("sizes", self._sizes),
+            ("depths of folders", self._depths),
+        )
+        for what, several in differing:
             if len(several) > 1:
                 one, other = list(several.values())[:2]
                 raise SourceError(
-                    f"{printable(str(self.path))}: all clips need one size, and folders of classes, or none; "
-                    f"{printable(one)} and {printable(other)} have different {what}"
+                    f"{path}: all clips need one size, and folders of classes, or none; {printable(one)} and "
+                    f"{printable(other)} have different {what}"
                 )
-        if not sizes:
-            raise SourceError(f"{printable(str(self.path))}: no frame can be read")
-        self._form = find_common_mode(str(self.path), modes), next(iter(sizes)), next(iter(depths))
-        return self._form
+        if not self._sizes:
+            raise SourceError(f"{path}: no frame can be read")
 
 
 def _folder_and_split(entry: Entry) -> tuple[str, str]:
@@ -176,10 +253,5 @@ def _count_folders(entry: Entry) -> int:
 
 
 def _frame_number(entry: Entry) -> int:
-    """Returns the number in the name of a frame. Raises :class:`SourceError` without one."""
     match = _NUMBERED.fullmatch(entry.key.rpartition("/")[2])
-    if match is None:
-        raise SourceError(
-            f"{printable(entry.key)} is not a numbered frame (frame_0001.jpg): leave it out with --ignore"
-        )
-    return int(match[2])
+    return int(match[2]) if match is not None else 0

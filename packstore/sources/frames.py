@@ -1,14 +1,17 @@
-"""Packs each frame of image files with several frames as a record: ``--frames all``."""
+"""Reads the frames of image files with several, and packs each as a record: ``--frames all``."""
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
@@ -16,7 +19,6 @@ from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.decoders import native, pillow
 from packstore.images.frames import count_frames
-from packstore.images.kinds import KINDS
 from packstore.images.reading import ALL_FRAMES, Reading, convert_pixels
 from packstore.images.sniff import HeaderError, check_header
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
@@ -25,34 +27,164 @@ from packstore.sources.wrapped import WrappedSource
 from packstore.stores.link_files import Location
 
 _EVERY = 200
-_BY_LIBRARY = ("avif", "heif")
-"""Image formats whose frames only Pillow counts."""
+_BY_LIBRARY = ("avif", "heif", "jxl")
+"""Image formats whose frames only a library counts."""
 _BROKEN = 0
 """Number of frames of a file that cannot be read."""
 
 
-class FramesSource(WrappedSource):
-    """Wraps a source of image files so that each frame is a sample of pixels, with the key ``name#number`` from 0.
+class FrameFilesSource(WrappedSource):
+    """Wraps a source of image files of which some have several frames, and reads single frames.
 
-    One pass over the files counts their frames and finds the mode that holds them all. A file of one frame keeps its
-    key. All frames of a file have its labels and other values.
+    One pass over the files counts their frames and finds the mode that holds them all.
     """
 
-    def __init__(self, source: Source) -> None:
-        super().__init__(source, replace(source.options, frames=ALL_FRAMES))
+    def __init__(self, source: Source, frames: str) -> None:
+        super().__init__(source, replace(source.options, frames=frames))
         self._mode: Mode | None = None
         self._counts = array("I")
-        self._nbytes = array("Q")
+        self._pixels = array("Q")
         self._starts: dict[str, int] = {}
+        self._last = threading.local()
 
-    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+    def locate(self, entry: Entry) -> Location | None:
+        return None  # pixels are not a range of a file
+
+    def identity(self) -> str:
+        return f"{self._source.identity()} frames={self.options.frames}"
+
+    def survey_files(self, split: str | None) -> Survey:
+        """Surveys the wrapped source. Raises :class:`UsageError` if it has no image files."""
         survey = self._source.survey(split)
         if survey.encoding != "original" or not survey.counted:
             raise UsageError(
-                f"{printable(str(self.path))} ({self.kind}) has no image files; frames=all is for files "
-                "of several frames; leave it out"
+                f"{printable(str(self.path))} ({self.kind}) has no image files; frames={self.options.frames} is for "
+                "files of several frames; leave it out"
             )
-        mode = self._find_mode(progress, survey.records)
+        return survey
+
+    def list_files(self, split: str | None = None) -> Iterator[tuple[Entry, int]]:
+        """Lists files and their places in the results of the scan. Raises :class:`SourceError` if the source has
+        changed."""
+        entries = self._source.entries(split)  # raises for an unknown split at once
+        return self._number_files(entries, split)
+
+    def _number_files(self, entries: Iterator[Entry], split: str | None) -> Iterator[tuple[Entry, int]]:
+        self.scan_files()
+        number = None if split is None else self._starts.get(split)
+        for place, entry in enumerate(entries):
+            if number is None:
+                number = self._starts[entry.split] if split is not None else 0
+            at = number + place
+            if at >= len(self._counts):
+                raise SourceError(f"{printable(str(self.path))} has changed while it was read; run this again")
+            yield entry, at
+
+    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        waiting: deque[Entry] = deque()
+
+        def files() -> Iterator[Entry]:
+            for entry in entries:
+                waiting.append(entry)
+                yield from (Entry(*file) for file in entry.ref[-1])
+
+        fetched = self._source.fetch(files())
+        for first in fetched:
+            entry = waiting.popleft()
+            rest = islice(fetched, len(entry.ref[-1]) - 1)
+            yield entry._replace(ref=(*entry.ref[:-1], tuple(map(tuple, (first, *rest)))))
+
+    def read_file(self, key: str, file: Entry) -> tuple[ImageData | Sample, native.FrameReader]:
+        """Reads and opens a file; keeps the last file of each thread, for its next frame. Raises
+        :class:`SampleError` with the key of the sample."""
+        kept: tuple[Entry, ImageData | Sample, native.FrameReader] | None = getattr(self._last, "file", None)
+        if kept is not None and kept[0] == file:
+            return kept[1:]
+        self._last.file = None
+        try:
+            found = self._source.read(file)
+            data = found.image if isinstance(found, Sample) else found
+            reader = native.FrameReader(memoryview(bytes(data)), self.options.max_pixels)
+        except SampleError as error:
+            raise SampleError(key, error.reason) from error
+        except DecodeError as error:
+            raise SampleError(key, str(error)) from error
+        self._last.file = file, found, reader
+        return found, reader
+
+    def read_frame(self, key: str, reader: native.FrameReader, frame: int, reading: Reading) -> NDArray[Any]:
+        """Decodes a frame in the mode of a reading, ``(H, W, C)``. Raises :class:`SampleError` with the key of the
+        sample."""
+        try:
+            pixels, own = reader.read(frame)
+            drops = own.has_alpha and not reading.pixels.has_alpha and reading.alpha is None
+            if drops and pixels[..., -1].min() < own.white:
+                raise SampleError(key, f"frame {frame} has transparent pixels; say with --alpha what becomes of them")
+            return convert_pixels(pixels, own, reading, reader.bits if reading.depth == "scale" else None)
+        except DecodeError as error:
+            raise SampleError(key, str(error)) from error
+
+    def raise_damage(self, key: str, reader: native.FrameReader) -> None:
+        """Raises :class:`SampleError` for a file whose frames could not be counted."""
+        data = bytes(reader.data)
+        try:
+            info = check_header(data)
+            for layout in count_frames(data, info).layouts:
+                native.describe(memoryview(data), info, layout)
+        except HeaderError as error:
+            raise SampleError(key, error.reason) from None
+        except DecodeError as error:
+            raise SampleError(key, str(error)) from None
+        raise SampleError(key, "could not be read when frames were counted; run this again")
+
+    def scan_files(self, progress: ProgressCallback = no_progress, total: int | None = None) -> Mode:
+        """Returns the mode that holds all frames. The first call reads all files and counts their frames."""
+        if self._mode is not None:
+            return self._mode
+        modes: dict[Mode, str] = {}
+        counts, pixels, starts = array("I"), array("Q"), dict[str, int]()
+        for number, entry in enumerate(self._source.fetch(self._source.entries())):
+            starts.setdefault(entry.split, number)
+            count, (height, width), found = self.scan_file(entry)
+            counts.append(count)
+            pixels.append(height * width)
+            for mode in found:
+                modes.setdefault(mode, entry.key)
+            if number % _EVERY == 0:
+                progress(Progress("scan", number, total, 0))
+        self._counts, self._pixels, self._starts = counts, pixels, starts
+        self._mode = find_common_mode(str(self.path), modes)
+        return self._mode
+
+    def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
+        """Returns the number of frames of a file, height and width of the first, and the modes of all; 0 frames if it
+        cannot be read."""
+        try:
+            data = bytes(self._source.image(entry))
+            info = check_header(data)
+            frames = count_frames(data, info)
+            found = [native.describe(memoryview(data), info, layout) for layout in frames.layouts]
+        except (SampleError, HeaderError, DecodeError):
+            return _BROKEN, (0, 0), set()
+        modes = {each.mode for each in found if each is not None}
+        if frames.transparent and pillow.any_frame_has_alpha(memoryview(data)):
+            modes = {mode_of(each.channels + 1, each.dtype) if each.channels in (1, 3) else each for each in modes}
+        count = max([frames.total, *(each.frames for each in found if each is not None and info.kind in _BY_LIBRARY)])
+        return count, (info.height, info.width), modes
+
+
+class FramesSource(FrameFilesSource):
+    """Wraps a source of image files so that each frame is a sample of pixels, with the key ``name#number`` from 0.
+
+    A file of one frame keeps its key. All frames of a file have its labels and other values.
+    """
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source, ALL_FRAMES)
+
+    def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        survey = self.survey_files(split)
+        mode = self.scan_files(progress, survey.records)
         splits = dict.fromkeys(survey.splits, 0)
         size_bytes = key_bytes = 0
         size_counts: Counter[int] = Counter()
@@ -69,56 +201,22 @@ class FramesSource(WrappedSource):
         )  # fmt: skip
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        entries = self._source.entries(split)  # raises for an unknown split at once
-        return self._yield_frames(entries, split)
+        files = self.list_files(split)
+        return self._yield_frames(files)
 
-    def _yield_frames(self, entries: Iterator[Entry], split: str | None) -> Iterator[Entry]:
-        """Yields an entry for each frame of the files. Raises :class:`SourceError` if the source has changed."""
-        self._find_mode(no_progress, None)
-        number = None if split is None else self._starts.get(split)
-        for place, entry in enumerate(entries):
-            if number is None:
-                number = self._starts[entry.split] if split is not None else 0
-            at = number + place
-            if at >= len(self._counts):
-                raise SourceError(f"{printable(str(self.path))} has changed while it was read; run this again")
-            count = self._counts[at]
+    def _yield_frames(self, files: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
+        for file, at in files:
+            count, nbytes = self._counts[at], self._pixels[at] * pixel_bytes(self.scan_files())
             for frame in range(max(1, count)):
-                key = entry.key if count <= 1 else f"{entry.key}#{frame}"
-                yield entry._replace(key=key, size_bytes=self._nbytes[at], ref=(frame, count, tuple(entry)))
-
-    def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        waiting: deque[Entry] = deque()
-
-        def files() -> Iterator[Entry]:
-            for entry in entries:
-                waiting.append(entry)
-                yield Entry(*entry.ref[2])
-
-        for file in self._source.fetch(files()):
-            entry = waiting.popleft()
-            yield entry._replace(ref=(*entry.ref[:2], tuple(file)))
+                key = file.key if count <= 1 else f"{file.key}#{frame}"
+                yield file._replace(key=key, size_bytes=nbytes, ref=(frame, count, (tuple(file),)))
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        frame, count, file = entry.ref
-        mode = self._find_mode(no_progress, None)
-        try:
-            found = self._source.read(Entry(*file))
-        except SampleError as error:
-            raise SampleError(entry.key, error.reason) from error
-        data = bytes(found.image if isinstance(found, Sample) else found)
-        try:
-            if count == _BROKEN:
-                count_frames(data, check_header(data))
-            pixels, own = native.decode(memoryview(data), self.options.max_pixels, frame)
-            if own.has_alpha and not mode.has_alpha and pixels[..., -1].min() < own.white:
-                raise SampleError(entry.key, f"frame {frame} has transparent pixels, which its header does not tell")
-            pixels = convert_pixels(pixels, own, Reading(mode.name))
-        except HeaderError as error:
-            raise SampleError(entry.key, error.reason) from None
-        except DecodeError as error:
-            raise SampleError(entry.key, str(error)) from error
-        image = np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.dtype.kind == "f" else pixels)
+        frame, count, (file,) = entry.ref
+        found, reader = self.read_file(entry.key, Entry(*file))
+        if count == _BROKEN:
+            self.raise_damage(entry.key, reader)
+        image = as_record(self.read_frame(entry.key, reader, frame, Reading(self.scan_files().name)))
         if not isinstance(found, Sample):
             return image
         key = found.key if found.key is None or count <= 1 else f"{found.key}#{frame}"
@@ -128,53 +226,15 @@ class FramesSource(WrappedSource):
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 
-    def identity(self) -> str:
-        return f"{self._source.identity()} frames={ALL_FRAMES}"
 
-    def locate(self, entry: Entry) -> Location | None:
-        return None  # pixels are not a range of a file
+def pixel_bytes(mode: Mode) -> int:
+    """Returns the bytes of a pixel in a mode."""
+    return mode.channels * np.dtype(mode.dtype).itemsize
 
-    def _find_mode(self, progress: ProgressCallback, total: int | None) -> Mode:
-        """Returns the mode that holds all frames. The first call reads all files and counts their frames."""
-        if self._mode is not None:
-            return self._mode
-        modes: dict[Mode, str] = {}
-        counts, nbytes, starts = array("I"), array("Q"), dict[str, int]()
-        for number, entry in enumerate(self._source.fetch(self._source.entries())):
-            starts.setdefault(entry.split, number)
-            count, pixels, found = self._read_frame_headers(entry)
-            counts.append(count)
-            nbytes.append(pixels)
-            for mode in found:
-                modes.setdefault(mode, entry.key)
-            if number % _EVERY == 0:
-                progress(Progress("scan", number, total, 0))
-        mode = find_common_mode(str(self.path), modes)
-        itemsize = mode.channels * np.dtype(mode.dtype).itemsize
-        self._counts, self._nbytes, self._starts = counts, array("Q", (n * itemsize for n in nbytes)), starts
-        self._mode = mode
-        return mode
 
-    def _read_frame_headers(self, entry: Entry) -> tuple[int, int, set[Mode]]:
-        """Returns the number of frames of a file, the pixels of one, and the modes of all; 0 frames if it cannot be
-        read."""
-        try:
-            data = bytes(self._source.image(entry))
-            info = check_header(data)
-            frames = count_frames(data, info)
-            found = [native.describe(memoryview(data), info, layout) for layout in frames.layouts]
-        except (SampleError, HeaderError, DecodeError):
-            return _BROKEN, 0, set()
-        if info.kind in KINDS and found[0] is not None and found[0].frames > 1:
-            raise SourceError(
-                f"{printable(entry.key)} has several frames, of which packstore reads the first: take --frames first, "
-                "or leave such files out with --ignore"
-            )
-        modes = {each.mode for each in found if each is not None}
-        if frames.transparent and pillow.any_frame_has_alpha(memoryview(data)):
-            modes = {mode_of(each.channels + 1, each.dtype) if each.channels in (1, 3) else each for each in modes}
-        count = max([frames.total, *(each.frames for each in found if each is not None and info.kind in _BY_LIBRARY)])
-        return count, info.width * info.height, modes
+def as_record(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Converts pixels ``(H, W, C)`` to the layout of records: ``CHW`` for floating point."""
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.dtype.kind == "f" else pixels)
 
 
 def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import importlib
 import io
-import math
 import re
 import struct
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
-from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
+from packstore.core.modes import Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png, split_transparent_colour
+from packstore.images.decoders.tiff import TiffPages, import_tifffile, pillow_reads_all, tiff_dtype, tiff_mode
 from packstore.images.frames import tiff_pages
 from packstore.images.kinds import KINDS
-from packstore.images.mode_dtypes import EXACT, mode_dtype, to_mode_dtype
+from packstore.images.mode_dtypes import EXACT
 from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, ImageInfo, sniff
 
 _PILLOW = {
@@ -32,7 +33,6 @@ _PILLOW = {
 }  # fmt: skip
 """The mode as which an image of Pillow's mode is read."""
 _WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
-_TIFF_KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
 _VALUES = 16
 """Limit of an image's values, per pixel of the limit of pixels: a large image has few channels, a small one many."""
 _COMPRESSION = 259
@@ -77,16 +77,9 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescript
         except DecodeError:
             return None
         return ImageDescription(with_alpha, plain.frames, bool((pixels[..., -1] < with_alpha.white).any()))
-    found = pillow.describe(data, _pillow_frame(data, info, frame))
-    if info.kind == "tiff" and (found is None or not _pillow_reads_all(found.tags)):
-        _import_tifffile()
-        tags = found.tags if found is not None else _page_tags(data, frame)
-        if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
-            _import_imagecodecs("a TIFF of this compression")
-        mode, dtype = _tiff_mode(tags), _tiff_dtype(tags)
-        if mode is None or dtype is None:
-            return None
-        return ImageDescription(mode, 1 if found is None else found.frames, is_certain=dtype.name in EXACT)
+    if info.kind == "tiff":
+        return _describe_tiff(data, info, frame)
+    found = pillow.describe(data)
     if info.kind == "avif" and info.precision > 8:
         _import_imagecodecs(_DEEP_AVIF)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
@@ -113,42 +106,100 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     Raises:
         DecodeError: The image is damaged, too large, has no such frame, or needs a library that is missing.
     """
+    return FrameReader(data, max_pixels).read(frame, gray=gray)
+
+
+class FrameReader:
+    """Decodes frames of one file as :func:`decode`, and keeps it open: a frame of a GIF, PNG or WebP is drawn over the
+    frames before it. Reading them in order is fastest. Not thread-safe."""
+
+    def __init__(self, data: memoryview, max_pixels: int) -> None:
+        """Raises :class:`DecodeError` for a damaged header and a file of too many pixels."""
+        self.data, self._max_pixels = data, max_pixels
+        try:
+            self._info = info = sniff(data)
+        except HeaderError as error:
+            raise DecodeError(error.reason) from None
+        pillow.check_cost(data, info.width, info.height, max_pixels)
+        _check_values(info, max_pixels)
+        self._tiff = TiffPages(data)
+
+    @property
+    def bits(self) -> int:
+        """Bits a sample, as the header says."""
+        return self._info.precision
+
+    def read(self, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
+        data, info = self.data, self._info
+        if info.kind in KINDS:
+            return _stretch(*_decode_kind(bytes(data), info, frame), info)
+        if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
+            colours, mode = decode(rest[0], self._max_pixels)
+            mode = mode_of(mode.channels + 1, mode.dtype)
+            alpha = (colours != rest[1]).any(-1, keepdims=True) * np.array(mode.white, mode.dtype)
+            return np.concatenate([colours, alpha.astype(mode.dtype)], -1), mode
+        if info.kind == "png" and info.precision == 16 and info.components > 1:
+            if frame:
+                raise DecodeError("a PNG of 16 bits a channel, of which packstore reads the first frame")
+            pixels = decode_png(data)
+            return pixels, mode_of(pixels.shape[2], "uint16")
+        if info.kind == "pnm" and info.precision > 8 and not frame:
+            return _read_netpbm(bytes(data), info)
+        if info.kind in _HEIF and info.precision > 8:
+            return _stretch(*_decode_deep_heif(data, info, frame), info)
+        if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
+            return _stretch(*_decode_jp2(data, info), info)
+        if info.kind == "tiff" and not pillow_reads_all(self._opened.tags(self._pillow_frame(frame))):
+            return self._tiff.decode(frame, self._max_pixels)
+
+        def convert(image: Any) -> tuple[NDArray[Any], Mode]:
+            has_alpha = "A" in image.getbands() or "transparency" in image.info
+            mode = _mode_of_pillow(image.mode, has_alpha, info)
+            array = np.array(image if image.mode == mode.name else _convert_mode(image, mode))
+            if mode.dtype == "uint16":
+                array = array.astype(np.uint16)
+            return array.reshape(*array.shape[:2], mode.channels), mode
+
+        return self._opened.read(self._pillow_frame(frame), self._max_pixels, gray, convert)
+
+    @cached_property
+    def _opened(self) -> pillow.OpenImage:
+        return pillow.OpenImage(self.data)
+
+    def _pillow_frame(self, frame: int) -> int:
+        """Returns Pillow's number of a frame: in a TIFF, Pillow also counts smaller versions."""
+        if not frame or self._info.kind != "tiff":
+            return frame
+        if frame >= len(self._pages):
+            raise DecodeError(f"the image has {len(self._pages)} frames, and frame {frame} is read (from 0)")
+        return self._pages[frame]
+
+    @cached_property
+    def _pages(self) -> list[int]:
+        try:
+            return [place for place, _ in tiff_pages(self.data)]
+        except (HeaderError, struct.error, IndexError):
+            raise DecodeError("damaged image: its pages cannot be counted") from None
+
+
+def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescription | None:
+    """Describes a page of a TIFF. Raises :class:`DecodeError` if a library is missing."""
     try:
-        info = sniff(data)
-    except HeaderError as error:
-        raise DecodeError(error.reason) from None
-    pillow.check_cost(data, info.width, info.height, max_pixels)
-    _check_values(info, max_pixels)
-    if info.kind in KINDS:
-        return _stretch(*_decode_kind(bytes(data), info, frame), info)
-    if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
-        colours, mode = decode(rest[0], max_pixels)
-        mode = mode_of(mode.channels + 1, mode.dtype)
-        alpha = (colours != rest[1]).any(-1, keepdims=True) * np.array(mode.white, mode.dtype)
-        return np.concatenate([colours, alpha.astype(mode.dtype)], -1), mode
-    if info.kind == "png" and info.precision == 16 and info.components > 1 and not frame:
-        pixels = decode_png(data)
-        return pixels, mode_of(pixels.shape[2], "uint16")
-    if info.kind == "pnm" and info.precision > 8 and not frame:
-        return _read_netpbm(bytes(data), info)
-    if info.kind in _HEIF and info.precision > 8:
-        return _stretch(*_decode_deep_heif(data, info, frame), info)
-    if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
-        return _stretch(*_decode_jp2(data, info), info)
-    if info.kind == "tiff":
-        found = pillow.describe(data, _pillow_frame(data, info, frame))
-        if found is None or not _pillow_reads_all(found.tags):
-            return _decode_tiff(data, frame, max_pixels)
-
-    def convert(image: Any) -> tuple[NDArray[Any], Mode]:
-        has_alpha = "A" in image.getbands() or "transparency" in image.info
-        mode = _mode_of_pillow(image.mode, has_alpha, info)
-        array = np.array(image if image.mode == mode.name else _convert_mode(image, mode))
-        if mode.dtype == "uint16":
-            array = array.astype(np.uint16)
-        return array.reshape(*array.shape[:2], mode.channels), mode
-
-    return pillow.read(data, max_pixels, _pillow_frame(data, info, frame), gray, convert)
+        pages = [place for place, _ in tiff_pages(data)]
+    except (HeaderError, struct.error, IndexError):
+        pages = []  # decoding the file reports the fault
+    found = pillow.describe(data, pages[frame] if frame < len(pages) else frame)
+    frames = max(1, len(pages))
+    if found is not None and pillow_reads_all(found.tags):
+        return ImageDescription(_mode_of_pillow(found.mode, found.has_alpha, info), frames, found.transparent)
+    tags = found.tags if found is not None else TiffPages(data).tags(frame)
+    import_tifffile()
+    if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
+        _import_imagecodecs("a TIFF of this compression")
+    mode, dtype = tiff_mode(tags), tiff_dtype(tags)
+    if mode is None or dtype is None:
+        return None
+    return ImageDescription(mode, frames, is_certain=dtype.name in EXACT)
 
 
 def _check_values(info: ImageInfo, max_pixels: int) -> None:
@@ -182,11 +233,9 @@ def _describe_kind(data: bytes, info: ImageInfo) -> ImageDescription:
 
 def _decode_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
     kind = KINDS[info.kind]
-    if frame:
-        raise DecodeError(f"frame {frame} is read (from 0), and of {info.kind.upper()} files packstore reads the first")
     kind.load()
     try:
-        mode, pixels = kind.mode(data, info), kind.decode(data, info)
+        mode, pixels = kind.mode(data, info), kind.decode(data, info, frame)
     except (DecodeError, MemoryError):
         raise
     except HeaderError as error:
@@ -196,19 +245,6 @@ def _decode_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any]
     if pixels.dtype != mode.dtype:
         raise DecodeError(f"damaged image: {pixels.dtype} values, and its header says {mode.dtype}")
     return pixels, mode
-
-
-def _pillow_frame(data: memoryview, info: ImageInfo, frame: int) -> int:
-    """Returns Pillow's number of a frame: in a TIFF, Pillow also counts smaller versions."""
-    if not frame or info.kind != "tiff":
-        return frame
-    try:
-        places = [place for place, _ in tiff_pages(data)]
-    except (HeaderError, struct.error, IndexError):
-        raise DecodeError("damaged image: its pages cannot be counted") from None
-    if frame >= len(places):
-        raise DecodeError(f"the image has {len(places)} frames, and frame {frame} is read (from 0)")
-    return places[frame]
 
 
 def pixels_of_pillow(image: Any) -> NDArray[Any]:
@@ -314,89 +350,3 @@ def _import_imagecodecs(what: str) -> Any:
         return importlib.import_module("imagecodecs")
     except ImportError:
         raise DecodeError(f"{what}, which takes imagecodecs: pip install 'packstore[tiff]'") from None
-
-
-def _pillow_reads_all(tags: Any) -> bool:
-    """Tells if Pillow has a mode for every bit and channel of a TIFF."""
-    if tags is None:
-        return False
-    bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
-    bits, kind = (each if isinstance(each, tuple) else (each,) for each in (bits, kind))
-    if max(bits) <= 8:
-        inks, extra = tags.get(262) == 5, tags.get(338, ())
-        alpha = samples in (2, 4) and tuple(extra if isinstance(extra, tuple) else (extra,)) in ((1,), (2,))
-        return kind[0] == 1 and (samples in (1, 3) or alpha or (inks and samples == 4))
-    return samples == 1 and (bits[0], kind[0]) in ((16, 1), (32, 2), (32, 3))
-
-
-def _tiff_mode(tags: Any) -> Mode | None:
-    """Returns the mode that can represent all values of a TIFF; None for a dtype that no mode represents."""
-    dtype = _tiff_dtype(tags)
-    try:
-        return (
-            None if dtype is None else _mode_of_channels(int(tags.get(277, 1)), mode_dtype(dtype) or "", tags.get(338))
-        )
-    except (TypeError, ValueError):
-        return None
-
-
-def _tiff_dtype(tags: Any) -> np.dtype[Any] | None:
-    try:
-        bits, kind = (np.atleast_1d(tags.get(number, 1)).tolist()[0] for number in (258, 339))
-        return np.dtype(f"{_TIFF_KINDS[kind]}{max(8, bits) // 8}")
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def _mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
-    if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
-        return None
-    alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
-    usual = mode_of(channels, dtype)
-    return usual if usual.has_alpha <= alpha else parse_mode(f"multi:{channels}:{dtype}")
-
-
-def _page_tags(data: memoryview, frame: int) -> dict[int, Any]:
-    try:
-        with _import_tifffile().TiffFile(io.BytesIO(data)) as file:
-            return {tag.code: tag.value for tag in [page for page in file.pages if not page.is_reduced][frame].tags}
-    except MemoryError:
-        raise
-    except Exception:  # decoding the file reports the fault
-        return {}
-
-
-def _decode_tiff(data: memoryview, frame: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
-    library = _import_tifffile()
-    try:
-        with library.TiffFile(io.BytesIO(data)) as file:
-            pages = [page for page in file.pages if not page.is_reduced]
-            if frame >= len(pages):
-                raise DecodeError(f"the image has {len(pages)} pages, and page {frame} is read (from 0)")
-            page = pages[frame]
-            height, width, channels = page.imagelength, page.imagewidth, page.samplesperpixel
-            pillow.check_size(width, height, max_pixels)
-            if math.prod(page.shape) != height * width * channels:
-                raise DecodeError(f"a TIFF page of shape {page.shape}; expected {height} x {width} x {channels}")
-            array = page.asarray(maxworkers=1)
-            if channels > 1 and page.planarconfig == 2:
-                array = array.reshape(channels, height, width).transpose(1, 2, 0)
-            extra = None if not page.extrasamples else [int(each) for each in page.extrasamples]
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
-        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
-    array = to_mode_dtype(array.reshape(height, width, channels), "a TIFF")
-    mode = _mode_of_channels(channels, str(array.dtype), extra)
-    if mode is None:
-        raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")
-    return np.ascontiguousarray(array), mode
-
-
-def _import_tifffile() -> Any:
-    try:
-        return importlib.import_module("tifffile")
-    except ImportError:
-        raise DecodeError(
-            "a TIFF with more bits or channels than Pillow reads, which takes tifffile: pip install 'packstore[tiff]'"
-        ) from None

@@ -40,8 +40,6 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
 _AVIF = "PIL.AvifImagePlugin", "AvifImageFile"
 _HEIF = "pillow_heif.as_plugin", "HeifImageFile"
 _ORIENTATION = 0x0112
-_SUBFILE = 254  # a tag of TIFF 6.0
-_MOST_PAGES = 64
 
 _warnings_lock = threading.Lock()
 
@@ -90,7 +88,7 @@ class PillowDescription(NamedTuple):
 
     Attributes:
         mode: Pillow's mode of the first frame.
-        frames: Number of frames; of a TIFF, of pages without reduced-resolution ones.
+        frames: Number of frames; 1 for a TIFF.
         has_alpha: The file has an alpha channel, or a transparent colour.
         transparent: A pixel of the first frame is not opaque.
         tags: Tags of a TIFF; else None.
@@ -111,13 +109,11 @@ def describe(data: memoryview, page: int = 0) -> PillowDescription | None:
     try:
         with _without_warnings(Warning), _open(data) as image:
             check_size(*image.size, MAX_PIXELS)
-            frames = getattr(image, "n_frames", 1)
-            tags = getattr(image, "tag_v2", None)
-            if tags is not None and frames > 1:
-                frames = sum(_is_page(image, number) for number in range(min(frames, _MOST_PAGES)))
-            if frames > 1 or tags is not None:
+            is_tiff = hasattr(image, "tag_v2")
+            frames = 1 if is_tiff else getattr(image, "n_frames", 1)
+            if page or is_tiff:
                 image.seek(page)
-                tags = getattr(image, "tag_v2", None)
+            tags = getattr(image, "tag_v2", None)
             mode, has_alpha = image.mode, "A" in image.getbands() or "transparency" in image.info
             if has_alpha and mode.startswith("I;16"):
                 has_alpha = False
@@ -147,40 +143,56 @@ def any_frame_has_alpha(data: memoryview) -> bool:
     return False
 
 
-def read(data: memoryview, max_pixels: int, frame: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
-    """Loads a frame with Pillow and returns ``convert(frame)``. With ``gray``, decodes only the luma of a JPEG.
+class OpenImage:
+    """Image file that Pillow opens once and reads frame by frame; fastest in their order."""
 
-    Raises :class:`DecodeError` as :func:`decode`, and for a frame that does not exist.
-    """
-    if bytes(data[:3]) == b"\xff\xd8\xff":
-        data = memoryview(without_metadata(data))
-    try:
-        with _open(data) as image:
-            check_cost(data, *image.size, max_pixels)
-            if frame:
-                _seek(image, frame)
+    def __init__(self, data: memoryview) -> None:
+        self._data = memoryview(without_metadata(data)) if bytes(data[:3]) == b"\xff\xd8\xff" else data
+        self._image: Image.Image | None = None
+
+    def read(self, frame: int, max_pixels: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
+        """Loads a frame and returns ``convert(frame)``. With ``gray``, decodes only the luma of a JPEG.
+
+        Raises :class:`DecodeError` as :func:`decode`, and for a frame that does not exist.
+        """
+        try:
+            image = self._seek(frame)
+            check_cost(self._data, *image.size, max_pixels)
             if gray:
                 image.draft("L", None)
             with _ignore_size_warnings(image.size[0] * image.size[1]):
                 image.load()
             return convert(image)
-    except (DecodeError, MemoryError):
-        raise
-    except Exception as error:  # as in decode
-        raise DecodeError(f"damaged image: {_describe(error)}") from error
+        except (DecodeError, MemoryError):
+            raise
+        except Exception as error:  # as in decode
+            self._image = None  # in an unknown state
+            raise DecodeError(f"damaged image: {_describe(error)}") from error
 
+    def tags(self, page: int) -> Any:
+        """Returns the tags of a TIFF page, or None if Pillow cannot read them, or not its alpha."""
+        try:
+            with _without_warnings(Warning):
+                image = self._seek(page)
+                if "A" in image.getbands() or "transparency" in image.info:
+                    check_size(*image.size, MAX_PIXELS)
+                    image.load()
+                return getattr(image, "tag_v2", None)
+        except MemoryError:
+            raise
+        except Exception:  # as in describe
+            self._image = None
+            return None
 
-def _seek(image: Image.Image, frame: int) -> None:
-    count = getattr(image, "n_frames", 1)
-    if frame >= count:
-        raise DecodeError(f"the image has {count} frames, and frame {frame} is read (from 0)")
-    image.seek(frame)
-
-
-def _is_page(image: Any, number: int) -> bool:
-    """Seeks to a page of a TIFF; tells if the page is an image of its own, not a smaller version of another."""
-    image.seek(number)
-    return not image.tag_v2.get(_SUBFILE, 0) & 1
+    def _seek(self, frame: int) -> Image.Image:
+        image = self._image = self._image or _open(self._data)
+        if frame:
+            count = getattr(image, "n_frames", 1)
+            if frame >= count:
+                raise DecodeError(f"the image has {count} frames, and frame {frame} is read (from 0)")
+        if frame != image.tell():
+            image.seek(frame)
+        return image
 
 
 def orientation(data: memoryview) -> int:

@@ -72,16 +72,55 @@ def mode(data: bytes, info: ImageInfo) -> Mode:
     return mode_of(info.components, "float32" if found.is_float else "uint8" if found.bits <= 8 else "uint16")
 
 
-def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
+def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
     import numpy as np
 
-    pixels = np.asarray(library().jpegxl_decode(data, index=0))
-    pixels = pixels.reshape(info.height, info.width, info.components)
+    from packstore.core.errors import DecodeError
+
+    pixels = _read_frame(data, frame)
+    if pixels is None:
+        raise DecodeError(f"the image has {frames(data)} frames, and frame {frame} is read (from 0)")
     return pixels.astype(np.float32) if pixels.dtype == np.float16 else pixels
 
 
 def frames(data: bytes) -> int:
-    return 2 if _parse(data, False).animated else 1
+    """Counts the frames. imagecodecs has no function for it, so this searches for the first frame that is missing."""
+    if not _parse(data, False).animated:
+        return 1
+    low, high = 1, 2
+    while _has_frame(data, high - 1):
+        low, high = high, 2 * high
+    while low + 1 < high:  # frame low - 1 exists, frame high - 1 does not
+        middle = (low + high) // 2
+        low, high = (middle, high) if _has_frame(data, middle - 1) else (low, middle)
+    return low
+
+
+def _has_frame(data: bytes, frame: int) -> bool:
+    from packstore.core.errors import DecodeError
+
+    try:
+        return _read_frame(data, frame) is not None
+    except (DecodeError, HeaderError, MemoryError):
+        raise
+    except Exception as error:  # imagecodecs raises almost anything on damaged files
+        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200] or type(error).__name__}") from error
+
+
+def _read_frame(data: bytes, frame: int) -> NDArray[Any] | None:
+    """Decodes a frame, ``(H, W, C)``. Returns None if it does not exist: then imagecodecs writes nothing, and raises
+    nothing. Raises the errors of imagecodecs."""
+    import numpy as np
+
+    found = _parse(data, False)
+    dtype = np.dtype(f"{'f' if found.is_float else 'u'}{-(-found.bits // 8)}")
+    channels = found.colours + found.has_alpha
+    for filler in (0, 1):  # a frame may be all zeros
+        pixels = np.full((found.height, found.width, channels), filler, dtype)
+        library().jpegxl_decode(data, index=frame, out=pixels if channels > 1 else pixels[..., 0])
+        if (pixels != filler).any():
+            return pixels
+    return None
 
 
 def library() -> Any:

@@ -1,0 +1,115 @@
+"""TIFF files of many pages, and those that Pillow has no mode for, by tifffile. Tags are those of TIFF 6.0."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import DecodeError
+from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
+from packstore.images.decoders import pillow
+from packstore.images.mode_dtypes import EXACT, mode_dtype, to_mode_dtype
+
+_KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
+
+
+class TiffPages:
+    """Pages of a TIFF without smaller versions of others, read by tifffile, which keeps the file open."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    @cached_property
+    def _pages(self) -> list[Any]:
+        file = import_tifffile().TiffFile(io.BytesIO(self._data))
+        return [page for page in file.pages if not page.is_reduced]
+
+    def tags(self, number: int) -> dict[int, Any]:
+        """Returns the tags of a page by code; none of a damaged file, whose fault is reported when it is decoded."""
+        import_tifffile()
+        try:
+            return {tag.code: tag.value for tag in self._pages[number].tags}
+        except MemoryError:
+            raise
+        except Exception:
+            return {}
+
+    def decode(self, number: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
+        """Decodes a page. Raises :class:`DecodeError`, also if tifffile is not installed."""
+        import_tifffile()
+        try:
+            if number >= len(self._pages):
+                raise DecodeError(f"the image has {len(self._pages)} pages, and page {number} is read (from 0)")
+            page = self._pages[number]
+            height, width, channels = page.imagelength, page.imagewidth, page.samplesperpixel
+            pillow.check_size(width, height, max_pixels)
+            if math.prod(page.shape) != height * width * channels:
+                raise DecodeError(f"a TIFF page of shape {page.shape}; expected {height} x {width} x {channels}")
+            array = page.asarray(maxworkers=1)
+            if channels > 1 and page.planarconfig == 2:
+                array = array.reshape(channels, height, width).transpose(1, 2, 0)
+            extra = None if not page.extrasamples else [int(each) for each in page.extrasamples]
+        except (DecodeError, MemoryError):
+            raise
+        except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
+            raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
+        array = to_mode_dtype(array.reshape(height, width, channels), "a TIFF")
+        mode = _mode_of_channels(channels, str(array.dtype), extra)
+        if mode is None:
+            raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")
+        return np.ascontiguousarray(array), mode
+
+
+def pillow_reads_all(tags: Any) -> bool:
+    """Tells if Pillow has a mode for every bit and channel of a TIFF."""
+    if tags is None:
+        return False
+    bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
+    bits, kind = (each if isinstance(each, tuple) else (each,) for each in (bits, kind))
+    if max(bits) <= 8:
+        inks, extra = tags.get(262) == 5, tags.get(338, ())
+        alpha = samples in (2, 4) and tuple(extra if isinstance(extra, tuple) else (extra,)) in ((1,), (2,))
+        return kind[0] == 1 and (samples in (1, 3) or alpha or (inks and samples == 4))
+    return samples == 1 and (bits[0], kind[0]) in ((16, 1), (32, 2), (32, 3))
+
+
+def tiff_mode(tags: Any) -> Mode | None:
+    """Returns the mode that can represent all values of a TIFF; None for a dtype that no mode represents."""
+    dtype = tiff_dtype(tags)
+    try:
+        return (
+            None if dtype is None else _mode_of_channels(int(tags.get(277, 1)), mode_dtype(dtype) or "", tags.get(338))
+        )
+    except (TypeError, ValueError):
+        return None
+
+
+def tiff_dtype(tags: Any) -> np.dtype[Any] | None:
+    try:
+        bits, kind = (np.atleast_1d(tags.get(number, 1)).tolist()[0] for number in (258, 339))
+        return np.dtype(f"{_KINDS[kind]}{max(8, bits) // 8}")
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
+    if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
+        return None
+    alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
+    usual = mode_of(channels, dtype)
+    return usual if usual.has_alpha <= alpha else parse_mode(f"multi:{channels}:{dtype}")
+
+
+def import_tifffile() -> Any:
+    try:
+        return importlib.import_module("tifffile")
+    except ImportError:
+        raise DecodeError(
+            "a TIFF with more bits or channels than Pillow reads, which takes tifffile: pip install 'packstore[tiff]'"
+        ) from None
