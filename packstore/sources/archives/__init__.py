@@ -37,9 +37,11 @@ def open_required_tree(path: Path) -> Tree:
 
 
 def open_tree(path: Path) -> Tree | None:
-    """Opens a folder or an archive as a tree; None for any other file.
+    """Opens a folder or an archive as a tree; returns None for any other file. Reuses the index of an open archive, and
+    trees and errors within :func:`cache_archives` and :func:`cache_folders`.
 
-    Raises :class:`SourceError` for an archive that is damaged, encrypted, or needs a library that is not installed."""
+    Raises :class:`SourceError` for an archive that is damaged, encrypted, or needs a library that is not installed.
+    """
     if isinstance(path, RemotePath):
         return path.tree()
     if path.is_dir():
@@ -79,7 +81,7 @@ def open_tree(path: Path) -> Tree | None:
 
 @dataclass(slots=True)
 class _CachedArchives:
-    """Archives that were opened in a block: their indexes, and the errors of damaged ones."""
+    """Indexes of archives that were opened in a :func:`cache_archives` block, and the errors of damaged ones."""
 
     indexes: list[Index] = field(default_factory=list)
     damaged: dict[_Key, SourceError] = field(default_factory=dict)
@@ -87,7 +89,8 @@ class _CachedArchives:
 
 @dataclass(frozen=True, slots=True)
 class _CachedFolders:
-    """Trees of folders that were opened in a block; each lists a directory once, until ``stack`` is closed."""
+    """Trees of folders that were opened in a :func:`cache_folders` block; each lists a directory once, until ``stack``
+    is closed."""
 
     trees: dict[Path, FolderTree]
     stack: ExitStack
@@ -105,8 +108,8 @@ def cache_archives() -> Iterator[None]:
 
 @contextmanager
 def cache_folders() -> Iterator[None]:
-    """Caches trees of folders and their contents within the block: :func:`open_tree` returns the same tree for the same
-    folder, and that lists each directory once. Only for recognition: changes to the folder are not seen."""
+    """Caches trees of folders, their listings and contents within the block, so :func:`open_tree` returns the same tree
+    for the same folder. Only for recognition: changes to the folder are not seen."""
     with ExitStack() as stack:
         token = _folders.set(_CachedFolders({}, stack))
         try:

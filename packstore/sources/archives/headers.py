@@ -17,8 +17,8 @@ _PLAIN_FIELDS = (b"path", b"mtime", b"atime", b"ctime")
 
 
 def parse_common_header(data: bytes, at: int) -> tarfile.TarInfo | None:
-    """Parses the header of a file or directory; None for headers that :mod:`tarfile` must parse: other types, long
-    names and other fields of GNU, large sizes, and damage.
+    """Parses the header of a file or directory in a tar. Returns None for headers that :mod:`tarfile` must parse: other
+    types, long names and other fields of GNU, large sizes, and damage.
 
     Args:
         data: :data:`HEADER_BYTES` from the beginning of the member, fewer at the end of the archive.
@@ -43,13 +43,12 @@ def parse_common_header(data: bytes, at: int) -> tarfile.TarInfo | None:
 
 
 def next_header_offset(member: tarfile.TarInfo) -> int:
-    """Returns the offset of the header that follows a member."""
+    """Returns the offset of the header after a member."""
     return member.offset_data + (-(-member.size // _BLOCK) * _BLOCK if member.isreg() else 0)
 
 
 def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
-    """Parses one header block at offset ``at``, or returns None if it is not the header of a plain file or
-    directory."""
+    """Parses one header block at offset ``at``; returns None if it is not the header of a plain file or directory."""
     kind, numbers = block[156:157], _parse_numbers(block)
     if numbers is None or kind not in (tarfile.REGTYPE, tarfile.DIRTYPE):
         return None
@@ -67,7 +66,7 @@ def _parse_header(block: bytes, at: int) -> tarfile.TarInfo | None:
 
 
 def _parse_numbers(block: bytes) -> tuple[int, int] | None:
-    """Parses size and time of modification of a header, or returns None if they have other widths, or the checksum is
+    """Parses size and time of modification of a header; returns None if they have other widths, or the checksum is
     wrong."""
     if len(block) < _BLOCK or block[257:265] not in _MAGICS:
         return None
@@ -84,8 +83,7 @@ def _byte_sum(block: bytes) -> int:
 
 
 def _parse_pax_fields(data: bytes) -> dict[bytes, bytes] | None:
-    """Parses a pax block (POSIX.1-2017), or returns None if a field is not one of :data:`_PLAIN_FIELDS`, or is
-    damaged."""
+    """Parses a pax block (POSIX.1-2017); returns None if a field is not one of :data:`_PLAIN_FIELDS`, or is damaged."""
     found: dict[bytes, bytes] = {}
     while data:
         digits, _, rest = data.partition(b" ")

@@ -24,7 +24,7 @@ _READ_STEP = 1 << 30
 
 
 class OpenFile:
-    """Open file; closed when the last reference to it is dropped."""
+    """Open file descriptor; closed when the last reference to the object is dropped."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -33,7 +33,7 @@ class OpenFile:
         os.close(self.descriptor)
 
     def read(self, size: int, place: int) -> bytes:
-        """Reads ``size`` bytes from offset ``place`` on; fewer at the end of the file."""
+        """Reads ``size`` bytes from offset ``place`` on; returns fewer at the end of the file. Thread-safe."""
         parts = []
         while size > 0:
             part = os.pread(self.descriptor, min(size, _READ_STEP), place)
@@ -45,7 +45,7 @@ class OpenFile:
 
 
 class Member(NamedTuple):
-    """File of an archive.
+    """File in an archive.
 
     Attributes:
         size: Bytes of its content.
@@ -82,25 +82,28 @@ class IndexBuilder:
     _spelled: dict[bytes, str] = field(default_factory=dict)
 
     def add(self, name: str, member: Member, folder: str = "") -> None:
-        """Adds the file ``name`` of ``folder``; see :meth:`_register_name`."""
+        """Adds the file ``name`` in ``folder``. Raises :class:`SourceError` for a path that leads out of the archive or
+        has two spellings, and for a repeated one unless :attr:`replaces`."""
         if plain := self._register_name(name, folder):
             self._files[plain] = self._append_member(member)
 
     def add_hard_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a second name for the present content of the file ``target`` of ``folder``; if a later member replaces
-        that file, the link keeps the content."""
+        """Adds a second name for the present content of the file ``target`` in ``folder``, also if a later member
+        replaces that file. If there is no such file, adds a file without data. Raises as :meth:`add` does."""
         plain, to = self._register_name(name, folder), normalise_member_name(folder + target)
         if plain:
             found = None if to is None else self._files.get(to)
             self._files[plain] = self._append_member(Member(0, NOWHERE, 0)) if found is None else found
 
     def add_symbolic_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a link to ``target``, relative to the directory of ``name``; resolved by :meth:`build`."""
+        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Raises as
+        :meth:`add` does."""
         if plain := self._register_name(name, folder):
             self._files[plain] = target
 
     def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> Index:
-        """Builds the index. ``file`` has the data, if the archive itself does not."""
+        """Builds the index, sorted by name; links to nothing become files without data. ``file`` has the data, if the
+        archive itself does not."""
         fields = len(Member._fields)
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
@@ -115,11 +118,12 @@ class IndexBuilder:
         return len(self._numbers) // len(Member._fields) - 1
 
     def _register_name(self, name: str, folder: str) -> bytes:
-        """Returns the normalised path of a file, empty if ``name`` has no parts; counts it if it replaces an earlier
-        file.
+        """Returns the normalised path of a file, ``b""`` if ``name`` has no parts. Counts a file that replaces an
+        earlier one.
 
-        Raises :class:`SourceError` for a path out of the archive, and for two spellings of one path, such as
-        ``a//x.jpg`` and ``a/x.jpg``: one of the files would vanish."""
+        Raises :class:`SourceError` for a path out of the archive, for two spellings of one path, such as ``a//x.jpg``
+        and ``a/x.jpg``, since one of the files would vanish, and for a repeated path unless :attr:`replaces`.
+        """
         spelled = folder + name
         plain = normalise_member_name(spelled)
         if plain is None:
@@ -143,7 +147,7 @@ class IndexBuilder:
         return plain
 
     def _resolve_number(self, name: bytes) -> int:
-        """Follows symbolic links from a name to a member; returns its number, -1 if there is none."""
+        """Follows symbolic links from a name to a member; returns the number of the member, or -1 if there is none."""
         seen = set()
         found = self._files.get(name)
         while isinstance(found, str):
@@ -162,10 +166,10 @@ class IndexBuilder:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Index:
-    """Index of the files of an archive, sorted by the bytes of their names.
+    """Sorted index of the files in an archive.
 
     Attributes:
-        blob: All names, one after the other.
+        blob: All names, one after the other, sorted by their bytes.
         ends: int64 ``(N + 1,)``: offsets of the names in ``blob``.
         table: int64 ``(N, 6)``: a :class:`Member` a row.
         file: File with the data, if the archive itself does not have them.
@@ -188,21 +192,21 @@ class Index:
         return len(self.table)
 
     def name(self, number: int) -> bytes:
-        """Returns the path of a file in the archive."""
+        """Returns the path of file ``number`` in the archive."""
         return self.blob[self.ends[number] : self.ends[number + 1]]
 
     def member(self, number: int) -> Member:
-        """Returns a file by its number."""
+        """Returns size and place of file ``number``."""
         return Member(*self.table[number].tolist())
 
     def find(self, name: bytes) -> int | None:
-        """Finds the number of a file by name, or returns None if there is no such file."""
+        """Finds the number of the file with the path ``name``; returns None if there is none."""
         number = self._bisect(name)
         return number if number < len(self) and self.name(number) == name else None
 
     def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
         """Yields the names in a directory (``b""``: the top), sorted, each with the number of a file or None for a
-        directory."""
+        directory. Caches small listings."""
         known = self.listed.get(directory)
         if known is not None:
             return iter(known)
@@ -240,6 +244,6 @@ class Index:
 
 
 def normalise_member_name(name: str) -> bytes | None:
-    """Removes empty parts and ``.`` from a member's name, or returns None if it leads out of the archive."""
+    """Removes empty parts and ``.`` from the path of a member; returns None if it leads out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts or "\0" in name else "/".join(parts).encode("utf-8", "surrogateescape")

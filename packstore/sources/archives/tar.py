@@ -46,10 +46,11 @@ def is_tar(start: bytes) -> bool:
 
 
 class OpenTar:
-    """Open tar, whose files are read by offset. Thread-safe. A compressed tar is decompressed into a temporary file."""
+    """Open tar, whose files are read by offset. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
-        """Raises :class:`SourceError` for a compressed tar that is damaged, :class:`OSError` for one that is gone."""
+        """Opens a tar; decompresses a compressed one into a temporary file. Raises :class:`SourceError` for a
+        compressed tar that is damaged, and :class:`OSError` if the file is missing."""
         kind = detect_compression(path)
         self.compressed = kind is not None
         if kind is None:
@@ -73,7 +74,7 @@ class OpenTar:
 
 
 def first_names(path: Path, count: int) -> list[str]:
-    """Reads the names of the first ``count`` files of a tar; decompresses no more than these."""
+    """Returns the names of the first ``count`` files of a tar; decompresses no more than these."""
     kind = detect_compression(path)
     with path.open("rb") as file:
         # a stream has to read the data between headers, too
@@ -86,13 +87,13 @@ def first_names(path: Path, count: int) -> list[str]:
 
 
 def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of a tar that cannot be seeked."""
+    """Yields the members of a tar that is read as a stream, without seeking."""
     with tarfile.open(fileobj=stream, mode="r|", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
         yield from archive
 
 
 def read_tar(path: Path) -> Index:
-    """Reads the index of a tar. Raises :class:`SourceError`."""
+    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a damaged one."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
@@ -106,18 +107,20 @@ def read_tar(path: Path) -> Index:
 
 
 def detect_compression(path: Path) -> str | None:
-    """Detects the compression of a file by its first bytes (``gz``, ``bz2``, ``xz`` or ``zst``), or returns None if
-    there is none."""
+    """Detects the compression of a file by its first bytes: ``gz``, ``bz2``, ``xz`` or ``zst``; None if there is
+    none."""
     with path.open("rb") as file:
         return _match_compression(file.read(8))
 
 
 def _match_compression(start: bytes) -> str | None:
+    """Returns the compression whose magic number ``start`` has, or None."""
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
 
 
 def _read_members(file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of all tars between two offsets of a file, as ``tarfile.open(…, ignore_zeros=True)`` does."""
+    """Yields the members of all tars between two offsets of a file, as ``tarfile.open(…, ignore_zeros=True)`` does.
+    Raises one of :data:`TAR_FAULTS` for damage."""
     end = os.fstat(file.fileno()).st_size if end is None else end
     at: int | None = start
     while at is not None:
@@ -125,7 +128,8 @@ def _read_members(file: IO[bytes], start: int = 0, end: int | None = None) -> It
 
 
 def _read_one_tar(file: IO[bytes], start: int, end: int) -> Generator[tarfile.TarInfo, None, int]:
-    """Yields the members up to the first block of zeros; returns the offset of that block."""
+    """Yields the members up to the first block of zeros; returns its offset. Raises one of :data:`TAR_FAULTS` for
+    damage."""
     file.seek(start)
     with tarfile.open(fileobj=file, mode="r:", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
         descriptor = file.fileno()
@@ -186,7 +190,8 @@ def _find_next_tar(file: IO[bytes], at: int, end: int) -> int | None:
 def _add_member(
     builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "", *, inner: set[str] | None = None
 ) -> None:
-    """Adds a member to the index; of a tar within the tar, its members under a folder of its name.
+    """Adds a member to the index. A tar within the tar adds its members under a folder of its name; directories add
+    nothing.
 
     Args:
         builder: Index to add to.
@@ -194,6 +199,9 @@ def _add_member(
         member: The member.
         folder: Folder for the members of an inner tar, with a slash.
         inner: Folders of the inner tars so far, to which that of ``member`` is added; None within an inner tar.
+
+    Raises:
+        SourceError: Two inner tars have one name, or a path leads out of the archive.
     """
     name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
@@ -220,10 +228,11 @@ def _add_member(
 
 
 def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
-    """Decompresses a file into a temporary file without a name; ``name`` is for messages.
+    """Decompresses a file into a temporary file without a name. ``name`` is for messages.
 
     Raises :class:`SourceError` for a damaged file, for one that decompresses to far more than images do, and if the
-    disk is full."""
+    disk is full.
+    """
 
     def pieces() -> Iterator[bytes]:
         with path.open("rb") as file, open_decompressor(file, kind, name) as stream:
@@ -266,7 +275,8 @@ def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[b
 
 
 def open_decompressor(file: IO[bytes], kind: str, name: str) -> Any:
-    """Opens a stream of the decompressed content of a file; ``kind`` is its compression."""
+    """Opens a stream of the decompressed content of a file with the compression ``kind``. Raises :class:`SourceError`
+    if the library for Zstandard is not installed."""
     if kind == "gz":
         return InflatedFile(file)
     if kind == "bz2":
@@ -289,7 +299,7 @@ def load_zstandard(name: str) -> Any:
 
 
 def _zstandard_error() -> type[BaseException]:
-    """Returns the error class of ``zstandard``; a stand-in if that is not installed."""
+    """Returns the error class of ``zstandard``; ``EOFError`` if that is not installed."""
     try:
         error: type[BaseException] = importlib.import_module("zstandard").ZstdError
     except ImportError:

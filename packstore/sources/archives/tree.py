@@ -51,8 +51,8 @@ class ArchiveTree(Tree):
         self._inflating = threading.Lock()
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory of the archive, as :meth:`Tree.list_all`. Reads the first bytes of files whose names do not
-        decide."""
+        """Lists a directory of the archive. Reads the first bytes of files whose names do not tell if they are
+        images."""
         table = self._index.table
         passed: list[str] = []
         images: list[str] = []
@@ -79,6 +79,7 @@ class ArchiveTree(Tree):
         return Listing((-1, first), [images[i] for i in order], sizes, modified, [0] * len(order), directories)
 
     def list_names(self, directory: str) -> Names:
+        """Lists the names in a directory; caches them."""
         place, known = self._archive_path(directory), self._index.names
         key = place.decode("utf-8", "surrogateescape")
         names = known.get(key)
@@ -99,8 +100,8 @@ class ArchiveTree(Tree):
             yield shown.decode("utf-8", "surrogateescape"), _to_names(children)
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and time of a member. A folder exists if a member lies in it. Pipes and broken links have no
-        size."""
+        """Returns size and time of a member; pipes and broken links have no size. A folder exists if a member lies in
+        it. Raises :class:`FileNotFoundError`."""
         place = self._archive_path(file)
         number = self._index.find(place)
         if number is None:
@@ -111,10 +112,13 @@ class ArchiveTree(Tree):
         return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
+        """Reads the beginning of a member; ``b""`` if it is missing or damaged."""
         number = self._index.find(self._archive_path(file))
         return b"" if number is None else self._read_beginning(number, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
+        """Reads part of a member from offset ``place`` on, also of a compressed one. Raises :class:`FileNotFoundError`,
+        and :class:`ValueError` for one that is no plain file, or compressed by other methods than deflate."""
         number = self._index.find(self._archive_path(file))
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -127,6 +131,8 @@ class ArchiveTree(Tree):
         return self._open_archive().read(max(0, min(size, member.size - place)), start + place)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        """Reads a whole member and verifies its size and CRC-32. Raises :class:`SampleError` if it is missing, damaged,
+        or larger than ``max_bytes``."""
         number = self._find_number(self._archive_path(key))
         if number is None:
             raise SampleError(key, "is not in the archive: it has changed")
@@ -146,6 +152,7 @@ class ArchiveTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
+        """Locates the data of a member that is not compressed, in an archive that is not; else returns None."""
         number = self._find_number(self._archive_path(key))
         if number is None or self._index.file is not None:  # a decompressed copy
             return None
@@ -158,14 +165,15 @@ class ArchiveTree(Tree):
         return stamp_files([self._path])
 
     def close(self) -> None:
+        """Closes the archive and all decompressors; reading opens them again."""
         self._file = self._index.file
         with self._inflating:
             while self._inflaters:
                 self._inflaters.popitem()[1].close()
 
     def _read_inflated(self, number: int, member: Member, place: int, size: int) -> bytes:
-        """Reads part of a compressed file, and keeps its decompressor open for the next part. Raises
-        :class:`ValueError`."""
+        """Reads part of a compressed member, and keeps its decompressor open for the next part. Raises
+        :class:`ValueError` for damage."""
         with self._inflating:
             inflater = self._inflaters.get(number)
             if inflater is None:
@@ -178,7 +186,8 @@ class ArchiveTree(Tree):
                 raise ValueError(f"it cannot be decompressed: {error}") from None
 
     def _find_root(self) -> bytes:
-        """Follows folders that are alone at the top, except splits; returns the path of the last one."""
+        """Follows folders that are alone at the top, except splits and hidden files; returns the path of the last
+        one."""
         top = b""
         while True:
             inside = [*islice((child for child in self._index.children(top) if not _is_hidden(child[0])), 2)]
@@ -192,15 +201,15 @@ class ArchiveTree(Tree):
         return self._top + b"/" + raw if self._top and raw else self._top or raw
 
     def _read_beginning(self, number: int, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file; empty if it cannot be read."""
+        """Reads the first ``size`` bytes of a file; ``b""`` if it cannot be read."""
         try:
             return self._read_content(self._index.member(number), size)[:size]
         except (OSError, ValueError, zlib.error):
             return b""
 
     def _find_number(self, raw: bytes) -> int | None:
-        """Finds the number of a file by its path. Tries the last one and the next one first, since files are mostly
-        read in the order of their names."""
+        """Returns the number of a file by its path; None if there is none. Tries the last one and the next one first,
+        since files are mostly read in the order of their names."""
         number: int | None = self._next
         if number and self._index.name(number - 1) == raw:
             return number - 1
@@ -211,7 +220,8 @@ class ArchiveTree(Tree):
         return number
 
     def _read_content(self, member: Member, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file; one more if it inflates to more."""
+        """Reads the first ``size`` bytes of a file; one more if it inflates to more. Raises :class:`ValueError` for one
+        that is no plain file or has another compression."""
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
         if not self._index.zipped:
@@ -224,7 +234,8 @@ class ArchiveTree(Tree):
         return inflate(self._open_archive().read(member.stored, place), size)
 
     def _find_data(self, place: int) -> int:
-        """Returns the offset of the data of a file in a zip, whose header is at ``place``."""
+        """Returns the offset of the data of a file in a zip, from the header at ``place``. Raises :class:`ValueError`
+        if there is no header."""
         header = self._open_archive().read(LOCAL.size, place)
         magic, *_, name_size, extra_size = LOCAL.unpack(header.ljust(LOCAL.size, b"\0"))
         if magic != b"PK\x03\x04":
@@ -247,4 +258,5 @@ def _to_names(children: Iterable[tuple[bytes, int | None]]) -> Names:
 
 
 def _is_hidden(raw: bytes) -> bool:
+    """Tells if a name is one that listings skip."""
     return is_passed_over(raw.decode("utf-8", "surrogateescape"))

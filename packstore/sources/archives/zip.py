@@ -31,7 +31,8 @@ def is_zip(start: bytes) -> bool:
 
 
 def read_zip(path: Path) -> Index:
-    """Reads the index of a zip. Raises :class:`SourceError`."""
+    """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted
+    zip."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -41,8 +42,8 @@ def read_zip(path: Path) -> Index:
 
 
 def _build_index(data: mmap.mmap, name: str) -> Index:
-    """Builds the index from the central directory. Raises :class:`SourceError` for damage, encryption, and paths that
-    are not certain."""
+    """Builds the index from the central directory. Raises :class:`SourceError` for damage, encryption, and backslashes
+    in names that may or may not separate folders."""
     count, start, end = _find_directory(data, name)
     builder, position, entries = IndexBuilder(replaces=False), start, 0
     odd, has_folders = "", False
@@ -89,7 +90,7 @@ def _build_index(data: mmap.mmap, name: str) -> Index:
 
 
 class _EntryCount(NamedTuple):
-    """Number of entries that the end record of a directory states."""
+    """Number of entries that the end record of a central directory states."""
 
     stated: int
     has_zip64: bool
@@ -97,8 +98,7 @@ class _EntryCount(NamedTuple):
     def agrees_with(self, entries: int) -> bool:
         """Tells if :attr:`stated` agrees with the number of entries found.
 
-        Without zip64 the number has 16 bits. More entries than these hold are stated by their last 16 bits, or by
-        65535.
+        Without zip64 the number has 16 bits: a larger one is stated by its last 16 bits, or as 65535.
         """
         if self.has_zip64:
             return entries == self.stated
@@ -106,8 +106,8 @@ class _EntryCount(NamedTuple):
 
 
 def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
-    """Finds the central directory: returns the number of entries, and the offsets of its beginning and end. Raises
-    :class:`SourceError`."""
+    """Finds the central directory: returns the stated number of entries, and the offsets of its beginning and end.
+    Raises :class:`SourceError` if it is cut off, one part of several, or inconsistent."""
     at = data.rfind(b"PK\x05\x06", max(0, len(data) - END.size - _MAX16))
     if at < 0:
         raise SourceError(f"{name} is a zip that was cut off: the directory at its end is missing")
@@ -132,8 +132,8 @@ def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
 
 
 def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int, int]:
-    """Returns sizes and offset of an entry; those that do not fit into 32 bits are read from the zip64 field of
-    ``extra``."""
+    """Returns uncompressed size, compressed size and offset of an entry, with those that do not fit into 32 bits
+    replaced from the zip64 field in ``extra``."""
     values, position = [nbytes, stored, place], 0
     while position + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, position)
@@ -148,7 +148,7 @@ def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[in
 
 
 def _decode_name(raw: bytes, flags: int) -> str:
-    """Decodes a name: as UTF-8 if it is, or if its flag says so; else as code page 437."""
+    """Decodes a name: as UTF-8 if it is valid or its flag says so, else as code page 437."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -156,7 +156,7 @@ def _decode_name(raw: bytes, flags: int) -> str:
 
 
 def _dos_time_ns(date: int, time: int) -> int:
-    """Converts date and time of MS-DOS, taken as UTC, to nanoseconds since 1970, or returns 0 if they are invalid."""
+    """Converts date and time of MS-DOS, taken as UTC, to nanoseconds since 1970; returns 0 if they are invalid."""
     day = (1980 + (date >> 9), date >> 5 & 15, date & 31, time >> 11, time >> 5 & 63, 2 * (time & 31))
     try:
         return calendar.timegm(day) * 10**9
@@ -165,5 +165,5 @@ def _dos_time_ns(date: int, time: int) -> int:
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """Inflates at most ``size`` bytes, and one more if there are more."""
+    """Inflates deflated data to at most ``size`` bytes, and one more if there are more."""
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)

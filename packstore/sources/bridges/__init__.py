@@ -39,7 +39,7 @@ class BridgedData(NamedTuple):
     Attributes:
         splits: Map-style datasets by split, as :func:`packstore.convert` takes them; ``""`` for no splits.
         fields: Declarations by name; None infers them.
-        left: Number of things that are left out, by reason.
+        left: Number of values that are left out, by reason.
     """
 
     splits: Mapping[str, Any]
@@ -48,11 +48,12 @@ class BridgedData(NamedTuple):
 
 
 def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
-    """Reads a source with the library that its name begins with.
+    """Reads a source with the library that its name begins with. Blocks connections and unpickling meanwhile, and
+    discards the library's output.
 
     Raises:
         UsageError: The library is not installed, or the name has another form than in :data:`BRIDGES`.
-        SourceError: The library cannot read the source, or would unpickle it.
+        SourceError: The library cannot read the source, would unpickle it, or would connect to another machine.
     """
     named = find_bridge(path)
     assert named is not None
@@ -66,8 +67,8 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
 
 @contextmanager
 def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
-    """Converts errors of a library to a :class:`SourceError` of one line, and a missing module to a
-    :class:`UsageError` with the command that installs it. ``hint`` follows the library's message."""
+    """Converts errors of a library to a :class:`SourceError` of one line, and a missing module to a :class:`UsageError`
+    with the command that installs it. packstore's own errors pass. ``hint`` follows the library's message."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -85,7 +86,8 @@ def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
 
 
 def split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
-    """Splits ``NAME:PATH``. Raises :class:`UsageError` for another form, and if nothing is at that path."""
+    """Splits ``NAME:PATH`` into name and path. Raises :class:`UsageError` for another form, and if nothing is at that
+    path."""
     name, colon, path = rest.partition(":")
     if not (name and colon and path):
         raise UsageError(f"{library}:{printable(rest)}: write {BRIDGES[library]}")
@@ -93,14 +95,14 @@ def split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
 
 
 def existing_path(path: str) -> Path:
-    """Converts a path on this machine. Raises :class:`UsageError` if nothing is there."""
+    """Converts a text to a path. Raises :class:`UsageError` if nothing is there."""
     if not Path(path).exists():
         raise UsageError(f"{printable(path)}: no such file or directory on this machine")
     return Path(path)
 
 
 class BridgeSource(DatasetSource):
-    """Data that a library has read. Images that are pixels are packed as pixels."""
+    """Source of data that a library has read. Images that are pixels are packed as pixels."""
 
     asks_about_left = False
 
@@ -111,9 +113,11 @@ class BridgeSource(DatasetSource):
         self._left = bridged.left
 
     def identity(self) -> str:
+        """Adds the path with its library."""
         return f"{self.path} {super().identity()}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Adds the parts that were left out to the ledger."""
         return replace(super().survey(split, progress), ledger=self.ledger(Claims(), split))
 
     def count_left_parts(self) -> Mapping[str, int]:

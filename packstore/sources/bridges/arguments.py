@@ -12,13 +12,13 @@ from packstore.core.errors import UsageError, printable
 def parse_arguments(
     what: str, given: Sequence[str], known: Mapping[str, inspect.Parameter], closed: Container[str]
 ) -> dict[str, Any]:
-    """Converts each ``name=value`` to the type of its parameter; a list is written ``a+b``.
+    """Converts each ``name=value`` to the type of its parameter; ``a+b`` becomes a list of texts.
 
     Args:
         what: The class in messages, such as ``torchvision's MNIST``.
         given: The arguments.
         known: Parameters of the class, see :func:`list_parameters`.
-        closed: Names of parameters that cannot be given.
+        closed: Names of parameters that the user must not set.
 
     Raises:
         UsageError: No parameter has this name, or the value is of another type.
@@ -29,7 +29,8 @@ def parse_arguments(
 
 
 def _parse_argument(what: str, given: str, known: Mapping[str, inspect.Parameter]) -> tuple[str, Any]:
-    """Parses ``name=value`` by the type of the parameter. Raises :class:`UsageError`."""
+    """Converts ``name=value`` by the annotated type of the parameter; returns both. Raises :class:`UsageError` for an
+    unknown name, or a value of another type."""
     name, _, text = given.partition("=")
     if name not in known:
         raise UsageError(f"{what} takes no argument {printable(name)!r} here; it takes {', '.join(known)}")
@@ -44,7 +45,8 @@ def _parse_argument(what: str, given: str, known: Mapping[str, inspect.Parameter
 
 
 def list_parameters(made: type) -> dict[str, inspect.Parameter]:
-    """Lists parameters of a class by name, with those of its bases that it passes on as ``**kwargs``."""
+    """Lists the parameters of a class's ``__init__`` by name, including those that it passes on to its bases as
+    ``**kwargs``."""
     found: dict[str, inspect.Parameter] = {}
     for each in made.__mro__:
         make: Callable[..., None] = each.__init__  # type: ignore[misc]

@@ -22,7 +22,8 @@ _INFO = "dataset_info.json"
 
 
 def read(rest: str, options: SourceOptions) -> DatasetsSource:
-    """Loads the dataset with all its splits. Raises :class:`UsageError`, and the errors of the library."""
+    """Loads the dataset with all its splits, without connections. Raises :class:`UsageError` for a file, or a version
+    of the library that runs scripts, and the errors of the library."""
     folder, _, config = rest.rpartition(":")
     configured = bool(folder and config) and Path(folder).is_dir() and not Path(rest).exists()
     path = existing_path(folder if configured else rest)
@@ -45,7 +46,7 @@ def read(rest: str, options: SourceOptions) -> DatasetsSource:
 
 
 def _load(path: Path, config: str | None) -> Any:
-    """Loads a dataset with ``datasets``: from disk, from the cache, or from files."""
+    """Loads a dataset with ``datasets``: one of ``save_to_disk``, else one of its cache, else files."""
     import datasets
 
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
@@ -56,10 +57,8 @@ def _load(path: Path, config: str | None) -> Any:
 
 
 def _load_cached(places: list[Path]) -> dict[str, Any]:
-    """Loads the splits of a dataset from the cache of ``datasets``. ``places`` are its ``dataset_info.json`` files.
-
-    Raises :class:`UsageError` for several datasets, and :class:`SourceError` for a split without Arrow files.
-    """
+    """Loads the splits of a dataset from the cache of ``datasets``. ``places`` are the paths of ``dataset_info.json``
+    files. Raises :class:`UsageError` for several datasets, and :class:`SourceError` for a split without Arrow files."""
     import datasets
 
     if len(places) > 1:
@@ -76,7 +75,8 @@ def _load_cached(places: list[Path]) -> dict[str, Any]:
 
 
 class DatasetsSource(ArrowSource):
-    """Arrow files in which the library stores a dataset."""
+    """Source of the Arrow files in which ``datasets`` stores a dataset. Keeps copies in a temporary folder until it is
+    closed."""
 
     def __init__(self, path: Path, options: SourceOptions, splits: Mapping[str, Any], name: str) -> None:
         self._copies = TemporaryDirectory(prefix="packstore-datasets-")
@@ -86,6 +86,8 @@ class DatasetsSource(ArrowSource):
         self.path = Path(f"datasets:{name}")
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
+        """Yields split and path of each Arrow file. Writes rows that were selected, shuffled or are in memory to
+        temporary ones."""
         for number, (split, data) in enumerate(self._splits.items()):
             if data._indices is not None or not data.cache_files:  # chosen or shuffled rows; rows in memory
                 file = Path(self._copies.name, f"{number}.arrow")
@@ -93,13 +95,14 @@ class DatasetsSource(ArrowSource):
             yield from ((split, Path(file["filename"])) for file in data.cache_files)
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Lists nothing: the library does not tell which files it has read."""
         return iter(())  # the library does not tell which files it has read
 
     def files(self) -> Iterator[Path]:
         return TableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Returns the path of an image that the library has left in the given folder."""
+        """Returns the path of an image file in the given folder, in which the library has left it."""
         if path is None or not Path(path).resolve().is_relative_to(self._folder):
             return super()._resolve_path(number, path)
         return Path(path)
@@ -114,6 +117,7 @@ class DatasetsSource(ArrowSource):
         return found
 
     def close(self) -> None:
+        """Removes the temporary copies as well."""
         super().close()
         self._splits = {}
         self._copies.cleanup()

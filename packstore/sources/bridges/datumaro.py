@@ -23,7 +23,8 @@ _PICKLED = ("cifar",)
 
 
 def read(rest: str, options: SourceOptions) -> BridgedData:
-    """Imports the dataset. Its annotations become columns by conversion to Datumaro's own format."""
+    """Imports the dataset; converts its annotations by way of Datumaro's own format. Raises :class:`UsageError` for
+    formats that are unpickled, and for data other than images."""
     name, path = split_name_and_path(rest, "datumaro")
     from datumaro.components.dataset import Dataset
     from datumaro.components.media import Image
@@ -52,7 +53,8 @@ def read(rest: str, options: SourceOptions) -> BridgedData:
 
 
 def _drop_trainval(format: _Items) -> None:
-    """Moves the images of ``trainval`` to the ignored ones if they repeat those of ``train`` and ``val``, as in VOC."""
+    """Removes the split ``trainval`` if its annotations repeat those of ``train`` and ``val``, as in VOC; counts its
+    images as left out."""
     halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
     whole = [item.raw["item"] for item in format.items.get("trainval", ())]
     if whole and sorted(map(_without_attributes, halves)) == sorted(map(_without_attributes, whole)):
@@ -61,7 +63,7 @@ def _drop_trainval(format: _Items) -> None:
 
 
 def _without_attributes(item: Any) -> str:
-    """Serialises an item without its attributes, to compare items."""
+    """Serialises an item of Datumaro's JSON without its attributes, to compare items."""
     return json.dumps({name: value for name, value in item.items() if name != "attr"}, sort_keys=True)
 
 
@@ -69,7 +71,7 @@ def _find_image(item: Any) -> Path | Callable[[], bytes]:
     """Returns the path of an image file. For an image without a file of its own, returns a function that makes its
     bytes: those within another file, or else its pixels as PNG.
 
-    An image without data gets a path that does not exist, so reading it reports the problem.
+    For an image without data, returns a path that does not exist, so that reading it reports the problem.
     """
     path = getattr(item.media, "path", None)
     if path and Path(path).is_file():
@@ -80,7 +82,8 @@ def _find_image(item: Any) -> Path | Callable[[], bytes]:
 
 
 def _encode_png(pixels: Any) -> bytes:
-    """Encodes pixels ``(H, W)`` or ``(H, W, 3)``, in OpenCV's order of channels, as PNG. Raises :class:`ValueError`."""
+    """Encodes pixels ``(H, W)`` or ``(H, W, 3)``, blue first as in OpenCV, as PNG. Raises :class:`ValueError` if they
+    are not 8-bit."""
     import PIL.Image
 
     values = np.asarray(pixels)
@@ -93,4 +96,4 @@ def _encode_png(pixels: Any) -> bytes:
 
 
 class _Items(DatumaroFormat, AnnotatedItems):
-    """Images that datumaro has imported."""
+    """Images that datumaro has imported, with its JSON as annotations."""

@@ -16,7 +16,8 @@ from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
 
 
 def read(rest: str, options: SourceOptions) -> BridgedData:
-    """Loads the dataset. Its tags ``train``, ``val``, ``validation`` and ``test`` are splits."""
+    """Loads all samples of the dataset. Its tags ``train``, ``val``, ``validation`` and ``test`` are splits if each
+    sample has one. Raises :class:`UsageError` for media other than images. Turns off FiftyOne's usage reports."""
     os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")  # else its import reports to its makers
     import fiftyone
 
@@ -35,4 +36,4 @@ def read(rest: str, options: SourceOptions) -> BridgedData:
 
 
 class _Items(FiftyOneFormat, AnnotatedItems):
-    """Samples of a dataset of FiftyOne."""
+    """Samples of a dataset of FiftyOne, with its JSON as annotations."""

@@ -26,8 +26,8 @@ _hooks: list[str] = []
 
 @contextmanager
 def guard(library: str, *, unpickles: bool = False) -> Iterator[None]:
-    """Makes connections to other machines, and unpickling of objects, raise :class:`SourceError` within the block, in
-    this thread.
+    """Blocks connections to other machines and unpickling within the block, in this thread: both raise
+    :class:`SourceError`. Adds an audit hook to the process at the first call.
 
     Args:
         library: Name of the library, for the message.
@@ -46,7 +46,8 @@ def guard(library: str, *, unpickles: bool = False) -> Iterator[None]:
 
 @contextmanager
 def list_opened() -> Iterator[list[Path]]:
-    """Lists the files that Python opens within the block in this thread; used within :func:`guard`."""
+    """Gives a list to which each file is added that Python opens within the block in this thread. Needs
+    :func:`guard`."""
     found: list[Path] = []
     token = _opened.set(found)
     try:
@@ -56,7 +57,8 @@ def list_opened() -> Iterator[list[Path]]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Records opened files; raises :class:`SourceError` for guarded unpickling and connections."""
+    """Audit hook. Records opened files, if :func:`list_opened` asks for it; raises :class:`SourceError` for unpickling
+    and connections that :func:`guard` blocks."""
     if event == "open":
         files = _opened.get()
         if files is not None and isinstance(arguments[0], (str, Path)):

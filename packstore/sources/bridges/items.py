@@ -28,7 +28,7 @@ class AnnotatedItem(NamedTuple):
 
 
 class AnnotatedItems(AnnotationColumns):
-    """Images with annotations, by split."""
+    """Images with annotations by split; converts them to columns."""
 
     def __init__(self, path: Path, items: Mapping[str, Sequence[AnnotatedItem]]) -> None:
         self.path = path
@@ -39,28 +39,30 @@ class AnnotatedItems(AnnotationColumns):
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
     def to_bridged(self) -> BridgedData:
-        """Returns all splits with images, with the columns of the whole dataset."""
+        """Returns all splits with images as datasets, with the columns of the whole dataset. Reads all annotations."""
         parts = {split: _SplitItems(self, items) for split, items in self.items.items() if items}
         return BridgedData(parts, self.fields(), dict(+self.ignored))
 
 
 class Objects(AnnotatedItems):
-    """Images with objects. The annotations of an image are a list (name, box, segmentation and other values of each
-    object), the annotation as it was read, and, if the format lists them, all classes."""
+    """Images with objects. The raw annotation of an image is a sequence: a list of its objects (name, box, segmentation
+    and other values of each), the annotation as it was read, and, if the format lists them, all classes."""
 
     title = "objects"
     further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
     per_object = ("difficult",)
 
     def class_order(self) -> Sequence[str]:
+        """Returns the classes in the first raw annotation that lists them."""
         return next((raw[2] for raw in self.raw_annotations() if len(raw) > 2), ())
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts the list of objects; keeps the annotation as it was read in ``json``."""
         return Annotation([AnnotatedObject(*each) for each in raw[0]], json=raw[1])
 
 
 class _SplitItems(Sequence[Mapping[str, Any]]):
-    """Samples of a split."""
+    """Samples of a split as a map-style dataset; reads images when they are asked for."""
 
     def __init__(self, columns: AnnotatedItems, items: Sequence[AnnotatedItem]) -> None:
         self._columns = columns

@@ -24,7 +24,7 @@ NameValues = Callable[[Any, Sequence[Any]], dict[str, Any]]
 
 
 class Samples(Sequence[dict[str, Any]]):
-    """Samples of a library's dataset, with named values.
+    """Samples of a library's dataset as a map-style dataset with named values.
 
     Images and masks are files if the library reads them from files; the path of the image is then the key, or ``file``.
 
@@ -44,7 +44,8 @@ class Samples(Sequence[dict[str, Any]]):
         name_values: NameValues,
         sorted_by: str = "",
     ) -> None:
-        """
+        """Finds the image files and the order of the samples; reads none.
+
         Args:
             library: Name of the library.
             dataset: Its dataset.
@@ -53,7 +54,7 @@ class Samples(Sequence[dict[str, Any]]):
             own: Classes of this split; their numbers become those in ``classes``.
             classes: Classes of all splits.
             name_values: Names the values after the image.
-            sorted_by: Attribute of the dataset that lists its samples, if they have the order of the disk.
+            sorted_by: Attribute of the dataset by which to sort its samples, if they have the order of the disk.
         """
         files = find_image_files(dataset)
         self._files = SplitImageFiles(files, split) if split and files is not None else files
@@ -83,7 +84,8 @@ class Samples(Sequence[dict[str, Any]]):
         return found
 
     def _read_sample(self, index: int) -> dict[str, Any]:
-        """Reads a sample from the dataset, with its values by name; an image of Pillow becomes the path of its file."""
+        """Reads a sample, with its values by name, and blocks connections and unpickling meanwhile. An image of Pillow
+        becomes the path of its file, if that is found."""
         with guard(self._library), list_opened() as opened:
             sample = self._dataset[index]
         values = list(sample) if isinstance(sample, tuple) else [sample]
@@ -102,14 +104,14 @@ def make_samples_by_split(
     sorted_by: str = "",
     sort_classes: bool = False,
 ) -> dict[str, Samples]:
-    """Makes the samples of a library's datasets, one for each split, with the classes of all.
+    """Makes a :class:`Samples` for each split of a library's datasets, with the classes of all splits.
 
     Args:
         library: Name of the library.
-        parts: Its datasets.
+        parts: Its datasets by split.
         root: Folder from which ``file`` is named.
         name_values: Names the values after the image; None names them by type.
-        sorted_by: Attribute of a dataset that lists its samples, if they have the order of the disk.
+        sorted_by: Attribute of a dataset by which to sort its samples, if they have the order of the disk.
         sort_classes: Sorts the classes; they are sorted anyway if not all datasets have the same.
     """
     own = {split: find_class_names(part) for split, part in parts.items()}
@@ -126,7 +128,8 @@ def make_samples_by_split(
 
 
 def _find_source_file(image: Any, opened: Sequence[Path]) -> Any:
-    """Finds the opened file with the pixels of an image of Pillow; returns the image if there is none."""
+    """Finds the file among ``opened`` that has the same pixels as an image of Pillow; returns the image itself if there
+    is none."""
     for path in opened:
         try:
             with PIL.Image.open(path) as other:
@@ -143,7 +146,8 @@ def relative_name(path: Path, root: Path) -> str:
 
 
 def find_class_names(dataset: Any) -> list[str]:
-    """Finds the names of the classes of a dataset; repeated names get their numbers. Empty for none."""
+    """Finds the names of a dataset's classes in its usual attributes, ``[]`` if it has none. Numbers are added to names
+    that occur twice."""
     names = ("classes", "categories", "all_categories", "_characters")
     found = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
     if found is None:
@@ -156,7 +160,8 @@ def find_class_names(dataset: Any) -> list[str]:
 
 
 def name_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Names the values after an image by their types; the first number is the label. Raises :class:`ValueError`."""
+    """Names the values after an image by their types; the first number is the label. Drops None. Raises
+    :class:`ValueError` if two values would have one name."""
     found: dict[str, Any] = {}
     for value in others:
         if is_pil(value) or isinstance(value, Path):
@@ -174,7 +179,8 @@ def name_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def name_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that gives the values of a sample these names in order, and converts some."""
+    """Returns a function that gives the values of a sample these names, in order. ``convert`` has functions for some
+    values. None is dropped."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         found = {name: value for name, value in zip(names, others, strict=False) if value is not None}
@@ -184,7 +190,8 @@ def name_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
 
 
 def name_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that names the values of a sample by ``dataset.target_type``, and converts some."""
+    """Returns a function that names the values of a sample by ``dataset.target_type``; ``names`` translates its
+    entries, ``convert`` has functions for some values."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         return name_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)
@@ -193,7 +200,7 @@ def name_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) ->
 
 
 def encode_npy(values: Any) -> bytes:
-    """Encodes an array as an ``.npy`` file, for arrays whose shape differs from sample to sample."""
+    """Encodes an array as the bytes of an ``.npy`` file, for arrays whose shape differs from sample to sample."""
     file = io.BytesIO()
     np.save(file, array_of(values))
     return file.getvalue()

@@ -26,7 +26,7 @@ from packstore.sources.voc.objects import CLASSES, parse_annotation
 
 
 def _splits_by_name(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Returns the splits of several datasets, under the names that torchvision gives them."""
+    """Returns a table entry, the parameter and its value for each split, for several datasets with the same splits."""
     return dict.fromkeys(names.split(), (parameter, {split: split for split in splits.split()}))
 
 
@@ -90,7 +90,8 @@ _NAMES: Mapping[str, samples.NameValues] = {
 
 
 def read(rest: str, options: SourceOptions) -> BridgedData:
-    """Opens the dataset: all its splits, unless the arguments choose one."""
+    """Opens the dataset: all its splits, unless the arguments choose one. Raises :class:`UsageError` for an unknown
+    class or argument, and :class:`SourceError` if torchvision cannot read it."""
     called, root = split_name_and_path(rest, "torchvision")
     name, *given = called.split(",")
     from torchvision import datasets
@@ -134,7 +135,7 @@ def read(rest: str, options: SourceOptions) -> BridgedData:
 
 
 def _celeba_fields(data: Any) -> dict[str, Field]:
-    """Declares the columns of CelebA, which samples alone do not determine."""
+    """Declares the columns of CelebA: samples do not show the names of its attributes."""
     columns: dict[str, Field] = {
         "attr": Labels([name for name in data.attr_names if name], of=False),  # the line ends in a space
         "identity": Label(),
@@ -145,7 +146,7 @@ def _celeba_fields(data: Any) -> dict[str, Field]:
 
 
 def _annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
-    """Lists the images of a dataset with their annotations."""
+    """Lists the images of a dataset with objects, with their keys and raw annotations."""
     found = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
     return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in found]
 
@@ -161,7 +162,7 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and annotations of each image of KITTI."""
+    """Yields path and annotations of each image of KITTI, sorted by path; None for images without labels."""
     for number, path in sorted(
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk
@@ -170,7 +171,7 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and annotations of each image of VOC."""
+    """Yields path and annotations of each image of VOC. Raises :class:`ValueError` for an invalid XML file."""
     annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
     own = {label for found in annotations for label in found["labels"]} <= set(CLASSES)
     for image, found in zip(data.images, annotations, strict=True):
@@ -180,7 +181,7 @@ def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and annotations of each image of WIDER FACE."""
+    """Yields path and annotations of each image of WIDER FACE; None for images without labels."""
     for each in data.img_info:
         annotations = each.get("annotations")
         found = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}

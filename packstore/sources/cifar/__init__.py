@@ -92,8 +92,7 @@ class CifarSource(Source):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples. The first call here or of :meth:`entries` reads all files, for their labels.
 
-        Raises :class:`SourceError` for files that are missing, truncated, damaged or unsafe, and for labels
-        out of range.
+        Raises :class:`SourceError` for files that are missing, cut off, damaged or unsafe, and for labels out of range.
         """
         labels = self._load_labels(progress)
         splits = dict.fromkeys(self._choose_splits(split), 0)
@@ -119,10 +118,12 @@ class CifarSource(Source):
         self.claim_paths(claims, self._files.disk_paths())
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields samples; ``ref`` is (number of the batch, row in it)."""
+        """Yields an entry for each image; ``ref`` is the number of its batch and its row there. The first call reads
+        all files."""
         return self._yield_entries(self._load_labels(no_progress), self._choose_splits(split))
 
     def _yield_entries(self, labels: _AllLabels, splits: list[str]) -> Iterator[Entry]:
+        """Yields the entries of the chosen splits, numbered in each split."""
         numbers = dict.fromkeys(splits, 0)
         for batch, (split, _) in enumerate(self._files.layout.batches):
             if split not in numbers:
@@ -143,12 +144,14 @@ class CifarSource(Source):
         return image
 
     def close(self) -> None:
+        """Closes files and empties the caches."""
         self._batches.clear()
         self._pages.clear()
         self._files.close()
 
     def _load_page(self, batch: int, number: int) -> NDArray[np.uint8]:
-        """Reads a page of images ``(rows, 32, 32, 3)``, and caches it and its batch; drops the oldest ones."""
+        """Returns a page of 1,024 images ``(rows, 32, 32, 3)``, from the cache or the file. Caches the page and its
+        batch; drops the oldest ones. Raises :class:`SourceError`."""
         with self._lock:
             page = self._pages.get((batch, number))
             if page is not None:
@@ -168,7 +171,7 @@ class CifarSource(Source):
             return page
 
     def _choose_splits(self, split: str | None) -> list[str]:
-        """Returns ``split`` in a list, or all splits for None. Raises :class:`NotInSourceError`."""
+        """Returns ``[split]``, or all splits for None. Raises :class:`NotInSourceError` for an unknown split."""
         splits = list(dict.fromkeys(name for name, _ in self._files.layout.batches))
         if split is None:
             return splits
@@ -177,7 +180,8 @@ class CifarSource(Source):
         return [split]
 
     def _load_labels(self, progress: ProgressCallback) -> _AllLabels:
-        """Returns all labels; the first call reads and checks all files. Raises :class:`SourceError`."""
+        """Returns all labels; the first call reads and checks all files, and reports progress. Raises
+        :class:`SourceError` for damage."""
         if self._labels is not None:
             return self._labels
         layout = self._files.layout
@@ -201,8 +205,8 @@ class CifarSource(Source):
         return self._labels
 
     def _read_class_names(self, name: str, file: IO[bytes]) -> tuple[tuple[str, ...], ...]:
-        """Reads the names of classes from a meta file: one tuple a label column of the file. Raises
-        :class:`SourceError`."""
+        """Reads the names of classes from a meta file: one tuple for each label column in the file. Raises
+        :class:`SourceError` for damage."""
         try:
             if self._files.layout.binary:
                 lines = file.read().decode("utf-8").splitlines()
@@ -216,7 +220,7 @@ class CifarSource(Source):
 
     def _parse_batch(self, name: str, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Parses a batch: returns pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label
-        columns)``. Raises :class:`SourceError`."""
+        columns)``. Raises :class:`SourceError` for damage."""
         try:
             return self._parse_binary_batch(file) if self._files.layout.binary else self._parse_python_batch(file)
         except BatchError as error:
@@ -225,6 +229,7 @@ class CifarSource(Source):
             raise SourceError(f"{self._files.shown(name)} cannot be read: {error.strerror or error}") from None
 
     def _parse_binary_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Parses a batch of binary rows. Raises :class:`BatchError` if it is cut off."""
         stored = self._columns.binary
         row = len(stored) + _PIXELS
         data = np.frombuffer(file.read(), np.uint8)
@@ -235,6 +240,7 @@ class CifarSource(Source):
         return rows[:, len(stored) :], rows[:, order].astype(np.int64)
 
     def _parse_python_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Parses a batch that is a pickle, without running it. Raises :class:`BatchError` for any other content."""
         found = load_dict(file)
         data: NDArray[Any] = build_array(found.get("data"))
         if data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != _PIXELS:
@@ -258,12 +264,13 @@ class CifarSource(Source):
 
 
 def _count_key_bytes(split: str, count: int) -> int:
-    """Counts the bytes of the keys of ``count`` images; numbers have five digits or more."""
+    """Returns the bytes of the keys of ``count`` images of a split; numbers have five digits or more."""
     return count * (len(split) + 6) + sum(max(0, count - int(10**digits)) for digits in range(5, 11))
 
 
 def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
-    """Recognises the dataset ``name``; looks for both, so that a folder with both is refused as ambiguous."""
+    """Recognises the dataset ``name``. Looks for both datasets, so that a folder with both raises
+    :class:`SourceError`."""
     files = find_cifar(path, None)
     if files is None:
         return Certainty.NO
@@ -280,6 +287,7 @@ def _open_cifar(name: str, path: Path, options: SourceOptions) -> CifarSource:
 
 
 def _make_kind(name: str, title: str) -> Kind:
+    """Makes the :class:`Kind` of one of the two datasets."""
     help = f"{title} as downloaded, a folder or .tar.gz"
     return Kind(name, help, partial(_recognise, name), partial(_open_cifar, name))
 

@@ -29,7 +29,7 @@ _BROKEN = (
 
 @dataclass(frozen=True, slots=True)
 class CifarLayout:
-    """Published layout.
+    """Published layout of CIFAR: names of its files.
 
     Attributes:
         kind: ``cifar10`` or ``cifar100``.
@@ -49,11 +49,11 @@ class CifarLayout:
 
     @property
     def files(self) -> tuple[str, ...]:
+        """Names of all files."""
         return (*self.meta, *(name for _, name in self.batches))
 
     def matches(self, directory: str, files: Iterable[str]) -> bool:
-        """Tells if a directory has this layout, or is a damaged one of it: by its name, or by a meta file and a
-        batch."""
+        """Tells if a directory has this layout, maybe incomplete: by its name, or by a meta file and a batch."""
         there = set(files)
         return directory == self.directory or (
             there.issuperset(self.meta[:1]) and any(name in there for _, name in self.batches)
@@ -61,6 +61,7 @@ class CifarLayout:
 
 
 def _train_and_test(suffix: str) -> tuple[tuple[str, str], ...]:
+    """Returns split and name of CIFAR-10's six batches."""
     train = tuple(("train", f"data_batch_{number}{suffix}") for number in range(1, 6))
     return (*train, ("test", f"test_batch{suffix}"))
 
@@ -85,7 +86,7 @@ LAYOUTS = (
 
 
 class CifarFiles(ABC):
-    """Files of one layout. Thread-safe."""
+    """Files of one layout, in a directory or an archive. Thread-safe."""
 
     def __init__(self, path: Path, layout: CifarLayout) -> None:
         self.path = path
@@ -109,6 +110,7 @@ class CifarFiles(ABC):
         return printable(f"{self.path}/{name}")
 
     def close(self) -> None:
+        """Closes open files; a directory keeps none open."""
         return
 
     def _check_complete(self, there: Iterable[str]) -> None:
@@ -121,7 +123,7 @@ class CifarFiles(ABC):
 
 
 class DirectoryFiles(CifarFiles):
-    """Files of a directory."""
+    """Files of a layout in a directory."""
 
     def read_all(self) -> Iterator[tuple[str, IO[bytes]]]:
         self._check_complete(name for name in self.layout.files if (self.path / name).is_file())
@@ -133,6 +135,7 @@ class DirectoryFiles(CifarFiles):
         return [self.path / name for name in self.layout.files]
 
     def open(self, name: str) -> IO[bytes]:
+        """Opens one file. Raises :class:`SourceError` if it cannot be read, or is too large for CIFAR."""
         path = self.path / name
         try:
             size = path.stat().st_size
@@ -144,7 +147,7 @@ class DirectoryFiles(CifarFiles):
 
 
 class TarFiles(CifarFiles):
-    """Members of a ``.tar.gz``: one pass finds all of them, later reads seek."""
+    """Files of a layout in a ``.tar.gz``: one pass finds all of them, later reads seek."""
 
     def __init__(self, path: Path, layout: CifarLayout, prefix: str) -> None:
         super().__init__(path, layout)
@@ -164,7 +167,8 @@ class TarFiles(CifarFiles):
                 raise _damage_error(printable(str(self.path)), error) from None
 
     def _read_members(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yields name and content of each file, in one pass, and stores their places for :meth:`open`."""
+        """Yields name and content of each file, in one pass, and stores their offsets for :meth:`open`. Raises
+        :class:`SourceError` for repeated, oversized and missing files, and one of ``_BROKEN`` for damage."""
         self._gzip.seek(0)
         found: dict[str, tuple[int, int]] = {}
         with tarfile.open(fileobj=self._gzip, mode="r:") as tar:
@@ -182,7 +186,7 @@ class TarFiles(CifarFiles):
         self._found = found
 
     def _read_member(self, position: int, size: int) -> bytes:
-        """Reads exactly ``size`` bytes at an offset of the tar. Raises :class:`EOFError`."""
+        """Reads exactly ``size`` bytes at an offset of the tar. Raises :class:`EOFError` if it ends before."""
         self._gzip.seek(position)
         parts: list[bytes] = []
         missing = size
@@ -194,6 +198,8 @@ class TarFiles(CifarFiles):
         return b"".join(parts)
 
     def open(self, name: str) -> IO[bytes]:
+        """Reads one file into memory. The first call finds all files, if :meth:`read_all` has not. Raises
+        :class:`SourceError` for damage."""
         with self._lock:
             try:
                 if not self._found:
@@ -209,11 +215,14 @@ class TarFiles(CifarFiles):
 
 def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
     """Finds the files of a CIFAR at ``path``: its directory, its archive, or a folder that holds exactly one of these;
-    None if there is none. Raises :class:`SourceError` if there are several, or if an archive is damaged.
+    returns None if there is none.
 
     Args:
         path: Where to look.
         kind: ``cifar10`` or ``cifar100``; None takes either.
+
+    Raises:
+        SourceError: There are several, or the archive is damaged.
     """
     layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
     if path.is_file():
@@ -233,6 +242,7 @@ def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
 
 
 def _list_names(path: Path) -> set[str]:
+    """Lists the names in a folder. Raises :class:`SourceError` if it cannot be listed."""
     try:
         return set(os.listdir(path))
     except OSError as error:
@@ -240,7 +250,8 @@ def _list_names(path: Path) -> set[str]:
 
 
 def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
-    """Opens the archive at ``path``, or returns None if its first members belong to no layout."""
+    """Opens the archive at ``path``; returns None if it is no gzip, or its first 64 members belong to no layout. Raises
+    :class:`SourceError` for damage."""
     try:
         with path.open("rb") as file:
             if file.read(3) != b"\x1f\x8b\x08":
@@ -262,6 +273,7 @@ def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
 
 
 def _damage_error(where: str, error: Exception) -> SourceError:
+    """Returns the error for a damaged file or archive."""
     return SourceError(f"{where} is cut off or damaged ({printable(str(error)[:200])}): download it again")
 
 

@@ -25,14 +25,14 @@ _DTYPES = _TYPES | {short: short for short in _TYPES.values()}
 
 
 class BatchError(Exception):
-    """Raised for a broken batch, or a pickle that needs more than arrays."""
+    """Error for a damaged batch, or a pickle that needs more than arrays."""
 
 
 def load_dict(file: IO[bytes]) -> dict[str, Any]:
     """Reads a dictionary from a pickle of any protocol; keys become texts, byte strings of Python 2 stay bytes.
     Executes nothing.
 
-    Pass its values to :func:`build_array`. Raises :class:`BatchError` for other globals, a broken or truncated pickle,
+    Pass its arrays to :func:`build_array`. Raises :class:`BatchError` for other globals, a damaged or oversized pickle,
     and any object but a dictionary.
     """
     data = file.read(_MAX_BYTES + 1)
@@ -42,7 +42,8 @@ def load_dict(file: IO[bytes]) -> dict[str, Any]:
 
 
 def parse_dict(data: bytes) -> dict[str, Any]:
-    """Parses a dictionary from the bytes of a pickle, see :func:`load_dict`."""
+    """Parses a dictionary from the bytes of a pickle, as :func:`load_dict` does. Executes nothing. Raises
+    :class:`BatchError`."""
     names = _allowed_globals(len(data))
 
     def find(module: str, name: str) -> Callable[..., Any]:
@@ -61,7 +62,7 @@ def parse_dict(data: bytes) -> dict[str, Any]:
 
 
 def build_array(value: Any) -> NDArray[Any]:
-    """Builds the array of a value of :func:`load_dict` (read-only if possible), or an int64 array of a list of
+    """Builds the array of a value from :func:`load_dict` (read-only if possible), or an int64 array from a list of
     integers. Raises :class:`BatchError` for any other value."""
     if isinstance(value, _Array):
         return value.build()
@@ -74,7 +75,7 @@ def build_array(value: Any) -> NDArray[Any]:
 
 
 def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
-    """Returns the bytes of an array in C order, as they are in the pickle, with its shape and dtype. Raises
+    """Returns the bytes of an array in C order (or their :class:`Span`), its shape and its dtype. Raises
     :class:`BatchError` for any other value."""
     if not isinstance(value, _Array):
         raise BatchError(f"found {type(value).__name__}, expected an array")
@@ -95,13 +96,14 @@ def parse_name_list(value: Any) -> tuple[str, ...]:
 
 
 class Span(NamedTuple):
-    """Stands for a long byte string of a pickle that is not read: its range in the file."""
+    """Range of a long byte string in a pickle file; stands for the string, which is not read."""
 
     start: int
     stop: int
 
     @property
     def size(self) -> int:
+        """Length of the string in bytes."""
         return self.stop - self.start
 
     def decode(self, *_: Any) -> str:
@@ -110,7 +112,7 @@ class Span(NamedTuple):
 
 
 class _DType(StandIn):
-    """Stands for ``numpy.dtype``: stores its name and byte order."""
+    """Stand-in for ``numpy.dtype``: stores its name and byte order. Raises :class:`BatchError` for other dtypes."""
 
     __slots__ = ("name", "order")
 
@@ -124,7 +126,8 @@ class _DType(StandIn):
             raise BatchError(f"an array of dtype {text!r}, expected {', '.join(_DTYPES)}")
 
     def set_state(self, state: Any) -> None:
-        """``(version, byte order, subarray, names, fields, size, alignment, flags)``."""
+        """Takes the byte order from ``(version, byte order, subarray, names, fields, size, alignment, flags)``. Raises
+        :class:`BatchError` for a dtype with fields."""
         plain = isinstance(state, tuple) and len(state) >= 8 and state[2:5] == (None, None, None)
         if not plain or state[1] not in ("<", ">", "|", "=", b"<", b">", b"|", b"="):
             raise BatchError("a dtype with fields or without byte order")
@@ -132,7 +135,7 @@ class _DType(StandIn):
 
 
 class _Array(StandIn):
-    """Stands for ``numpy.ndarray``: stores the parts of an array until :meth:`build` checks them."""
+    """Stand-in for ``numpy.ndarray``: stores the parts of an array until :meth:`build` checks them."""
 
     __slots__ = ("data", "dtype", "fortran", "shape")
 
@@ -143,7 +146,7 @@ class _Array(StandIn):
         self.data: Any = None
 
     def set_state(self, state: Any) -> None:
-        """``(version, shape, dtype, Fortran order, bytes)``."""
+        """Stores ``(version, shape, dtype, Fortran order, bytes)``. Raises :class:`BatchError` for any other state."""
         if not isinstance(state, tuple) or len(state) != 5:
             raise BatchError("an array whose state is not (version, shape, dtype, order, bytes)")
         _, self.shape, self.dtype, self.fortran, self.data = state
@@ -160,7 +163,7 @@ class _Array(StandIn):
             raise BatchError(f"an array of the shape {self.shape}") from None
 
     def validate_dtype(self) -> np.dtype[Any]:
-        """Validates shape, dtype and number of bytes; returns the dtype. Raises :class:`BatchError`."""
+        """Checks shape, dtype and number of bytes; returns the dtype. Raises :class:`BatchError` if they do not fit."""
         dtype, shape, data = self.dtype, self.shape, self.data
         if not isinstance(dtype, _DType) or not isinstance(data, (bytes, Span)):
             raise BatchError("an array that is not of plain numbers")
@@ -175,35 +178,38 @@ class _Array(StandIn):
 
 
 def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _Array:
-    """Stands for ``numpy.core.multiarray._reconstruct``: makes an array without content."""
+    """Stand-in for ``numpy.core.multiarray._reconstruct``: makes an array without content."""
     return _Array()
 
 
 def _frombuffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    """Stands for ``numpy.core.numeric._frombuffer``, by which numpy pickles in protocol 5."""
+    """Stand-in for ``numpy.core.numeric._frombuffer``, by which numpy pickles in protocol 5."""
     array = _Array()
     array.set_state((1, shape, dtype, order in ("F", b"F"), data))
     return array
 
 
 def _dtype(name: Any, align: Any = False, copy: Any = True) -> _DType:
+    """Stand-in for calling ``numpy.dtype``: makes a :class:`_DType`; ignores ``align`` and ``copy``."""
     return _DType(name)
 
 
 def _empty_bytes() -> bytes:
-    """Stands for ``bytes``, by which Python 3 writes the empty byte string for Python 2."""
+    """Stand-in for ``bytes``, by which Python 3 writes the empty byte string for Python 2."""
     return b""
 
 
 def _refuse_ndarray(*_: Any) -> None:
+    """Stand-in for ``numpy.ndarray``: raises :class:`BatchError`."""
     raise BatchError("an array made without bytes")
 
 
 class _Encode:
-    """Stands for ``_codecs.encode``.
+    """Stand-in for ``_codecs.encode``: encodes Latin-1, up to as many bytes in all as the pickle has. Raises
+    :class:`BatchError` for more.
 
-    A pickle has each byte string once, so all results together are no longer than the file. A program that exceeds this
-    encodes one text again and again, to fill the memory.
+    A pickle has each byte string once, so only a hostile one exceeds this, by encoding one text again and again to fill
+    the memory.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -223,7 +229,7 @@ class _Encode:
 
 
 def _allowed_globals(size_bytes: int) -> dict[tuple[str, str], Callable[..., Any]]:
-    """Returns the functions that a pickle of ``size_bytes`` can name: stand-ins that only store their arguments."""
+    """Returns the functions that a pickle of ``size_bytes`` may name: stand-ins that execute nothing from it."""
     return {
         ("numpy", "ndarray"): _refuse_ndarray,
         ("numpy", "dtype"): _dtype,

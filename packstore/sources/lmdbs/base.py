@@ -27,7 +27,7 @@ _LOOKED_AT = 4
 
 
 class Database:
-    """Open foreign LMDB.
+    """Open LMDB of another program.
 
     Attributes:
         path: Path as given: a directory with ``data.mdb``, or the file itself.
@@ -36,7 +36,7 @@ class Database:
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises :class:`SourceError` if ``path`` is no LMDB, or a damaged one."""
+        """Opens the file. Raises :class:`SourceError` if ``path`` is no LMDB, or a damaged one."""
         self.path = path
         self.file = path / DATA_FILE if path.is_dir() else path
         try:
@@ -51,22 +51,23 @@ class Database:
             raise SourceError(f"{printable(str(path))} cannot be opened: {error.strerror or error}") from None
         self.entries = self._pages.entries
 
-    def walk(self) -> Iterator[TreeEntry]:
-        """Yields keys, in their order, and sizes of values. Raises :class:`SourceError`."""
+    def walk_entries(self) -> Iterator[TreeEntry]:
+        """Yields each key, in their order, with the size of its value. Raises :class:`SourceError` for a damaged
+        page."""
         for item in self._pages.walk_entries(overflow=False):
             if isinstance(item, str):
                 raise self._damage_error(item)
             yield item
 
-    def first_entries(self) -> list[tuple[bytes, bytes]]:
-        """Reads the first few entries, key and value."""
+    def read_first_entries(self) -> list[tuple[bytes, bytes]]:
+        """Reads key and value of the first 4 entries."""
         found = []
-        for key, _ in islice(self.walk(), _LOOKED_AT):
-            found.append((key, self.get(key) or b""))
+        for key, _ in islice(self.walk_entries(), _LOOKED_AT):
+            found.append((key, self.read_value(key) or b""))
         return found
 
-    def get(self, key: bytes) -> bytes | None:
-        """Reads the value of a key, or returns None if the key is missing. Raises :class:`ValueError` for a damaged
+    def read_value(self, key: bytes) -> bytes | None:
+        """Reads the value of a key; returns None if the key is missing. Raises :class:`ValueError` for a damaged
         page."""
         try:
             found = self._pages.find_value(key)
@@ -74,9 +75,9 @@ class Database:
             raise ValueError(f"{printable(str(self.path))} is damaged: {error}") from None
         return None if found is None else found.tobytes()
 
-    def text(self, key: bytes) -> str | None:
-        """Reads the value of a key as text, or returns None if the key is missing, or the value is not UTF-8."""
-        found = self.get(key)
+    def read_text(self, key: bytes) -> str | None:
+        """Reads the value of a key as text; returns None if the key is missing, or the value is not UTF-8."""
+        found = self.read_value(key)
         try:
             return None if found is None else found.decode("utf-8")
         except UnicodeDecodeError:
@@ -99,7 +100,7 @@ class SplitDatabase(NamedTuple):
 
 
 class LmdbSource(RowSource):
-    """Base of sources with one foreign LMDB, or several in a folder, named by split (``train.lmdb``,
+    """Base of sources with one LMDB of another program, or several in a folder, named by split (``train.lmdb``,
     ``ilsvrc12_val_lmdb``).
 
     The reference of a row begins with the number of its database.
@@ -114,18 +115,19 @@ class LmdbSource(RowSource):
         wrong = next((d.path for d in self.databases if not self.is_of_kind(d)), None)
         if wrong is not None:
             raise SourceError(f"{printable(str(wrong))} is no LMDB of {self.kind}")
-        self.evidence = f"keys such as {printable(repr(next(self.databases[0].walk()).key)[1:])}"
+        self.evidence = f"keys such as {printable(repr(next(self.databases[0].walk_entries()).key)[1:])}"
         self.max_bytes = max_file_bytes(options.max_pixels)
 
     @classmethod
     @abstractmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if a database is of this kind, by its first entries. Raises :class:`RefusedLmdbError` if it certainly
-        is, and cannot be read."""
+        """Tells by its first entries if this kind reads a database. Raises :class:`RefusedLmdbError` if it is certainly
+        of this kind, but cannot be read."""
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
-        """Finds the LMDBs at a path, in packing order."""
+        """Finds the LMDBs at a path, in packing order. Raises :class:`AmbiguousSourceError` for several whose names do
+        not have one split each."""
         if is_lmdb(path):
             return [SplitDatabase("", path)]
         found = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]
@@ -141,7 +143,8 @@ class LmdbSource(RowSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Tells if ``path`` holds LMDBs of this kind alone; the ``recognise`` of a :class:`Kind`."""
+        """Certain if all LMDBs at ``path`` are of this kind and none is a packstore store. Raises
+        :class:`AmbiguousSourceError` and :class:`RefusedLmdbError`; other errors mean no."""
         try:
             places = [path] if is_lmdb(path) else find_lmdbs(path)
         except PermissionError:
@@ -149,7 +152,7 @@ class LmdbSource(RowSource):
         try:
             for place in places:
                 database = Database(place)
-                if any(database.get(key) is not None for key in _OWN) or not cls.is_of_kind(database):
+                if any(database.read_value(key) is not None for key in _OWN) or not cls.is_of_kind(database):
                     return Certainty.NO
         except (SourceError, ValueError) as error:
             if isinstance(error, AmbiguousSourceError | RefusedLmdbError):
@@ -164,12 +167,12 @@ class LmdbSource(RowSource):
         return list(dict.fromkeys(each.split for each in self._found))
 
     def databases_of(self, split: str) -> list[tuple[int, Database]]:
-        """Returns the databases of a split with their numbers."""
+        """Lists the databases of a split with their numbers."""
         return [(n, self.databases[n]) for n, each in enumerate(self._found) if each.split == split]
 
     def read_image(self, database: int, key: bytes) -> bytes:
-        """Reads a value that is an image file. Raises :class:`ValueError` if it is missing or too large."""
-        data = self.databases[database].get(key)
+        """Reads a value that is an image file. Raises :class:`ValueError` if it is missing, damaged or too large."""
+        data = self.databases[database].read_value(key)
         if data is None:
             raise ValueError(f"{printable(repr(key)[1:])} is not in the LMDB")
         return self.check_size(data)
@@ -182,22 +185,23 @@ class LmdbSource(RowSource):
         return data
 
     def files(self) -> list[Path]:
+        """Lists the LMDB files."""
         return [each.file for each in self.databases]
 
 
 class RefusedLmdbError(SourceError):
-    """LMDB that is certainly of a kind, and cannot be read."""
+    """Error for an LMDB that is certainly of a kind, but cannot be read."""
 
 
 def is_lmdb(path: Path) -> bool:
-    """Tells if a path is an LMDB: a directory with ``data.mdb``, or the file itself."""
+    """Tells if a path is an LMDB: a directory with ``data.mdb``, or the file itself; False if it cannot be read."""
     file = path / DATA_FILE if path.is_dir() else path
     return first_bytes(file, _MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
 
 def find_lmdbs(path: Path) -> list[Path]:
-    """Finds the LMDBs in a folder. Returns an empty list if the folder also has images or other folders: then it is no
-    folder of LMDBs alone."""
+    """Lists the LMDBs in a folder, sorted; ``[]`` if the folder also has images or other folders, or is none. Raises
+    :class:`OSError`."""
     if not path.is_dir():
         return []
     found = []
@@ -223,5 +227,5 @@ def _split_from_name(path: Path) -> str:
 
 
 def decode_key(key: bytes) -> str:
-    """Decodes a key of LMDB to the key of a sample."""
+    """Decodes a key of an LMDB to text; undecodable bytes become surrogates."""
     return key.decode("utf-8", "surrogateescape")

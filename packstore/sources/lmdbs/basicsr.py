@@ -22,12 +22,13 @@ _LINE = re.compile(r"(.+) \((\d+), ?(\d+)(?:, ?(\d+))?\) \d+")
 
 
 class BasicSrSource(LmdbSource):
-    """LMDBs of BasicSR, in the order of their lists, as in BasicSR."""
+    """Source of BasicSR's LMDBs, in the order of their lists, as in BasicSR."""
 
     kind = "basicsr"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
+        """Tells if the database has a ``meta_info.txt`` whose first line is BasicSR's."""
         file = database.path / _LIST
         if not file.is_file():
             return False
@@ -38,7 +39,8 @@ class BasicSrSource(LmdbSource):
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; their size is that of the pixels, as the list gives it."""
+        """Yields a row for each line of the lists; its size is that of the pixels. Raises :class:`SourceError` for an
+        invalid or repeated line, and if the LMDB has more or fewer entries."""
         for number, database in self.databases_of(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -63,6 +65,7 @@ class BasicSrSource(LmdbSource):
         return {"image": self.read_image(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
 
     def files(self) -> list[Path]:
+        """Adds the lists."""
         return [*super().files(), *(database.path / _LIST for database in self.databases)]
 
 

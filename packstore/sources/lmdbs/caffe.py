@@ -25,7 +25,14 @@ _BYTES = 2
 
 
 class _Datum(NamedTuple):
-    """Parsed message; ``data`` are the offsets of the beginning and end of its image."""
+    """Parsed ``Datum`` message.
+
+    Attributes:
+        shape: Channels, height and width.
+        data: Offsets of the beginning and end of its image.
+        label: Class number.
+        encoded: The image is a file, not pixels.
+    """
 
     shape: tuple[int, int, int]
     data: tuple[int, int]
@@ -34,35 +41,38 @@ class _Datum(NamedTuple):
 
 
 class CaffeSource(LmdbSource):
-    """LMDBs of Caffe. Raw pixels of CIFAR, converted by Caffe's example, are in the order red, green, blue."""
+    """Source of Caffe's LMDBs. Pixels in an LMDB with ``cifar`` in its name are in the order red, green, blue."""
 
     kind = "caffe"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        found = [_is_image_datum(value) for _, value in database.first_entries()]
+        """Tells if most of the first values are messages with an image."""
+        found = [_is_image_datum(value) for _, value in database.read_first_entries()]
         return 2 * sum(found) > len(found)
 
     @cached_property
     def _has_files(self) -> bool:
         """True if the messages have image files, by the first of them; False if they have pixels."""
         return next(
-            parse_datum(value).encoded for _, value in self.databases[0].first_entries() if _is_image_datum(value)
+            parse_datum(value).encoded for _, value in self.databases[0].read_first_entries() if _is_image_datum(value)
         )
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image("original" if self._has_files else "uint8"), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; their size is that of the message."""
+        """Yields a row for each entry; its size is that of the message."""
         for number, database in self.databases_of(split):
-            for key, size in database.walk():
+            for key, size in database.walk_entries():
                 text = decode_key(key)
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads the image, a file or pixels ``(H, W, C)``, and the label. Raises :class:`ValueError` for damage or too
+        many pixels."""
         number, key = ref
-        data = self.databases[number].get(key)
+        data = self.databases[number].read_value(key)
         if data is None:
             raise ValueError("it is not in the LMDB")
         datum = parse_datum(data)
@@ -82,7 +92,7 @@ class CaffeSource(LmdbSource):
 
 
 def _is_image_datum(data: bytes) -> bool:
-    """Tells if a value is a message with an image file or with pixels."""
+    """Tells if a value is a valid message with an image file or with pixels."""
     try:
         found = parse_datum(data)
     except ValueError:
@@ -92,7 +102,7 @@ def _is_image_datum(data: bytes) -> bool:
 
 
 def parse_datum(data: bytes) -> _Datum:
-    """Parses a message. Raises :class:`ValueError` if ``data`` is no ``Datum``, or one with floating point numbers."""
+    """Parses a message. Raises :class:`ValueError` if ``data`` is no ``Datum``, or has floating point numbers."""
     message, numbers, place = Message.from_bytes(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
     for field, wire, start, stop in message.fields(0, len(data)):
         if field in _NUMBERS and wire == 0:

@@ -25,14 +25,15 @@ _MISSING = -1
 
 
 class Folder2LmdbSource(LmdbSource):
-    """LMDBs of folder2lmdb; samples are in the order of their numbers, as in its Dataset."""
+    """Source of folder2lmdb's LMDBs; samples are in the order of their numbers, as in its Dataset."""
 
     kind = "folder2lmdb"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        length = database.get(_LENGTH)
-        if length is None or database.get(_KEYS) is None:
+        """Tells if ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if they are not pickles."""
+        length = database.read_value(_LENGTH)
+        if length is None or database.read_value(_KEYS) is None:
             return False
         if length[:1] != b"\x80":
             raise RefusedLmdbError(
@@ -43,21 +44,23 @@ class Folder2LmdbSource(LmdbSource):
 
     @cached_property
     def _sizes(self) -> list[array[int]]:
-        """Sizes of the values by number, for each database."""
+        """Sizes of the values by number, for each database; -1 for a missing value."""
         return [_read_sizes(database) for database in self.databases]
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image(), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; their size is that of the pickle."""
+        """Yields a row for each number; its size is that of the pickle."""
         for number, _ in self.databases_of(split):
             for index, size in enumerate(self._sizes[number]):
                 yield Row(index_key(split, index), (number, index), max(0, size), 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads image file and label from the pickle, without running it. Raises :class:`ValueError` for any other
+        content."""
         number, index = ref
-        data = self.databases[number].get(b"%d" % index)
+        data = self.databases[number].read_value(b"%d" % index)
         if data is None:
             raise ValueError(f"number {index} is missing")
         value = load_pickle(self.check_size(data))
@@ -72,7 +75,8 @@ class Folder2LmdbSource(LmdbSource):
 
 
 def load_pickle(data: bytes) -> Any:
-    """Reads a pickle of plain values; runs nothing from it. Raises :class:`ValueError`."""
+    """Parses a pickle of plain values; runs nothing from it. Raises :class:`ValueError` for damage and any other
+    function."""
     left = len(data)
 
     def encode(text: Any, encoding: Any = "latin1") -> bytes:
@@ -101,17 +105,17 @@ def load_pickle(data: bytes) -> Any:
 
 
 def _read_sizes(database: Database) -> array[int]:
-    """Reads the sizes of the values by number; -1 if one is missing. Raises :class:`SourceError` for other keys, or a
+    """Reads the sizes of the values by number; -1 for a missing value. Raises :class:`SourceError` for other keys, or a
     wrong number of samples."""
     shown = printable(str(database.path))
     try:
-        count = load_pickle(database.get(_LENGTH) or b"")
+        count = load_pickle(database.read_value(_LENGTH) or b"")
     except ValueError as error:
         raise SourceError(f"{shown}: __len__: {error}") from None
     if type(count) is not int or count != database.entries - 2:
         raise SourceError(f"{shown}: __len__ should be {database.entries - 2:,}, the number of samples")
     sizes = array("q", [_MISSING]) * count
-    for key, size in database.walk():
+    for key, size in database.walk_entries():
         if key in (_LENGTH, _KEYS):
             continue
         number = int(key) if key.isdigit() and len(key) < 19 else -1

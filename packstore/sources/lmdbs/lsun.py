@@ -24,17 +24,19 @@ _NAME = re.compile(rf"(?:({'|'.join(CLASSES)})_(train|val)|(test))_lmdb")
 
 
 class LsunSource(LmdbSource):
-    """LMDBs of LSUN; the key of a sample is split, class and key in the LMDB."""
+    """Source of LSUN's LMDBs; the key of a sample is split, class and key in the LMDB."""
 
     kind = "lsun"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        found = [begins_like_image(data[:16]) for _, data in database.first_entries()]
+        """Tells if the database has a name of LSUN's, and most of its first values are images."""
+        found = [begins_like_image(data[:16]) for _, data in database.read_first_entries()]
         return _match_name(database.path) is not None and 2 * sum(found) > len(found)
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
+        """Finds the LMDBs with names of LSUN's, by split and then class in the publisher's order; ignores others."""
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
         found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
         order = in_packing_order(split for split, _, _ in found)
@@ -43,7 +45,7 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Checks the names of folders before any is opened."""
+        """Checks the names of folders first, then the databases."""
         inside = [each.name for each in visible_paths(path)] if path.is_dir() and not _match_name(path) else []
         if not _match_name(path) and not any(map(_NAME.fullmatch, inside)):
             return Certainty.NO
@@ -65,10 +67,11 @@ class LsunSource(LmdbSource):
         for number, database in self.databases_of(split):
             match = _match_name(database.path)
             name = match[1] if match and match[1] else "test"
-            for key, size in database.walk():
+            for key, size in database.walk_entries():
                 yield Row(f"{split}/{name}/{decode_key(key)}", (number, key), size, 8)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads the image, and the class in the name of its LMDB, if it has one."""
         number, key = ref
         found: dict[str, Any] = {"image": self.read_image(number, key)}
         match = _match_name(self.databases[number].path)
@@ -78,7 +81,8 @@ class LsunSource(LmdbSource):
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches the name of an LMDB of LSUN: its groups are class, split, and ``test``."""
+    """Matches the name of an LMDB with LSUN's pattern, whose groups are class, split, and ``test``; returns None if it
+    differs."""
     return _NAME.fullmatch(path.name)
 
 

@@ -18,23 +18,25 @@ _PREFIX = b"image-"
 
 
 class OcrSource(LmdbSource):
-    """LMDBs of images with texts, for OCR."""
+    """Source of LMDBs of images with texts, for OCR."""
 
     kind = "ocr"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        return database.get(b"num-samples") is not None and database.get(b"image-%09d" % 1) is not None
+        """Tells if the keys ``num-samples`` and ``image-000000001`` exist."""
+        return database.read_value(b"num-samples") is not None and database.read_value(b"image-%09d" % 1) is not None
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image(), "text": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows; relies on keys of images being in the order of their numbers."""
+        """Yields a row for each image. Raises :class:`SourceError` if a number is missing, or ``num-samples`` is
+        wrong."""
         for number, database in self.databases_of(split):
             count = _read_count(database)
             found = 0
-            for key, size in database.walk():
+            for key, size in database.walk_entries():
                 if key.startswith(_PREFIX):
                     found += 1
                     if key != b"image-%09d" % found:
@@ -46,20 +48,22 @@ class OcrSource(LmdbSource):
                 )
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts entries besides image, label and ``num-samples``."""
         others = sum(database.entries - 2 * _read_count(database) - 1 for database in self.databases)
         return {"entries besides image, label and num-samples": others} if others > 0 else {}
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads image and text. Raises :class:`ValueError` if one is missing, or the text is not UTF-8."""
         number, index = ref
-        text = self.databases[number].get(b"label-%09d" % index)
+        text = self.databases[number].read_value(b"label-%09d" % index)
         if text is None:
             raise ValueError(f"label-{index:09} is missing")
         return {"image": self.read_image(number, b"image-%09d" % index), "text": text.decode("utf-8")}
 
 
 def _read_count(database: Database) -> int:
-    """Reads ``num-samples``. Raises :class:`RefusedLmdbError` if it is no number."""
-    text = (database.text(b"num-samples") or "").strip()
+    """Reads ``num-samples``. Raises :class:`RefusedLmdbError` if it is missing, or no number."""
+    text = (database.read_text(b"num-samples") or "").strip()
     if not text.isdecimal() or len(text) > 18:
         raise RefusedLmdbError(f"{printable(str(database.path))}: num-samples is no number: {printable(text[:40])}")
     return int(text)

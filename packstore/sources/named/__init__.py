@@ -29,9 +29,10 @@ _MAX_LIST_BYTES = 1 << 30
 
 
 class NamedSource(FileRowSource):
-    """Published data set whose images are files that lists name.
+    """Base of published data sets whose images are files that lists name.
 
-    The given path is its folder, or a folder that holds it beside nothing but archives, as torchvision leaves it.
+    The given path is the data set's folder, or a folder that holds it beside nothing but archives, as torchvision
+    leaves it.
 
     Attributes:
         title: The publisher's name for it.
@@ -60,17 +61,19 @@ class NamedSource(FileRowSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder that holds all :attr:`markers`; None if there is none."""
+        """Finds the folder that holds all :attr:`markers`; returns None if there is none."""
         return find_marked_folder(tree, cls.markers)
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the markers and required paths that are missing, and ``.mat`` files that do not begin like one."""
+        """Lists the markers and required paths that are missing. A ``.mat`` file with another content counts as
+        missing."""
         return [path for path in (*cls.markers, *cls.required) if not has_path(tree, base, path, check_content=True)]
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Tells if a path has the layout. Raises :class:`AmbiguousSourceError` if a part of it is missing."""
+        """Returns ``CERTAIN`` if a path has the layout, else ``NO``, also for a damaged archive. Raises
+        :class:`AmbiguousSourceError` if required files are missing."""
         try:
             tree = open_tree(path)
         except SourceError:
@@ -87,28 +90,29 @@ class NamedSource(FileRowSource):
     def splits(self) -> Sequence[str]: ...
 
     def tree_path(self, name: str) -> str:
-        """Returns the path in the tree of a file or folder of the layout."""
+        """Converts the name of a file or folder of the layout to its path in the tree."""
         return join(self.base, name)
 
-    def has(self, name: str) -> bool:
+    def exists(self, name: str) -> bool:
         """Tells if the layout's folder holds a file or folder; ``a|b`` is either."""
         return has_path(self.tree, self.base, name)
 
     def file_name(self, name: str) -> str:
-        """Returns the name of a file of the layout for messages."""
+        """Returns the path of a file of the layout as messages show it."""
         return self.tree.name(self.tree_path(name))
 
     def read_file(self, name: str) -> bytes:
-        """Reads all bytes of a list or table. Raises :class:`SourceError`."""
+        """Reads all bytes of a list or table. Raises :class:`SourceError` if it cannot be read, or has more than 1
+        GiB."""
         return read_whole(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
 
     def read_text(self, name: str) -> bytes:
-        """Reads all bytes of a list or table as UTF-8. Raises :class:`SourceError`, for an unknown encoding
-        :class:`AmbiguousSourceError`."""
+        """Reads a list or table as UTF-8 bytes. Raises :class:`SourceError` if it cannot be read, and
+        :class:`AmbiguousSourceError` for an unknown encoding."""
         return read_text(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
 
     def read_table(self, name: str, separator: str | None = None, skip: int = 0) -> TextTable:
-        """Reads a text file as a table, once. Raises :class:`SourceError`."""
+        """Reads a text file as a table; caches it by name. Raises :class:`SourceError` if it cannot be read."""
         found = self._tables.get((name, skip))
         if found is None:
             table = TextTable(self.file_name(name), self.read_text(name), separator, skip)
@@ -116,8 +120,8 @@ class NamedSource(FileRowSource):
         return found
 
     def read_mat(self, name: str, key: str) -> tuple[str, Any]:
-        """Reads one variable of a MAT file; returns the file's name for messages, and the value. Raises
-        :class:`SourceError`."""
+        """Reads the variable ``key`` of a MAT file; returns the file's name for messages, and the value. Raises
+        :class:`SourceError` if the file is damaged, or has no such variable."""
         shown = self.file_name(name)
         return shown, load_variable(shown, self.read_file(name), key)
 
@@ -129,6 +133,7 @@ class NamedSource(FileRowSource):
                 yield f"{directory}/{name}"
 
     def describing_files(self) -> Iterable[str]:
+        """Yields the paths of the existing files among markers, required and optional files."""
         named = {each for name in (*self.markers, *self.required, *self.optional_files) for each in name.split("|")}
         for name in sorted(named):
             try:
@@ -139,21 +144,21 @@ class NamedSource(FileRowSource):
 
     def resolve_alternative(self, names: str) -> str:
         """Returns the first of ``a|b`` that exists; all of it if none does."""
-        return next((name for name in names.split("|") if self.has(name)), names)
+        return next((name for name in names.split("|") if self.exists(name)), names)
 
 
 def named_kind(source: type[NamedSource]) -> Kind:
-    """Makes the :class:`Kind` of a layout."""
+    """Makes the :class:`Kind` of a published layout."""
     return Kind(source.kind, f"{source.title} as published", source.recognise, source, in_objects=True)
 
 
 def find_marked_folder(tree: Tree, markers: Sequence[str]) -> str | None:
-    """Finds the folder that holds all ``markers``, among those of :func:`walk_lone_folders`; None if there is none."""
+    """Finds the first folder of :func:`walk_lone_folders` that holds all ``markers``; returns None if there is none."""
     return next((base for base in walk_lone_folders(tree) if all(has_path(tree, base, each) for each in markers)), None)
 
 
 def walk_lone_folders(tree: Tree) -> Iterator[str]:
-    """Yields the root, then its only folder, then the only folder of that, and so on, three levels deep at most. Ends
+    """Yields the root, then its only folder, then the only folder in that, and so on, three levels deep at most. Stops
     at a folder that holds several folders, or files other than archives."""
     base: str | None = ""
     for _ in range(_DEPTH + 1):
@@ -164,8 +169,8 @@ def walk_lone_folders(tree: Tree) -> Iterator[str]:
 
 
 def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
-    """Tells if a folder of ``tree`` holds a file or folder; ``a|b`` is either. With ``check_content``, a ``.mat`` file
-    must begin like one."""
+    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either. With ``check_content``, a
+    ``.mat`` file counts only if it begins like one."""
     for each in name.split("|"):
         path = join(base, each)
         try:
@@ -183,7 +188,7 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
 
 
 def _lone_subfolder(tree: Tree, base: str) -> str | None:
-    """Returns the only folder in a folder, or None if there are several, or files other than archives."""
+    """Returns the only folder in a folder; None if there are several, or files other than archives."""
     names = tree.names(base)
     folders = [name for name in names.folders if not is_passed_over(name)]
     files = [name for name in names.files if not is_passed_over(name) and not name.lower().endswith(_ARCHIVES)]

@@ -21,7 +21,7 @@ _PARTS = {"train": "0", "valid": "1", "test": "2"}
 
 
 class CelebA(NamedSource):
-    """CelebA's images in the order of ``list_eval_partition.txt``."""
+    """Source of CelebA's images, in the order of ``list_eval_partition.txt``."""
 
     kind = "celeba"
     title = "CelebA"
@@ -33,6 +33,7 @@ class CelebA(NamedSource):
         return tuple(_PARTS)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and attributes, and a column for each optional list that exists."""
         found: dict[str, Field] = {"image": Image(), "labels": Labels(self._attributes, of=False)}
         more: dict[str, Field] = {
             _IDENTITY: Label(),
@@ -42,6 +43,8 @@ class CelebA(NamedSource):
         return found | {name: more[file] for file, name in self._list_columns.items()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line, or an image that a list
+        lacks."""
         attributes, partition = self.read_table(_ATTRIBUTES, skip=2), self.read_table(_PARTITION)
         tables = {file: self.read_table(file, skip=0 if file == _IDENTITY else 2) for file in self._list_columns}
         for line in partition:
@@ -61,17 +64,19 @@ class CelebA(NamedSource):
 
     @cached_property
     def _attributes(self) -> tuple[str, ...]:
+        """Names of the attributes."""
         return tuple(next(iter(self.read_table(_ATTRIBUTES, skip=1)), []))
 
     @cached_property
     def _list_columns(self) -> dict[str, str]:
         """Name of the column for each optional list that exists, by file."""
         columns = {_IDENTITY: "identity", _BOXES: "bbox", _POINTS: "keypoints"}
-        return {file: name for file, name in columns.items() if self.has(file)}
+        return {file: name for file, name in columns.items() if self.exists(file)}
 
 
 def _parse_image_line(table: TextTable, image: str, count: int) -> list[int]:
-    """Parses the numbers in the line of an image. Raises :class:`SourceError`."""
+    """Returns the ``count`` numbers in the line of an image. Raises :class:`SourceError` if the line is missing, or has
+    others."""
     line = table.require_line(image, count + 1, f"{image} and {count} numbers")
     return table.parse_ints(line[1:], "whole numbers", line)
 

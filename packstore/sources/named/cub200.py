@@ -20,7 +20,7 @@ _MAX_PARTS = 1000
 
 
 class Cub200(NamedSource):
-    """CUB's images in the order of ``images.txt``."""
+    """Source of CUB's images, in the order of ``images.txt``."""
 
     kind = "cub200"
     title = "CUB-200-2011"
@@ -35,30 +35,34 @@ class Cub200(NamedSource):
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, label and box, and keypoints if the files of parts exist."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
         parts = {} if self._parts is None else {"keypoints": Keypoints(3, of="boxes", points=self._part_count)}
         return found | parts
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line, or an image that a table
+        lacks."""
         wanted = {"train": "1", "test": "0"}[split]
         for line in self.read_table("images.txt", " "):
             image, file = line[0], " ".join(line[1:])
-            chosen = _image_values(self._splits, image, 1)[0]
+            chosen = _read_image_values(self._splits, image, 1)[0]
             if chosen not in ("0", "1"):
                 self._splits.refuse_line([image, chosen], "0 or 1")
             if chosen != wanted:
                 continue
-            label = self._labels.parse_int(_image_values(self._labels, image, 1)[0], "a number", [image])
+            label = self._labels.parse_int(_read_image_values(self._labels, image, 1)[0], "a number", [image])
             if not 1 <= label <= len(self._classes):
                 self._labels.refuse_line([image, str(label)], f"a class from 1 to {len(self._classes)}")
-            left, top, width, height = _parse_floats(self._boxes, _image_values(self._boxes, image, 4))
+            left, top, width, height = _parse_floats(self._boxes, _read_image_values(self._boxes, image, 4))
             values: dict[str, Any] = {"label": label - 1, "boxes": [[left, top, left + width, top + height]]}
             if self._parts is not None:
                 values["keypoints"] = [self._read_points(self._parts, image)]
             yield FileRow(self.tree_path(f"images/{file}"), values)
 
     def _read_points(self, table: TextTable, image: str) -> list[list[float]]:
-        """Reads the parts of an image as (x, y, visibility); a part that is not listed is (0, 0, 0)."""
+        """Returns the parts of an image as (x, y, visibility); (0, 0, 0) for a part that is not listed. Raises
+        :class:`SourceError` for an invalid line."""
         found = [[0.0, 0.0, 0.0] for _ in range(self._part_count)]
         for line in table.find_lines(image):
             if len(line) != 5 or not 1 <= table.parse_int(line[1], "five numbers", line) <= len(found):
@@ -68,27 +72,32 @@ class Cub200(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
+        """Names of the classes, in order."""
         return tuple(" ".join(line[1:]) for line in self.read_table("classes.txt"))
 
     @cached_property
     def _splits(self) -> TextTable:
+        """Table with 1 for each training image, 0 for each test image."""
         return self.read_table("train_test_split.txt")
 
     @cached_property
     def _labels(self) -> TextTable:
+        """Table with the class of each image, from 1."""
         return self.read_table("image_class_labels.txt")
 
     @cached_property
     def _boxes(self) -> TextTable:
+        """Table with the box of each image."""
         return self.read_table("bounding_boxes.txt")
 
     @cached_property
     def _parts(self) -> TextTable | None:
-        return self.read_table(_PARTS) if self.has(_PARTS) and self.has("parts/parts.txt") else None
+        """Table with the parts of each image; None if one of the two files of parts is missing."""
+        return self.read_table(_PARTS) if self.exists(_PARTS) and self.exists("parts/parts.txt") else None
 
     @cached_property
     def _part_count(self) -> int:
-        """Number of parts that ``parts.txt`` names. Raises :class:`SourceError`."""
+        """Number of parts that ``parts.txt`` names. Raises :class:`SourceError` for none or more than 1,000."""
         table = self.read_table("parts/parts.txt")
         count = sum(1 for _ in table)
         if not 1 <= count <= _MAX_PARTS:
@@ -96,13 +105,14 @@ class Cub200(NamedSource):
         return count
 
 
-def _image_values(table: TextTable, image: str, count: int) -> list[str]:
-    """Returns the ``count`` values in the line of an image. Raises :class:`SourceError`."""
+def _read_image_values(table: TextTable, image: str, count: int) -> list[str]:
+    """Returns the ``count`` values in the line of an image. Raises :class:`SourceError` if the line is missing, or has
+    more or fewer."""
     return table.require_line(image, count + 1, f"image {image} and {count} values")[1:]
 
 
 def _parse_floats(table: TextTable, line: list[str]) -> list[float]:
-    """Parses the fields of a line. Raises :class:`SourceError`."""
+    """Converts the fields of a line to numbers. Raises :class:`SourceError` if one is no number."""
     try:
         return [float(text) for text in line]
     except ValueError:

@@ -19,7 +19,7 @@ _JOINT = "labels/labels_joint_anno.txt"
 
 
 class Dtd(NamedSource):
-    """DTD's images in the order of the lists of partition 1."""
+    """Source of DTD's images, in the order of the lists of partition 1."""
 
     kind = "dtd"
     title = "DTD"
@@ -31,10 +31,12 @@ class Dtd(NamedSource):
         return ("train", "val", "test")
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label, and all labels if the joint list exists."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes)}
         return found | ({} if self._joint is None else {"labels": Labels(self._classes, of=False)})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line."""
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._list_split(split):
             label = numbers[image.partition("/")[0]]
@@ -48,7 +50,7 @@ class Dtd(NamedSource):
             yield FileRow(self.tree_path(f"images/{image}"), {"label": label, "labels": labels})
 
     def _list_split(self, split: str) -> Iterator[str]:
-        """Yields the images of a split, as ``CLASS/FILE``. Raises :class:`SourceError`."""
+        """Yields the images of a split, as ``CLASS/FILE``. Raises :class:`SourceError` for any other line."""
         table = self.read_table(f"labels/{split}1.txt")
         for line in table:
             if len(line) != 1 or line[0].count("/") != 1:
@@ -57,7 +59,7 @@ class Dtd(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Sorted classes. Raises :class:`SourceError` if a list lacks one."""
+        """Class names, sorted. Raises :class:`SourceError` if the list of a split lacks a class."""
         found = {split: {image.partition("/")[0] for image in self._list_split(split)} for split in self.splits()}
         all_of_them = sorted(set().union(*found.values()))
         for split, classes in found.items():
@@ -67,7 +69,8 @@ class Dtd(NamedSource):
 
     @cached_property
     def _joint(self) -> TextTable | None:
-        return self.read_table(_JOINT) if self.has(_JOINT) else None
+        """Table with all labels of each image; None if it does not exist."""
+        return self.read_table(_JOINT) if self.exists(_JOINT) else None
 
 
 KIND = named_kind(Dtd)

@@ -18,7 +18,7 @@ _CLASSES = (
 
 
 class EuroSat(NamedSource):
-    """EuroSAT's images class by class."""
+    """Source of EuroSAT's images, class by class."""
 
     kind = "eurosat"
     title = "EuroSAT"

@@ -22,7 +22,8 @@ _BOXES = "images_box.txt"
 
 
 class FgvcAircraft(NamedSource):
-    """FGVC-Aircraft's images in the order of ``images_variant_train.txt``, ``…_val.txt`` and ``…_test.txt``."""
+    """Source of FGVC-Aircraft's images, in the order of ``images_variant_train.txt``, ``…_val.txt`` and
+    ``…_test.txt``."""
 
     kind = "fgvcaircraft"
     title = "FGVC-Aircraft"
@@ -40,7 +41,7 @@ class FgvcAircraft(NamedSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder ``data``: within the published folder, or on its own."""
+        """Finds the folder with the markers: ``data`` within the published folder, or the given folder itself."""
         in_data = tuple("|".join(f"data/{name}" for name in marker.split("|")) for marker in cls.markers)
         within = find_marked_folder(tree, in_data)
         return find_marked_folder(tree, cls.markers) if within is None else f"{within}/data" if within else "data"
@@ -49,20 +50,24 @@ class FgvcAircraft(NamedSource):
         return _SPLITS
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, variant, family and manufacturer, and boxes if their list exists."""
         found: dict[str, Field] = {"image": Image()}
         found |= {column: Label(tuple(names)) for column, names in self._numbers.items()}
-        return found | ({"boxes": Boxes()} if self.has(_BOXES) else {})
+        return found | ({"boxes": Boxes()} if self.exists(_BOXES) else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         tables = {column: self.read_table(f"images_{level}_{split}.txt") for column, (level, _) in _LEVELS.items()}
         for image, *_ in tables["label"]:
-            values: dict[str, Any] = {column: self._class_of(table, column, image) for column, table in tables.items()}
-            if self.has(_BOXES):
+            values: dict[str, Any] = {
+                column: self._find_class_number(table, column, image) for column, table in tables.items()
+            }
+            if self.exists(_BOXES):
                 values["boxes"] = [self._read_box(image)]
             yield FileRow(self.tree_path(f"images/{image}.jpg"), values)
 
-    def _class_of(self, table: TextTable, column: str, image: str) -> int:
-        """Returns the class number of an image on one level. Raises :class:`SourceError`."""
+    def _find_class_number(self, table: TextTable, column: str, image: str) -> int:
+        """Returns the class number of an image in the column ``column``. Raises :class:`SourceError` if the table has
+        no known class for it."""
         line = table.find_line(image) or [image]
         number = self._numbers[column].get(" ".join(line[1:]))
         if number is None:
@@ -70,7 +75,7 @@ class FgvcAircraft(NamedSource):
         return number
 
     def _read_box(self, image: str) -> list[float]:
-        """Reads the box of an image. Raises :class:`SourceError`."""
+        """Returns the box of an image. Raises :class:`SourceError` if its line is missing or invalid."""
         table, expected = self.read_table(_BOXES), "an image and four whole numbers"
         line = table.require_line(image, 5, expected)
         return [*map(float, table.parse_ints(line[1:], expected, line))]

@@ -21,7 +21,7 @@ _SETS = {"train": "trnid", "val": "valid", "test": "tstid"}
 
 
 class Flowers102(NamedSource):
-    """Flowers' images in the order of ``setid.mat``."""
+    """Source of the flowers' images, in the order of ``setid.mat``."""
 
     kind = "flowers102"
     title = "Flowers-102"
@@ -35,6 +35,7 @@ class Flowers102(NamedSource):
         return {"image": Image(), "label": Label(CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for an image without a label."""
         labels = self._labels
         for image in self._sets[split].tolist():
             if not 1 <= image <= len(labels):
@@ -43,7 +44,7 @@ class Flowers102(NamedSource):
 
     @cached_property
     def _labels(self) -> NDArray[int64]:
-        """Labels of all images, from 1. Raises :class:`SourceError`."""
+        """Labels of all images, from 1. Raises :class:`SourceError` if one is no class."""
         name, found = self.read_mat("imagelabels.mat", "labels")
         labels = to_whole_numbers(name, found)
         if len(labels) and not 1 <= labels.min() <= labels.max() <= len(CLASSES):
@@ -52,6 +53,7 @@ class Flowers102(NamedSource):
 
     @cached_property
     def _sets(self) -> dict[str, NDArray[int64]]:
+        """Numbers of the images of each split, from 1."""
         return {split: to_whole_numbers(*self.read_mat("setid.mat", key)) for split, key in _SETS.items()}
 
 

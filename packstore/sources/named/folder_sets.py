@@ -35,7 +35,8 @@ _JSON = (".json", ".geojson")
 
 @dataclass(frozen=True, slots=True)
 class FolderSet:
-    """One set. Paths are relative to the folder that holds all :attr:`markers`.
+    """Published data set, described by patterns of paths. Paths are relative to the folder that holds all
+    :attr:`markers`.
 
     Attributes:
         title: The publisher's name for it.
@@ -46,8 +47,7 @@ class FolderSet:
         splits: Names of splits by the text of the group, if they differ.
         labels: Groups that are classes.
         texts: Groups that are texts.
-        beside: Path of a further file of an image by column, with groups in braces: image, mask, ``.json`` or
-            ``.txt``.
+        beside: Path of a further file of an image by column, with groups in braces: image, mask, ``.json`` or ``.txt``.
         required: Columns of :attr:`beside` that each image must have.
         left: Pattern of images that are no samples.
         known: Pattern of other files that belong to the set and are left out.
@@ -67,23 +67,21 @@ class FolderSet:
     unless: tuple[str, ...] = ()
 
     def beside_paths(self, match: re.Match[str]) -> dict[str, str]:
-        """Returns the path of each other file of an image (mask, text), by column. The file need not exist.
-
-        ``match`` is the match of :attr:`path` with the path of the image.
-        """
+        """Returns the path of each further file of an image (mask, text), by column; it need not exist. ``match`` is
+        the match of :attr:`path` with the path of the image."""
         groups = {name: text or "" for name, text in match.groupdict().items()}
         return {column: template.format_map(groups) for column, template in self.beside.items()}
 
 
 class FolderSetMatch(NamedTuple):
-    """Result of matching a row of the table with a source.
+    """Result of matching a :class:`FolderSet` with the files of a source.
 
     Attributes:
         base: Folder that holds the markers.
         images: Number of matching images.
         strangers: Number of images that do not belong to the set.
-        first_stranger: The first of them.
-        lacking: Required columns that an image lacks.
+        first_stranger: The first of them; ``""`` if there are none.
+        lacking: Required columns whose file is missing for some image.
     """
 
     base: str
@@ -94,7 +92,7 @@ class FolderSetMatch(NamedTuple):
 
 
 class FolderSetSource(FileRowSource):
-    """Source of the images of a set, folder by folder."""
+    """Base of sources of one of :attr:`known_sets`; takes its images folder by folder."""
 
     left_images = "images whose names do not follow the set's pattern"
     known_sets: ClassVar[Sequence[FolderSet]]
@@ -113,9 +111,10 @@ class FolderSetSource(FileRowSource):
         self.evidence = f"{self.row.title}, by {', '.join(self.row.markers)} and the names of {fit.images:,} images"
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order({self._split_of(match) for _, match in self._match_images()})
+        return in_packing_order({self._find_split(match) for _, match in self._match_images()})
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares a column for each group of the pattern, and for each further file that exists."""
         found: dict[str, Field] = {"image": Image()}
         for name in self._columns:
             if name in self.row.labels:
@@ -132,7 +131,7 @@ class FolderSetSource(FileRowSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for image, match in self._match_images():
-            if self._split_of(match) != split:
+            if self._find_split(match) != split:
                 continue
             values: dict[str, Any] = {name: self._convert_group(name, match[name]) for name in self._columns}
             files = self.row.beside_paths(match)
@@ -141,6 +140,8 @@ class FolderSetSource(FileRowSource):
             yield FileRow(image, values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image with its further files; parses JSON, decodes texts. Raises :class:`ValueError` for an invalid
+        file."""
         found = dict(super().values(ref))
         for name, files in self._files_beside.items():
             content = found.get(name)
@@ -158,21 +159,23 @@ class FolderSetSource(FileRowSource):
         return ()
 
     def expects_left(self, path: str) -> bool:
+        """Tells if a file belongs to the set by its pattern of known files."""
         return re.fullmatch(self.row.known, _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Names images that the set does not count; else gives the usual reason."""
         if self.row.left and re.fullmatch(self.row.left, _relative_path(self.base, join(folder, name))):
             return f"images that {self.row.title} does not count"
         return super().left_reason(folder, name)
 
-    def _split_of(self, match: re.Match[str]) -> str:
-        """Returns the name of an image's split, or ``""`` without the group."""
+    def _find_split(self, match: re.Match[str]) -> str:
+        """Returns the split in the path of an image, or ``""`` if the pattern has no group for it."""
         found = match.groupdict().get("split") or ""
         return self.row.splits.get(found, found.lower())
 
     def _convert_group(self, column: str, text: str) -> Any:
-        """Converts the text of a group: a label to its class number, others but texts to a number; MARS's ``00-1`` is
-        -1."""
+        """Converts the text of a group: a label to its class number, a text group unchanged, others to an integer;
+        MARS's ``00-1`` is -1."""
         if column in self.row.labels:
             return self._numbers[column][text]
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)
@@ -186,13 +189,13 @@ class FolderSetSource(FileRowSource):
 
     @cached_property
     def _columns(self) -> tuple[str, ...]:
-        """Groups that are columns, classes first."""
+        """Groups of the pattern that are columns, classes first."""
         named = [name for name in self._path.groupindex if name != "split" and name[0] != "_"]
         return (*(name for name in named if name in self.row.labels), *(n for n in named if n not in self.row.labels))
 
     @cached_property
     def _classes(self) -> dict[str, tuple[str, ...]]:
-        """Classes of each group of labels: sorted as numbers if all are numbers, else as texts."""
+        """Classes of each label group; sorted as numbers if all are numbers, else as texts. Lists all images."""
         found: dict[str, set[str]] = {name: set() for name in self._columns if name in self.row.labels}
         for _, match in self._match_images():
             for name, texts in found.items():
@@ -204,11 +207,12 @@ class FolderSetSource(FileRowSource):
 
     @cached_property
     def _numbers(self) -> dict[str, dict[str, int]]:
+        """Class number by text, for each label group."""
         return {name: {text: n for n, text in enumerate(texts)} for name, texts in self._classes.items()}
 
     @cached_property
     def _files_beside(self) -> dict[str, list[str]]:
-        """Up to 32 existing files of each column in :attr:`FolderSet.beside`; columns without files are left out."""
+        """Paths of up to 32 existing further files by column, in order; columns without files are left out."""
         found: dict[str, list[str]] = {}
         for name in self.row.beside:
             files = (join(self.base, self.row.beside_paths(match)[name]) for _, match in self._match_images())
@@ -218,8 +222,8 @@ class FolderSetSource(FileRowSource):
 
 
 def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, FolderSetMatch] | None:
-    """Finds the first row that matches all images of a tree, else the first that matches some, or returns None if none
-    does. Skips rows whose required files are missing."""
+    """Finds the first set that matches all images of a tree, else the first that matches some; returns None if none
+    does. Skips sets with missing required files. Lists all images."""
     found: list[tuple[FolderSet, FolderSetMatch]] = []
     for base in walk_lone_folders(tree):
         names = tree.names(base)
@@ -238,7 +242,7 @@ def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, F
 
 
 def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
-    """Matches all images of a tree with a row; memory holds hashes of the images that are not samples."""
+    """Matches all images of a tree with a set; memory holds hashes of the images that are not samples."""
     pattern, left = re.compile(row.path), re.compile(row.left)
     others: set[int] = set()
     beside: set[int] = set()
@@ -271,7 +275,8 @@ def _relative_path(base: str, path: str) -> str:
 
 
 def _has_marker(tree: Tree, base: str, there: set[str], marker: str) -> bool:
-    """Tells if a folder whose names are ``there`` holds a marker, see :attr:`FolderSet.markers`."""
+    """Tells if the folder ``base``, which contains the names ``there``, holds a marker, see
+    :attr:`FolderSet.markers`."""
     for each in marker.split("|"):
         top, _, rest = each.partition("/")
         fitting = fnmatch.filter(there, top) if "*" in top else [top] if top in there else []
@@ -283,13 +288,15 @@ def _has_marker(tree: Tree, base: str, there: set[str], marker: str) -> bool:
 
 
 def _list_images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
-    """Yields the paths of all images below a folder."""
+    """Yields the paths of all images below a folder. A cycle of links is skipped with ``skip_cycles``, else an
+    error."""
     for folder, listing in tree.walk(base, tree.above, None, skip_cycles):
         yield from (join(folder, name) for name in listing.images)
 
 
 def folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
-    """Makes the :class:`Kind` of some rows: certain if one matches all images, a question if it matches most."""
+    """Makes the :class:`Kind` of some sets. It is certain if one matches all images, and raises
+    :class:`AmbiguousSourceError` if one matches half of them or more."""
     source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "known_sets": tuple(rows)})
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -14,7 +14,8 @@ from packstore.sources.rows import FileRow
 
 
 class Food101(NamedSource):
-    """Images in the order of ``meta/train.json`` and ``meta/test.json``, or of the same files as ``.txt``."""
+    """Source of the images, in the order of ``meta/train.json`` and ``meta/test.json``, or of the same files as
+    ``.txt``."""
 
     kind = "food101"
     title = "Food-101"
@@ -35,15 +36,18 @@ class Food101(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
+        """Class names, sorted."""
         return tuple(sorted({image.partition("/")[0] for images in self._lists.values() for image in images}))
 
     @cached_property
     def _lists(self) -> dict[str, list[str]]:
+        """Images of each split, as ``CLASS/NUMBER``."""
         return {split: self._read_list(f"meta/{split}") for split in self.splits()}
 
     def _read_list(self, name: str) -> list[str]:
-        """Reads a list of images, as ``CLASS/NUMBER``. Raises :class:`SourceError`."""
-        if self.has(f"{name}.json"):
+        """Reads a list of images, as ``CLASS/NUMBER``, from JSON or text. Raises :class:`SourceError` for an invalid
+        one."""
+        if self.exists(f"{name}.json"):
             try:
                 found = json.loads(self.read_text(f"{name}.json"))
                 images = [image for of_class in found.values() for image in of_class]

@@ -22,7 +22,8 @@ _HEADER = ["Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2"
 
 
 class Gtsrb(NamedSource):
-    """GTSRB's images: those for training in the order of names, those for testing in the order of their table."""
+    """Source of GTSRB's images: those for training in the order of names, those for testing in the order of their
+    table."""
 
     kind = "gtsrb"
     title = "GTSRB"
@@ -31,12 +32,12 @@ class Gtsrb(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files, the labels of test images included."""
+        """Lists missing files; if test images exist, their labels included."""
         unlabelled = has_path(tree, base, _TEST) and not has_path(tree, base, _TRUTH)
         return [*super().find_missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
-        return ("train", "test") if self.has(_TEST) else ("train",)
+        return ("train", "test") if self.exists(_TEST) else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
@@ -52,7 +53,8 @@ class Gtsrb(NamedSource):
             yield from self._read_rows(folder, self._read_csv(f"{folder}GT-{name}.csv"))
 
     def _read_rows(self, folder: str, table: TextTable) -> Iterator[FileRow]:
-        """Yields the rows of a table whose images lie in a folder. Raises :class:`SourceError`."""
+        """Yields a row for each line of a table of images in ``folder``. Raises :class:`SourceError` for an invalid
+        line."""
         for line in table:
             if len(line) != len(_HEADER):
                 table.refuse_line(line, ";".join(_HEADER))
@@ -63,7 +65,7 @@ class Gtsrb(NamedSource):
             yield FileRow(self.tree_path(folder + line[0]), {"label": label, "boxes": [box]})
 
     def _read_csv(self, name: str) -> TextTable:
-        """Reads a table without its header. Raises :class:`SourceError` for another header."""
+        """Reads a table without its header. Raises :class:`SourceError` for a wrong header."""
         header = next(iter(self.read_table(name, ";")), [])
         table = self.read_table(name, ";", skip=1)
         if header != _HEADER:
@@ -72,10 +74,12 @@ class Gtsrb(NamedSource):
 
     @cached_property
     def _train(self) -> str:
+        """Folder of the training images, with a slash; ``""`` for the layout's own."""
         return self.resolve_alternative(self.markers[0]).removesuffix(_FIRST)
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
+        """Names of the folders of classes, sorted."""
         folder = self.tree_path(self._train.rstrip("/")) if self._train else self.base
         return tuple(sorted(self.tree.list(folder).directories))
 

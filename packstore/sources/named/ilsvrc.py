@@ -42,7 +42,7 @@ _DEPTH = 3
 
 @dataclass(frozen=True)
 class _SplitImages:
-    """Place of the images of a split.
+    """Location of the images of a split.
 
     Attributes:
         path: The tar, or the folder of the whole set.
@@ -56,12 +56,13 @@ class _SplitImages:
 
     @property
     def prefix(self) -> str:
+        """Path of :attr:`folder` with a slash; ``""`` for the top."""
         return f"{self.folder}/" if self.folder else ""
 
 
 @dataclass
 class _Layout:
-    """Content of a path: the images by split, and the devkit."""
+    """Splits and devkit found at a path: where the images of each split are, and the devkit, if any."""
 
     splits: dict[str, _SplitImages] = field(default_factory=dict)
     devkit: Path | None = None
@@ -78,7 +79,7 @@ class _Layout:
 
 
 class IlsvrcSource(RowSource):
-    """Source of the splits that exist, with one list of classes.
+    """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes.
 
     Keys are the paths to which torchvision unpacks: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. The column ``name``
     has the name of the class, if there is a devkit.
@@ -114,6 +115,7 @@ class IlsvrcSource(RowSource):
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label, and the class name with a devkit. With test images, both are optional."""
         optional = "test" in self._layout.splits
         declared: dict[str, Field] = {"image": Image()}
         if not self._classes:
@@ -122,21 +124,23 @@ class IlsvrcSource(RowSource):
         return declared | ({"name": Text(optional=optional)} if self._devkit is not None else {})
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows class by class, as torchvision does."""
+        """Yields the rows class by class, as torchvision does. Raises :class:`SourceError` for a validation image that
+        the devkit does not label."""
         part = self._layout.splits[split]
         tree = self._trees[part.path]
         if part.in_classes:
             for label, wnid in enumerate(self._classes):
                 if wnid in self._class_folders[split]:
                     for folder, listing in tree.walk(f"{part.prefix}{wnid}", tree.above, None, self.options.skip_bad):
-                        yield from self._rows(split, folder, listing, [label] * len(listing.images))
+                        yield from self._make_rows(split, folder, listing, [label] * len(listing.images))
             return
         listing = tree.list(part.folder)
         labels: list[int | None] = [self._find_label(name) if split == "val" else None for name in listing.images]
         order = sorted(range(len(labels)), key=lambda n: (labels[n] or 0, listing.images[n]))
-        yield from self._rows(split, part.folder, listing, labels, order)
+        yield from self._make_rows(split, part.folder, listing, labels, order)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image, with the number and name of its class. Raises :class:`ValueError` if it cannot be read."""
         split, file, size, modified, label = ref
         try:
             image = self._trees[self._layout.splits[split].path].read(file, size, modified, self._max_bytes)
@@ -150,6 +154,7 @@ class IlsvrcSource(RowSource):
         return found
 
     def files(self) -> Iterator[Path]:
+        """Yields the tars or folders of images, and the devkit's files."""
         yield from dict.fromkeys(part.path for part in self._layout.splits.values())
         devkit = self._layout.devkit
         if devkit is not None:
@@ -159,9 +164,11 @@ class IlsvrcSource(RowSource):
         for tree in self._trees.values():
             tree.close()
 
-    def _rows(
+    def _make_rows(
         self, split: str, folder: str, listing: Listing, labels: list[Any], order: list[int] | None = None
     ) -> Iterator[Row]:
+        """Yields the rows of a folder's images, in ``order`` (None: as listed). ``labels`` has the class number of
+        each, or None."""
         prefix = f"{folder}/" if folder else ""
         for n in range(len(labels)) if order is None else order:
             name, size, modified, changed, label = (
@@ -173,7 +180,8 @@ class IlsvrcSource(RowSource):
             yield Row(key, ref, max(0, size), 0, modified, changed)
 
     def _find_label(self, name: str) -> int:
-        """Finds the class number of a validation image. Raises :class:`SourceError`."""
+        """Returns the class number of a validation image. Raises :class:`SourceError` if the devkit does not label
+        it."""
         found, devkit = _VAL.fullmatch(name), self._devkit
         if found is None or devkit is None or not 1 <= int(found[1]) <= len(devkit.truth):
             labels = 0 if devkit is None else len(devkit.truth)
@@ -185,6 +193,7 @@ class IlsvrcSource(RowSource):
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
+        """Class number by wnid."""
         return {wnid: number for number, wnid in enumerate(self._classes)}
 
     @cached_property
@@ -203,12 +212,13 @@ class IlsvrcSource(RowSource):
 
     @cached_property
     def _devkit(self) -> _Devkit | None:
+        """Content of the devkit; None without one. Raises :class:`SourceError` if it is damaged."""
         return None if self._layout.devkit is None else _read_devkit(self._layout.devkit)
 
 
 @dataclass(frozen=True)
 class _Devkit:
-    """Content of the devkit.
+    """Class names and validation labels from the devkit.
 
     Attributes:
         names: Names of the classes by wnid.
@@ -220,7 +230,7 @@ class _Devkit:
 
 
 def _read_devkit(path: Path) -> _Devkit:
-    """Reads the devkit, a folder or an archive. Raises :class:`SourceError`."""
+    """Reads the devkit, a folder or an archive. Raises :class:`SourceError` if it is missing or damaged."""
     tree = open_tree(path)
     if tree is None:
         raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
@@ -243,7 +253,8 @@ def _read_devkit(path: Path) -> _Devkit:
 
 
 def _find_layout(path: Path) -> _Layout:
-    """Finds the splits and the devkit at ``path``, or the devkit beside it. Raises :class:`OSError`."""
+    """Finds the splits and the devkit at ``path``, or the devkit beside it. Returns an empty layout for other paths.
+    Raises :class:`OSError`."""
     found = _Layout()
     if not path.is_dir():
         if _is_val_archive(path):
@@ -257,14 +268,14 @@ def _find_layout(path: Path) -> _Layout:
     for split, tars in _TARS.items():
         tar = next((path / name for name in tars if (path / name).is_file()), None)
         if split != "test" and (path / split).is_dir():
-            in_classes = any(map(_WNID.fullmatch, _top_names(path / split).folders))
+            in_classes = any(map(_WNID.fullmatch, _list_top_names(path / split).folders))
             if in_classes or _is_val_folder(path / split):
                 found.splits[split] = _SplitImages(path, split, in_classes)
         elif tar is not None:
             found.splits[split] = _SplitImages(tar, "", in_classes=split == "train")
     found.devkit = _find_devkit(path)
     if found.devkit is not None and "val" not in found.splits:
-        files = (path / name for name in _top_names(path).files if "val" in name.lower())
+        files = (path / name for name in _list_top_names(path).files if "val" in name.lower())
         archive = next((file for file in files if file.is_file() and _is_val_archive(file)), None)
         if archive is not None:
             found.splits["val"] = _SplitImages(archive, "", in_classes=False)
@@ -272,17 +283,17 @@ def _find_layout(path: Path) -> _Layout:
 
 
 def _find_devkit(folder: Path) -> Path | None:
-    """Finds the devkit in a folder, unpacked or not, or returns None if there is none."""
+    """Finds the devkit in a folder, unpacked or not; returns None if there is none."""
     return next((folder / name for name in _DEVKITS if (folder / name).exists()), None)
 
 
 def _is_val_folder(path: Path) -> bool:
     """Tells if a folder directly contains validation images."""
-    return any(map(_VAL.fullmatch, _top_names(path).files))
+    return any(map(_VAL.fullmatch, _list_top_names(path).files))
 
 
-def _top_names(folder: Path) -> Names:
-    """Lists the names in a folder."""
+def _list_top_names(folder: Path) -> Names:
+    """Lists the names directly in a folder; none if it is no folder or archive."""
     tree = open_tree(folder)
     return Names() if tree is None else tree.names("")
 
@@ -290,11 +301,11 @@ def _top_names(folder: Path) -> Names:
 def _is_val_archive(path: Path) -> bool:
     """Tells if a file is an archive of validation images, at its top or in its folder ``val``."""
     tree = _open_or_none(path)
-    return tree is not None and any(_holds_val(tree, folder) for folder in ("", "val"))
+    return tree is not None and any(_has_val_images(tree, folder) for folder in ("", "val"))
 
 
 def _open_or_none(path: Path) -> Tree | None:
-    """Opens a folder or an archive, or returns None if it is neither, or damaged."""
+    """Opens a folder or an archive as a tree; returns None if it is neither, or damaged."""
     try:
         return open_tree(path)
     except SourceError:
@@ -302,24 +313,24 @@ def _open_or_none(path: Path) -> Tree | None:
 
 
 def _is_ilsvrc_archive(name: str) -> bool:
-    """Tells if a name is that of one of the archives."""
+    """Tells if a file name is that of one of ILSVRC's archives."""
     return name.startswith(("ILSVRC2012_img_", "ILSVRC2012_devkit_"))
 
 
-def _holds_val(tree: Tree, folder: str) -> bool:
+def _has_val_images(tree: Tree, folder: str) -> bool:
     """Tells if a folder of a tree directly contains validation images."""
     return any(map(_VAL.fullmatch, tree.names(folder).files))
 
 
 def _find_stray_val(tree: Tree) -> str | None:
-    """Finds a folder of validation images without classes, as the only folder or called like a split, or returns None
-    if there is none. An image folder would read it as a class, or as a split without classes."""
+    """Finds a folder of validation images without classes, as the only folder or named like a split; returns None if
+    there is none. An image folder would take it for a class, or a split without classes."""
     folder = ""
     for _ in range(_DEPTH):
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]
         for name in inside:
             alone = len(inside) == 1 and not _WNID.fullmatch(name)
-            if (alone or name.lower() in SPLIT_ORDER) and _holds_val(tree, join(folder, name)):
+            if (alone or name.lower() in SPLIT_ORDER) and _has_val_images(tree, join(folder, name)):
                 return join(folder, name)
         if len(inside) != 1:
             return None
@@ -328,7 +339,8 @@ def _find_stray_val(tree: Tree) -> str | None:
 
 
 def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
-    """Makes the question for validation images without a devkit; it offers to pack without them, or without labels."""
+    """Returns the error for validation images without a devkit, with an answer: pack the training images alone, or pack
+    without labels."""
     if "train" in found.splits:
         part = found.splits["train"]
         alone = f"or give {printable(str(part.path / part.folder))} to pack the training images alone"
@@ -336,7 +348,7 @@ def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
     else:
         part = found.splits["val"]
         tree = _open_or_none(part.path)
-        kind = "flat" if tree is not None and _holds_val(tree, "") else "imagefolder"
+        kind = "flat" if tree is not None and _has_val_images(tree, "") else "imagefolder"
         alone = f"or pack them without labels with --source {kind}"
         answer = Answer(("--source", kind), None if part.path == path else part.path)
     return AmbiguousSourceError(
@@ -347,7 +359,8 @@ def _missing_devkit_error(path: Path, found: _Layout) -> AmbiguousSourceError:
 
 
 def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
-    """Makes the question for a folder found by :func:`_find_stray_val`."""
+    """Returns the error for a folder that :func:`_find_stray_val` found, with answers: give that folder, or pack
+    folders as classes."""
     place, options = path / folder, [Answer(("--source", "imagefolder"))]
     give = f"unpack it, and give {printable(folder)}"
     if path.is_dir():
@@ -360,6 +373,8 @@ def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises Kaggle's layout or the downloads; a plain image folder is neither. Raises :class:`SourceError` for
+    archives within an archive, and :class:`AmbiguousSourceError` for validation images without labels."""
     certainty = KaggleSource.recognise(path, options)
     if certainty is not Certainty.NO:
         return certainty

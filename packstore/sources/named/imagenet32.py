@@ -24,7 +24,7 @@ from packstore.sources.arrays.stored import read_at
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.cifar.pickles import BatchError, Span, build_array, find_array_bytes, parse_dict
 from packstore.sources.listing import list_folders
-from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
+from packstore.sources.named.pixels import PixelFile, PixelSource, ReadRange, renumber_from_zero
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.refusals import first_bytes
 
@@ -38,12 +38,15 @@ _MAX_COPY = 1 << 16
 
 
 class _Batch(NamedTuple):
+    """Split and file of a batch."""
+
     split: str
     file: Path
 
 
 class ImageNet32Source(PixelSource):
-    """Source of the batches in a folder, or in its folders ``Imagenet32_train`` and ``Imagenet32_val``."""
+    """Source of downsampled ImageNet: the batches in a folder, or in its folders ``Imagenet32_train`` and
+    ``Imagenet32_val``."""
 
     kind = "imagenet32"
 
@@ -59,8 +62,9 @@ class ImageNet32Source(PixelSource):
         )
         self.normalization = "imagenet"
 
-    def class_names(self) -> tuple[str, ...] | None:
-        """Returns the wnids in ``map_clsloc.txt`` in the order of their numbers, or None without that file."""
+    def read_class_names(self) -> tuple[str, ...] | None:
+        """Returns the wnids in ``map_clsloc.txt`` in the order of their numbers, or None without that file. Raises
+        :class:`SourceError` if their numbers are not 1, 2, 3 …"""
         file = self.path / _NAMES
         if not file.is_file():
             return None
@@ -74,9 +78,11 @@ class ImageNet32Source(PixelSource):
             raise SourceError(f"{table.name} does not number its classes from 1 on")
         return tuple(found[number] for number in range(1, len(found) + 1))
 
-    def read_parts(self) -> list[PixelPart]:
+    def read_pixel_files(self) -> list[PixelFile]:
+        """Reads labels and positions of pixels of all batches; sets :attr:`side`. Raises :class:`SourceError` for a
+        damaged batch, and for images of different sizes."""
         found, sides = [], set()
-        names = self.class_names()
+        names = self.read_class_names()
         for split, file in self._batches:
             shown = printable(str(file))
             try:
@@ -87,14 +93,16 @@ class ImageNet32Source(PixelSource):
             if 3 * side * side != shape[-1] or not side:
                 raise SourceError(f"{shown} has data of the shape {shape}, expected (images, 3 x side x side)")
             sides.add(side)
-            labels = number_from_zero(shown, labels, shape[0], len(names or ()) or _CLASSES)
-            found.append(PixelPart(split, file, shape[0], offset, labels))
+            labels = renumber_from_zero(shown, labels, shape[0], len(names or ()) or _CLASSES)
+            found.append(PixelFile(split, file, shape[0], offset, labels))
         if len(sides) != 1:
             raise SourceError(f"{printable(str(self.path))} holds images of {sorted(sides)} pixels: give one folder")
         self.side = sides.pop()
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
+        """Opens a batch, also an ``.npz``; returns a function that reads bytes of its pixels, and one that closes
+        it."""
         if file.suffix == ".npz":
             arrays = NpzSource.open_file(file, file.parent)
             return lambda size, offset: _read_npz(arrays, size, offset, 3 * self.side**2), arrays.close
@@ -108,13 +116,14 @@ class ImageNet32Source(PixelSource):
 
 
 def _read_npz(arrays: Any, size: int, offset: int, row: int) -> bytes:
-    """Reads a range of the pixels' bytes that begins and ends with a row of ``row`` bytes."""
+    """Reads a range of the pixels' bytes from an ``.npz``. The range must begin and end with a row of ``row`` bytes."""
     found: NDArray[np.uint8] = arrays.read("data", 0, offset // row, (offset + size) // row)
     return found.tobytes()
 
 
 def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
-    """Returns the offset of the pixels, the shape of their array, and the labels."""
+    """Returns offset 0, the shape of the array of pixels, and the labels. Raises :class:`BatchError` if ``data`` or
+    ``labels`` is missing or of another dtype."""
     arrays = NpzSource.open_file(file, file.parent)
     try:
         infos = {info.name: info for info in arrays.list_arrays()}
@@ -128,7 +137,7 @@ def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]
 
 
 class _MappedPickle(mmap.mmap):
-    """Mapped pickle that gives a large slice as its :class:`Span`, so that pixels are not copied."""
+    """Memory-mapped pickle. A slice of more than 64 KiB is not copied: it is returned as a :class:`Span`."""
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, slice) and key.stop - key.start > _MAX_COPY:
@@ -137,7 +146,8 @@ class _MappedPickle(mmap.mmap):
 
 
 def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
-    """Returns the offset of the pixels, the shape of their array, and the labels."""
+    """Returns the offset of the pixels in the file, the shape of their array, and the labels. Raises
+    :class:`BatchError` for other dtypes, and for pixels that the pickle has as text."""
     with file.open("rb") as opened, _MappedPickle(opened.fileno(), 0, access=mmap.ACCESS_READ) as program:
         found = parse_dict(cast(bytes, program))
         data, shape, dtype = find_array_bytes(found.get("data"))
@@ -150,7 +160,8 @@ def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int6
 
 
 def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
-    """Finds the batches at ``path`` in order, and the names of missing training batches. Raises :class:`OSError`."""
+    """Finds the batches at ``path``, in order; returns them, and the names of missing training batches if the first
+    exists. Raises :class:`OSError`."""
     if not path.is_dir():
         return [], []
     there: dict[str, Path] = {}
@@ -165,6 +176,7 @@ def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
 
 
 def _incomplete_error(path: Path, missing: list[str]) -> AmbiguousSourceError:
+    """Returns the error for missing training batches."""
     return AmbiguousSourceError(
         f"{printable(str(path))} looks like downsampled ImageNet ({_BATCHES[0]}), without {', '.join(missing)}: "
         "download it again"
@@ -172,7 +184,8 @@ def _incomplete_error(path: Path, missing: list[str]) -> AmbiguousSourceError:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Checks names, and the first bytes: those of a pickle of protocol 2 to 5, or of an npz."""
+    """Recognises batches by names and first bytes (pickle or npz). Raises :class:`AmbiguousSourceError` if some are
+    missing."""
     try:
         batches, missing = _find_batches(path)
     except OSError:

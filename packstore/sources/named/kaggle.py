@@ -18,7 +18,8 @@ _SOLUTIONS = {"train": "LOC_train_solution.csv", "val": "LOC_val_solution.csv"}
 
 
 class KaggleSource(NamedSource):
-    """ILSVRC's images class by class; test images have no labels. Boxes come from the tables; some images have none."""
+    """Source of Kaggle's ILSVRC, class by class. Boxes come from the tables; some images have none. Test images have no
+    labels."""
 
     kind = "ilsvrc"
     title = "ILSVRC"
@@ -28,12 +29,12 @@ class KaggleSource(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files, the labels of ``val`` included."""
+        """Lists missing files; if ``val`` exists, its labels included."""
         unlabelled = has_path(tree, base, f"{_ROOT}/val") and not has_path(tree, base, _SOLUTIONS["val"])
         return [*super().find_missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
-        return tuple(split for split in ("train", "val", "test") if self.has(f"{_ROOT}/{split}"))
+        return tuple(split for split in ("train", "val", "test") if self.exists(f"{_ROOT}/{split}"))
 
     def fields(self) -> Mapping[str, Field]:
         optional = "test" in self.splits()
@@ -51,7 +52,7 @@ class KaggleSource(NamedSource):
                 yield FileRow(image, {})
         elif split == "train":
             for number, wnid in enumerate(self._names):
-                if self.has(f"{_ROOT}/train/{wnid}"):
+                if self.exists(f"{_ROOT}/train/{wnid}"):
                     for image in self.list_images(f"{_ROOT}/train/{wnid}"):
                         yield self._make_row(split, image, number)
         else:
@@ -60,7 +61,8 @@ class KaggleSource(NamedSource):
                 yield self._make_row(split, image, number)
 
     def _make_row(self, split: str, image: str, number: int) -> FileRow:
-        """Makes the row of an image with its class and boxes. Raises :class:`SourceError`."""
+        """Makes the row of an image with its class number and its boxes, if the table has any. Raises
+        :class:`SourceError` for an invalid line."""
         values: dict[str, Any] = {"label": number, "name": self._titles[number]}
         table = self._solutions[split]
         line = None if table is None else table.find_line(_stem(image))
@@ -76,7 +78,8 @@ class KaggleSource(NamedSource):
         return FileRow(image, values | {"boxes": boxes, "labels": [numbers[wnid] for wnid in wnids]})
 
     def _find_label(self, image: str) -> int:
-        """Finds the class number of a validation image. Raises :class:`SourceError`."""
+        """Returns the class number of a validation image. Raises :class:`SourceError` if the table has no known class
+        for it."""
         table = self._solutions["val"]
         line = None if table is None else table.find_line(_stem(image))
         wnid = line[1].partition(" ")[0] if line is not None and len(line) == 2 else ""
@@ -86,10 +89,12 @@ class KaggleSource(NamedSource):
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
+        """Class number by wnid."""
         return {wnid: number for number, wnid in enumerate(self._names)}
 
     @cached_property
     def _titles(self) -> tuple[str, ...]:
+        """Names of the classes, by number."""
         return tuple(self._names.values())
 
     @cached_property
@@ -99,10 +104,11 @@ class KaggleSource(NamedSource):
 
     @cached_property
     def _solutions(self) -> dict[str, TextTable | None]:
-        """Table of the labels and boxes of each split; None if it does not exist."""
-        files = {split: name for split, name in _SOLUTIONS.items() if self.has(name)}
+        """Table of labels and boxes by split; None for a table that does not exist."""
+        files = {split: name for split, name in _SOLUTIONS.items() if self.exists(name)}
         return {split: self.read_table(files[split], ",", skip=1) if split in files else None for split in _SOLUTIONS}
 
 
 def _stem(path: str) -> str:
+    """Returns the file name in a path, without its suffix."""
     return path.rpartition("/")[2].rpartition(".")[0]

@@ -1,4 +1,4 @@
-"""MATLAB files (MAT-File Level 5; https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf).
+"""Reads MATLAB files (MAT-File Level 5; https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf).
 
 Numbers, texts, cells and structs, which is what data sets have. scipy reads more, and ends the process for some files
 that are damaged; here every size is checked, and nothing nests deeper than eight levels.
@@ -52,18 +52,18 @@ def load_mat(name: str, data: bytes) -> dict[str, Any]:
         data: Its content.
 
     Raises:
-        SourceError: It is damaged, or holds other types.
+        SourceError: The file is damaged, holds other types, or has more than 64 MiB inflated.
     """
     try:
-        order = _byte_order(data[:_HEADER])
-        return _MatReader(memoryview(_inflate(data, order)), order).read_variables()
+        order = _read_byte_order(data[:_HEADER])
+        return _MatReader(memoryview(_inflate_elements(data, order)), order).read_variables()
     except _FAULTS as error:
         raise _damage_error(name, error) from None
 
 
 @dataclass(frozen=True, slots=True)
 class MatArray:
-    """Position of an array of numbers in a file on disk.
+    """Position of an array of numbers in a MAT file on disk.
 
     Attributes:
         shape: Its shape; the first axis is the fastest in the file.
@@ -79,12 +79,12 @@ class MatArray:
 
 
 def find_arrays(path: Path) -> dict[str, MatArray]:
-    """Finds the arrays of numbers in a MAT file of any size, by name; reads only their headers. Raises
-    :class:`SourceError`."""
+    """Finds the arrays of numbers in a MAT file of any size, by name; reads only their headers. Skips variables of
+    other types. Raises :class:`SourceError` for a damaged file."""
     name = printable(str(path))
     try:
         with path.open("rb") as file:
-            order, size = _byte_order(file.read(_HEADER)), path.stat().st_size
+            order, size = _read_byte_order(file.read(_HEADER)), path.stat().st_size
             found, position = {}, _HEADER
             while position < size:
                 file.seek(position)
@@ -107,7 +107,8 @@ def find_arrays(path: Path) -> dict[str, MatArray]:
 
 
 def check_adler32(shown: str, file: Path, array: MatArray) -> None:
-    """Raises :class:`SourceError` if a compressed array does not have its Adler-32 checksum (RFC 1950)."""
+    """Reads a compressed array, and raises :class:`SourceError` if it does not have its Adler-32 checksum (RFC 1950).
+    Does nothing for an array that is not compressed."""
     if array.deflated is None:
         return
     start, size = array.deflated
@@ -126,7 +127,7 @@ def check_adler32(shown: str, file: Path, array: MatArray) -> None:
 
 def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
     """Opens the file of an array. Returns two functions: one reads a number of bytes from an offset, as in
-    :attr:`MatArray.offset`; the other closes the file."""
+    :attr:`MatArray.offset`, and raises :class:`ValueError` for damage; the other closes the file."""
     if array.deflated is None:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
@@ -148,7 +149,7 @@ def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes]
 def _parse_array_start(
     start: bytes, order: str, position: int, deflated: tuple[int, int] | None
 ) -> tuple[str, MatArray | None]:
-    """Parses the name and the position of an array from the first bytes of its element; the position is None for a
+    """Parses the name and the position of an array from the first bytes of its element. The position is None for a
     cell, a struct, a text or complex numbers."""
     reader = _MatReader(memoryview(start), order)
     kind, size = struct.unpack_from(f"{order}II", start)
@@ -166,7 +167,8 @@ def _parse_array_start(
 
 
 def load_variable(name: str, data: bytes, key: str) -> Any:
-    """Reads one variable of a MAT file. Raises :class:`SourceError`, also if there is none of that name."""
+    """Reads the variable ``key`` of a MAT file. Raises :class:`SourceError` for a damaged file, and if there is no such
+    variable."""
     found = load_mat(name, data)
     if key not in found:
         raise SourceError(f"{name} has no variable {key!r}")
@@ -174,7 +176,8 @@ def load_variable(name: str, data: bytes, key: str) -> Any:
 
 
 def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
-    """Converts a row or column of whole numbers of any dtype to int64 ``(n,)``. Raises :class:`SourceError`."""
+    """Converts a row or column of whole numbers of any dtype to int64 ``(n,)``. Raises :class:`SourceError` for any
+    other value."""
     if not isinstance(value, np.ndarray) or value.size not in (max(value.shape), 0):
         raise SourceError(f"{name} has something else instead of a row of numbers")
     with np.errstate(invalid="ignore"):
@@ -185,7 +188,7 @@ def to_whole_numbers(name: str, value: Any) -> NDArray[np.int64]:
 
 
 def to_whole_number(name: str, value: Any) -> int:
-    """Converts an array of one whole number to int. Raises :class:`SourceError`."""
+    """Converts an array of one whole number to int. Raises :class:`SourceError` for any other value."""
     found = to_whole_numbers(name, value)
     if len(found) != 1:
         raise SourceError(f"{name} has {len(found)} numbers, expected one")
@@ -193,21 +196,23 @@ def to_whole_number(name: str, value: Any) -> int:
 
 
 def to_texts(name: str, value: Any) -> list[str]:
-    """Returns the strings of a cell, or of one field of a struct. Raises :class:`SourceError` for other values."""
+    """Returns the strings of a cell, or of a field of structs. Raises :class:`SourceError` for any other value."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise SourceError(f"{name} has something else instead of names")
     return value
 
 
 def get_struct_fields(name: str, value: Any, wanted: tuple[str, ...]) -> list[list[Any]]:
-    """Returns the wanted fields of an array of structs, each a list over all structs. Raises :class:`SourceError`."""
+    """Returns the fields ``wanted`` of an array of structs, each a list over all structs. Raises :class:`SourceError`
+    if one is missing."""
     if not isinstance(value, dict) or not value.keys() >= set(wanted):
         raise SourceError(f"{name} has no structs with the fields {', '.join(wanted)}")
     return [value[field] for field in wanted]
 
 
-def _byte_order(header: bytes) -> str:
-    """Returns the byte order that a file's header states, as ``struct`` writes it."""
+def _read_byte_order(header: bytes) -> str:
+    """Returns the byte order in a file's header, as :mod:`struct` writes it. Raises :class:`_MatError` if it has
+    none."""
     found = {b"IM": "<", b"MI": ">"}.get(header[126:])
     if found is None:
         raise _MatError("its header has no byte order")
@@ -219,8 +224,8 @@ def _damage_error(name: str, error: Exception) -> SourceError:
     return SourceError(f"{name} is no MAT file of level 5, or it is damaged: {printable(str(error))}")
 
 
-def _inflate(data: bytes, order: str) -> bytes:
-    """Inflates all compressed elements of a file, up to a limit."""
+def _inflate_elements(data: bytes, order: str) -> bytes:
+    """Returns the file with all compressed elements inflated. Raises :class:`_MatError` for more than 64 MiB."""
     pieces, room = [], _MAX_BYTES
     for piece in _inflate_pieces(data, order):
         room -= len(piece)
@@ -231,7 +236,7 @@ def _inflate(data: bytes, order: str) -> bytes:
 
 
 def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
-    """Yields the file piece by piece, compressed elements inflated."""
+    """Yields the file in pieces, compressed elements inflated. Raises :class:`_MatError` if it is cut off."""
     yield data[:_HEADER]
     position = _HEADER
     while position < len(data):
@@ -253,7 +258,8 @@ def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
 
 
 class _MatReader:
-    """Parser of a file that is not compressed."""
+    """Parser of the uncompressed bytes of a MAT file. All methods raise :class:`_MatError` or :class:`struct.error` for
+    damage."""
 
     def __init__(self, data: memoryview, order: str) -> None:
         self.data = data
@@ -265,7 +271,8 @@ class _MatReader:
         return {name.decode("latin-1"): value for name, value in self.read_arrays(_HEADER, len(self.data), 0)}
 
     def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
-        """Yields name and value of each array between two positions."""
+        """Yields name and value of each array between the offsets ``start`` and ``end``; ``depth`` counts enclosing
+        cells and structs."""
         while start < end:
             kind, begin, stop, after = self.locate_element(start, end)
             if kind != _MATRIX:
@@ -276,7 +283,7 @@ class _MatReader:
             start = after
 
     def read_array(self, start: int, end: int, depth: int) -> tuple[bytes, Any]:
-        """Reads name and value of the array between two positions."""
+        """Reads name and value of the array between two offsets."""
         flags, shape, name, at = self.read_array_header(start, end)
         return name, self.read_value(flags, shape, at, end, depth)
 
@@ -292,7 +299,7 @@ class _MatReader:
         return flags, shape, bytes(self.data[begin:stop]), after
 
     def read_value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
-        """Reads the value of an array whose header is known, by its class: cell, struct, text or numbers."""
+        """Reads the value of an array after its header, by its class: cell, struct, text or numbers."""
         kind, count = flags & 0xFF, math.prod(shape)
         if kind == _CELL:
             return self.read_items(at, end, depth, count)
@@ -319,14 +326,15 @@ class _MatReader:
         return np.frombuffer(self.data, dtype, count, begin).reshape(shape, order="F")
 
     def read_items(self, at: int, end: int, depth: int, count: int) -> list[Any]:
-        """Reads the values of ``count`` arrays, the items of a cell or struct."""
+        """Reads the values of the ``count`` arrays in a cell or struct."""
         found = [value for _, value in self.read_arrays(at, end, depth + 1)]
         if len(found) != count:
             raise _MatError(f"{len(found)} values, expected {count}")
         return found
 
     def locate_element(self, start: int, end: int) -> tuple[int, int, int, int]:
-        """Reads the tag at ``start``: type of the element, begin and end of its data, position of the next element."""
+        """Parses the tag at ``start``. Returns the type of the element, begin and end of its data, and the offset of
+        the next element. Refuses a file with more than 2,000,000 elements."""
         self.left -= 1
         if self.left < 0:
             raise _MatError(f"it has more than {_MAX_ELEMENTS} elements")

@@ -19,7 +19,7 @@ _SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
 
 
 class OxfordPet(NamedSource):
-    """Pets in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``."""
+    """Source of the pets' images, in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``."""
 
     kind = "oxfordpet"
     title = "Oxford-IIIT Pet"
@@ -30,13 +30,14 @@ class OxfordPet(NamedSource):
         return ("test", "trainval")
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, breed, species and mask, and boxes if the folder of XML files exists."""
         found: dict[str, Field] = {
             "image": Image(),
             "label": Label(self._classes),
             "species": Label(("Cat", "Dog")),
             "mask": Mask(),
         }
-        return found | ({"boxes": Boxes(optional=True)} if self.has("annotations/xmls") else {})
+        return found | ({"boxes": Boxes(optional=True)} if self.exists("annotations/xmls") else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         for name, label, species in self._read_list(split):
@@ -45,11 +46,12 @@ class OxfordPet(NamedSource):
                 "species": species,
                 "mask": InTree(self.tree_path(f"annotations/trimaps/{name}.png")),
             }
-            if self.has("annotations/xmls"):
+            if self.exists("annotations/xmls"):
                 values["boxes"] = InTree(self.tree_path(f"annotations/xmls/{name}.xml"), optional=True)
             yield FileRow(self.tree_path(f"images/{name}.jpg"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads image and mask, and parses the boxes. Raises :class:`ValueError` for invalid ones."""
         found = dict(super().values(ref))
         if found.get("boxes") is not None:
             found["boxes"] = _parse_boxes(found["boxes"])
@@ -57,13 +59,13 @@ class OxfordPet(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Class names from the names of images; ``class_N`` for a number without images."""
+        """Names of the breeds from the names of images, by number; ``Class N`` for a number without images."""
         names = {label: name for split in self.splits() for name, label, _ in self._read_list(split)}
         found = [names.get(label, f"class_{label}_1") for label in range(max(names, default=-1) + 1)]
         return tuple(" ".join(part.title() for part in name.rpartition("_")[0].split("_")) for name in found)
 
     def _read_list(self, split: str) -> Iterator[tuple[str, int, int]]:
-        """Yields name, class and species of each image of a split. Raises :class:`SourceError`."""
+        """Yields name, class and species of each image of a split. Raises :class:`SourceError` for an invalid line."""
         table = self.read_table(f"annotations/{split}.txt")
         for line in table:
             if line[0].startswith("#"):
@@ -77,7 +79,7 @@ class OxfordPet(NamedSource):
 
 
 def _parse_boxes(xml: bytes) -> list[list[float]]:
-    """Parses left, top, right and bottom of each object. Raises :class:`ValueError`."""
+    """Parses left, top, right and bottom of each object in XML. Raises :class:`ValueError` if one lacks a side."""
     sides = [re.findall(rb"<%s>\s*(\d{1,7})\s*</%s>" % (side, side), xml) for side in _SIDES]
     if len(set(map(len, sides))) != 1:
         raise ValueError("its .xml has boxes that lack a side")

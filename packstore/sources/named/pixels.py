@@ -1,4 +1,5 @@
-"""Data sets of a few files with uint8 pixels: images of one size, one after the other, each colour by colour."""
+"""Base of data sets with a few files of uint8 pixels: images of one size, one after the other, each colour by
+colour."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ from packstore.sources.rows import Row, RowSource, in_packing_order
 
 
 @dataclass(frozen=True)
-class PixelPart:
-    """Images of one file.
+class PixelFile:
+    """Labels of one file of pixels, and position of its images.
 
     Attributes:
         split: Their split.
@@ -46,7 +47,7 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class PixelSource(RowSource):
-    """Source of images in arrays ``(n, 3, side, side)``. Memory holds all labels and some blocks of images.
+    """Base of sources with images in arrays ``(n, 3, side, side)``. Memory holds all labels and some blocks of images.
 
     Attributes:
         column_major: The file has the pixels of an image column by column, as MATLAB writes them; else row by row.
@@ -61,39 +62,41 @@ class PixelSource(RowSource):
         self._opened: BlockCache | None = None
 
     @abstractmethod
-    def read_parts(self) -> Sequence[PixelPart]:
-        """Reads the labels of all files. Called once. Raises :class:`SourceError`."""
+    def read_pixel_files(self) -> Sequence[PixelFile]:
+        """Reads the labels of all files. Called once. Raises :class:`SourceError` if one is missing or damaged."""
 
     @abstractmethod
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
         """Opens a file; returns a function that reads it, and one that closes it."""
 
-    def class_names(self) -> tuple[str, ...] | None:
-        """Returns the names of the classes, or None if they have none."""
+    def read_class_names(self) -> tuple[str, ...] | None:
+        """Returns the names of the classes, or None if there are none."""
         return None
 
     def splits(self) -> Sequence[str]:
-        return in_packing_order(part.split for part in self._parts)
+        return in_packing_order(part.split for part in self._pixel_files)
 
     def fields(self) -> Mapping[str, Field]:
-        return {"image": Image("uint8"), "label": Label(self.class_names(), optional=self.has_unlabelled)}
+        return {"image": Image("uint8"), "label": Label(self.read_class_names(), optional=self.has_unlabelled)}
 
     @property
     def has_unlabelled(self) -> bool:
         """True if some images have no label."""
-        return any(part.labels is None for part in self._parts)
+        return any(part.labels is None for part in self._pixel_files)
 
     def rows(self, split: str) -> Iterator[Row]:
         index, size = 0, 3 * self.side * self.side
-        for number, part in enumerate(self._parts):
+        for number, part in enumerate(self._pixel_files):
             if part.split == split:
                 for row in range(part.length):
                     yield Row(index_key(split, index), (number, row), size)
                     index += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads an image ``(side, side, 3)`` with its label and other values. Raises :class:`ValueError` for a file
+        that is cut off."""
         number, row = ref
-        part = self._parts[number]
+        part = self._pixel_files[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))
         planes = self._blocks.read_row(number, info, 0, row, 1)
         found: dict[str, Any] = {name: values[row] for name, values in part.values.items()}
@@ -107,27 +110,30 @@ class PixelSource(RowSource):
             self._opened.close()
 
     @cached_property
-    def _parts(self) -> Sequence[PixelPart]:
-        found = self.read_parts()
+    def _pixel_files(self) -> Sequence[PixelFile]:
+        """All files with their labels; sets :attr:`shape` when they are read."""
+        found = self.read_pixel_files()
         self.shape = (self.side, self.side, 3)
         return found
 
     @cached_property
     def _blocks(self) -> BlockCache:
+        """Cache of blocks of images; opens files as needed, until :meth:`close`."""
         self._opened = BlockCache(
-            [part.file for part in self._parts],
-            lambda file: _OpenPixels(*self.open_reader(file), self._part_of(file), self.side),
+            [part.file for part in self._pixel_files],
+            lambda file: _OpenPixels(*self.open_reader(file), self._find_pixel_file(file), self.side),
         )
         return self._opened
 
-    def _part_of(self, file: Path) -> PixelPart:
-        return next(part for part in self._parts if part.file == file)
+    def _find_pixel_file(self, file: Path) -> PixelFile:
+        """Returns the :class:`PixelFile` of a file."""
+        return next(part for part in self._pixel_files if part.file == file)
 
 
 class _OpenPixels(OpenArrays):
-    """Open file of a :class:`PixelPart`, read by rows of its array."""
+    """Open file of a :class:`PixelFile`, read by rows of its array."""
 
-    def __init__(self, read: ReadRange, close: Callable[[], None], part: PixelPart, side: int) -> None:
+    def __init__(self, read: ReadRange, close: Callable[[], None], part: PixelFile, side: int) -> None:
         self._read, self._close, self._part, self._side = read, close, part, side
 
     def list_arrays(self) -> Sequence[ArrayInfo]:
@@ -135,6 +141,8 @@ class _OpenPixels(OpenArrays):
         return ()
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads the images ``start`` to ``stop``, uint8 ``(n, 3, side, side)``. Raises :class:`ValueError` if the file
+        ends before."""
         row = 3 * self._side * self._side
         data = self._read((stop - start) * row, self._part.offset + start * row)
         if len(data) != (stop - start) * row:
@@ -145,9 +153,9 @@ class _OpenPixels(OpenArrays):
         self._close()
 
 
-def number_from_zero(shown: str, labels: NDArray[np.int64], length: int, classes: int) -> NDArray[np.int64]:
-    """Renumbers labels that begin at 1 from 0 on. Raises :class:`SourceError` unless there are ``length`` labels, all
-    from 1 to ``classes``."""
+def renumber_from_zero(shown: str, labels: NDArray[np.int64], length: int, classes: int) -> NDArray[np.int64]:
+    """Subtracts 1 from labels that begin at 1. Raises :class:`SourceError` unless there are ``length`` labels, all from
+    1 to ``classes``."""
     if len(labels) != length:
         raise SourceError(f"{shown} has {len(labels):,} labels for {length:,} images")
     if length and not 1 <= labels.min() <= labels.max() <= classes:

@@ -32,7 +32,8 @@ _UNNAMED = ("data_256", "data_large")
 
 
 class Places365(NamedSource):
-    """Places' images in the order of the lists: ``train-standard`` or ``train-challenge``, ``val``, ``test``."""
+    """Source of Places' images, in the order of the lists: ``train-standard`` or ``train-challenge``, ``val``,
+    ``test``."""
 
     kind = "places365"
     title = "Places365"
@@ -53,6 +54,7 @@ class Places365(NamedSource):
         return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line."""
         table = self.read_table(_LISTS[split])
         for line in table:
             if len(line) != (1 if split == "test" else 2):
@@ -64,11 +66,12 @@ class Places365(NamedSource):
 
     @cached_property
     def _folders(self) -> dict[str, str]:
+        """Folder of images by split."""
         return _find_folders(self.tree, self.base)
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Class names in the order of their numbers. Raises :class:`SourceError`."""
+        """Class names in the order of their numbers. Raises :class:`SourceError` unless these are 0, 1, 2 …"""
         table = self.read_table("categories_places365.txt")
         found = {}
         for line in table:
@@ -81,7 +84,7 @@ class Places365(NamedSource):
 
 
 def _find_folders(tree: Tree, base: str) -> dict[str, str]:
-    """Finds the folder of each split. Raises :class:`SourceError` if a split has two."""
+    """Finds the folder of images of each split that exists. Raises :class:`SourceError` if a split has two."""
     found: dict[str, str] = {}
     variants = [split for split in ("train-standard", "train-challenge") if has_path(tree, base, _LISTS[split])]
     for split, names in _FOLDERS.items():

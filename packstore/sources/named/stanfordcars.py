@@ -21,7 +21,8 @@ _FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
 
 
 class StanfordCars(NamedSource):
-    """Cars in the order of the annotations; without ``cars_test`` there is no split ``test``."""
+    """Source of the cars' images, in the order of the annotations. Without the folder ``cars_test``, there is no split
+    ``test``."""
 
     kind = "stanfordcars"
     title = "Stanford Cars"
@@ -36,12 +37,13 @@ class StanfordCars(NamedSource):
         return [*super().find_missing(tree, base), *([_TEST.partition("|")[0]] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
-        return ("train", "test") if self.has("cars_test") else ("train",)
+        return ("train", "test") if self.exists("cars_test") else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for an invalid class, box or name."""
         name, *columns = self._annotations[split]
         for *corners, label, image in zip(*columns, strict=True):
             if not isinstance(image, str):
@@ -54,6 +56,7 @@ class StanfordCars(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
+        """Names of the classes, in order."""
         return tuple(to_texts(*self.read_mat("devkit/cars_meta.mat", "class_names")))
 
     @cached_property

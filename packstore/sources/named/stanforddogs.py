@@ -26,7 +26,8 @@ _LIST_OF_ALL = "file_list.mat|lists/file_list.mat"
 
 
 class StanfordDogs(NamedSource):
-    """Dogs in the order of the lists, or without lists folder by folder. The class is the name of the folder."""
+    """Source of the dogs' images, in the order of the lists, or without lists folder by folder. The class is the name
+    of the folder."""
 
     kind = "stanforddogs"
     title = "Stanford Dogs"
@@ -35,7 +36,8 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder of both markers. Both may only have folders with names such as ``n02085620-Chihuahua``."""
+        """Finds the folder of both markers; None if it is missing, or if they have folders with names unlike
+        ``n02085620-Chihuahua``."""
         base = super().find_base(tree)
         if base is None:
             return None
@@ -48,12 +50,12 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files; if one list exists, the other one included."""
+        """Lists missing files; if one of the two lists exists, the other one included."""
         lists = [file for file in _LISTS.values() if not has_path(tree, base, file, check_content=True)]
         return [*super().find_missing(tree, base), *(lists if len(lists) == 1 else ())]
 
     def splits(self) -> tuple[str, ...]:
-        return tuple(_LISTS) if any(map(self.has, _LISTS.values())) else ("",)
+        return tuple(_LISTS) if any(map(self.exists, _LISTS.values())) else ("",)
 
     def fields(self) -> Mapping[str, Field]:
         return {
@@ -64,6 +66,7 @@ class StanfordDogs(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` if a list names anything but ``CLASS/FILE.jpg``."""
         images, notes = self.resolve_alternative(_IMAGES), self.resolve_alternative(_NOTES)
         for image in self._read_list(split) if split else self._list_folders():
             folder, _, name = image.partition("/")
@@ -73,6 +76,7 @@ class StanfordDogs(NamedSource):
             yield FileRow(self.tree_path(f"{images}/{image}"), {"label": self._classes[folder], "json": note})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image and parses its annotation, if it has one. Boxes have the published corners."""
         found = dict(super().values(ref))
         if found["json"] is not None:
             read = parse_annotation(found["json"])
@@ -81,6 +85,7 @@ class StanfordDogs(NamedSource):
         return found
 
     def _read_list(self, split: str) -> list[str]:
+        """Reads the images in the list of a split, as ``CLASS/FILE``."""
         return to_texts(*self.read_mat(self.resolve_alternative(_LISTS[split]), "file_list"))
 
     def _list_folders(self) -> Iterator[str]:
@@ -90,6 +95,7 @@ class StanfordDogs(NamedSource):
 
     @cached_property
     def _classes(self) -> dict[str, int]:
+        """Class number by folder name, sorted."""
         folder = self.tree_path(self.resolve_alternative(_IMAGES))
         return {name: n for n, name in enumerate(sorted(self.tree.names(folder).folders))}
 

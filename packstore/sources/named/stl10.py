@@ -19,7 +19,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import read_text, read_whole
 from packstore.sources.named import find_marked_folder, has_path
-from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
+from packstore.sources.named.pixels import PixelFile, PixelSource, ReadRange, renumber_from_zero
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.tree import Tree
 
@@ -31,7 +31,7 @@ _CLASSES = 10
 
 
 class Stl10Source(PixelSource):
-    """Source of the splits ``train``, ``test`` and, if the file exists, ``unlabeled``."""
+    """Source of STL-10, with the splits ``train``, ``test`` and, if the file exists, ``unlabeled``."""
 
     kind = "stl10"
     column_major = True
@@ -49,12 +49,13 @@ class Stl10Source(PixelSource):
         self.evidence = ", ".join(_MARKERS)
 
     def fields(self) -> Mapping[str, Field]:
-        folds = any(part.values for part in self._parts)
+        """Adds the column ``folds`` if their file exists."""
+        folds = any(part.values for part in self._pixel_files)
         return {**super().fields(), **({"folds": Array("bool", (10,), optional=True)} if folds else {})}
 
-    def class_names(self) -> tuple[str, ...] | None:
-        """Reads ``class_names.txt``, or returns None if there is no such file. Raises :class:`SourceError` unless it
-        has ten different names."""
+    def read_class_names(self) -> tuple[str, ...] | None:
+        """Reads ``class_names.txt``; returns None if there is no such file. Raises :class:`SourceError` unless it has
+        ten different names."""
         if not has_path(self._tree, self._base.rstrip("/"), _NAMES):
             return None
         lines = read_text(self._tree, self._base + _NAMES).decode("utf-8-sig").split("\n")
@@ -63,7 +64,9 @@ class Stl10Source(PixelSource):
             raise SourceError(f"{self._file_name(_NAMES)} has {len(set(found))} names; expected {_CLASSES}")
         return found
 
-    def read_parts(self) -> list[PixelPart]:
+    def read_pixel_files(self) -> list[PixelFile]:
+        """Reads labels and folds of all splits. Raises :class:`SourceError` for a file that is cut off, or wrong
+        labels."""
         found = []
         for split in ("train", "test", "unlabeled"):
             name = f"{split}_X.bin"
@@ -79,9 +82,9 @@ class Stl10Source(PixelSource):
             labels = None
             if split != "unlabeled":
                 raw = np.frombuffer(self._read_file(f"{split}_y.bin"), np.uint8).astype(np.int64)
-                labels = number_from_zero(self._file_name(f"{split}_y.bin"), raw, length, _CLASSES)
+                labels = renumber_from_zero(self._file_name(f"{split}_y.bin"), raw, length, _CLASSES)
             values = self._read_folds(length) if split == "train" else {}
-            found.append(PixelPart(split, Path(self._base + name), length, labels=labels, values=values))
+            found.append(PixelFile(split, Path(self._base + name), length, labels=labels, values=values))
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
@@ -89,6 +92,7 @@ class Stl10Source(PixelSource):
         return lambda size, offset: part(offset, size), lambda: None
 
     def files(self) -> Iterator[Path]:
+        """Yields the files of pixels and labels that exist, or the archive."""
         if self.path.is_dir():
             for split in ("train", "test", "unlabeled"):
                 for name in (f"{split}_X.bin", f"{split}_y.bin"):
@@ -102,7 +106,8 @@ class Stl10Source(PixelSource):
         self._tree.close()
 
     def _read_folds(self, length: int) -> dict[str, NDArray[np.bool_]]:
-        """Reads the column ``folds`` of the training images; empty without its file."""
+        """Reads the column ``folds`` of the training images, bool ``(length, 10)``; returns no column without its file.
+        Raises :class:`SourceError` for an invalid one."""
         if not has_path(self._tree, self._base.rstrip("/"), _FOLDS):
             return {}
         found = np.zeros((length, 10), np.bool_)
@@ -127,10 +132,12 @@ class Stl10Source(PixelSource):
 
 
 def _missing_files(tree: Tree, base: str) -> list[str]:
+    """Lists the required files that are missing."""
     return [name for name in _REQUIRED if not has_path(tree, base, name)]
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Recognises the files of pixels. Raises :class:`AmbiguousSourceError` if labels are missing."""
     try:
         tree = open_tree(path)
     except SourceError:

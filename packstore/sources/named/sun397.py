@@ -14,7 +14,7 @@ from packstore.sources.rows import FileRow
 
 
 class Sun397(NamedSource):
-    """SUN397's images class by class."""
+    """Source of SUN397's images, class by class."""
 
     kind = "sun397"
     title = "SUN397"
@@ -28,6 +28,7 @@ class Sun397(NamedSource):
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a class's folder whose name begins with ``sun_``."""
         for number, name in enumerate(self._classes):
             folder = self.tree_path(f"{name[0]}/{name}")
             for image in sorted(self.tree.list(folder).images):
@@ -36,7 +37,7 @@ class Sun397(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Class names: ``abbey`` for ``/a/abbey``. Raises :class:`SourceError`."""
+        """Class names: ``abbey`` for ``/a/abbey``. Raises :class:`SourceError` for any other line."""
         table = self.read_table("ClassName.txt")
         for line in table:
             if len(line) != 1 or line[0].count("/") not in (2, 3) or line[0][:1] != "/" or line[0][2:4] == "/":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.named.mat import MatArray, check_adler32, find_arrays, open_array
-from packstore.sources.named.pixels import PixelPart, PixelSource, ReadRange, number_from_zero
+from packstore.sources.named.pixels import PixelFile, PixelSource, ReadRange, renumber_from_zero
 from packstore.sources.refusals import first_bytes
 
 _SPLITS = ("train", "test", "extra")
@@ -23,7 +23,7 @@ _MAX_LABEL_BYTES = 1 << 28
 
 
 class SvhnSource(PixelSource):
-    """Source for one of the files, or for a folder with some of them."""
+    """Source of SVHN's cropped digits: one of the files, or a folder with some of them."""
 
     kind = "svhn"
     column_major = True
@@ -39,10 +39,13 @@ class SvhnSource(PixelSource):
         self.evidence = ", ".join(file.name for file in self._files.values())
         self._arrays: dict[Path, MatArray] = {}
 
-    def class_names(self) -> tuple[str, ...]:
+    def read_class_names(self) -> tuple[str, ...]:
+        """Returns the digits 0 to 9."""
         return tuple(map(str, range(10)))
 
-    def read_parts(self) -> list[PixelPart]:
+    def read_pixel_files(self) -> list[PixelFile]:
+        """Reads labels and positions of pixels of all files, and verifies checksums. Raises :class:`SourceError` for
+        damage."""
         found = []
         for split, file in self._files.items():
             arrays, shown = find_arrays(file), printable(str(file))
@@ -52,9 +55,9 @@ class SvhnSource(PixelSource):
             for array in (images, labels):
                 check_adler32(shown, file, array)
             length = images.shape[3] if len(images.shape) == 4 else 1
-            numbers = number_from_zero(shown, _read_labels(shown, file, labels), length, 10) + 1
+            numbers = renumber_from_zero(shown, _read_labels(shown, file, labels), length, 10) + 1
             self._arrays[file] = images
-            found.append(PixelPart(split, file, length, images.offset, numbers % 10))
+            found.append(PixelFile(split, file, length, images.offset, numbers % 10))
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
@@ -65,7 +68,7 @@ class SvhnSource(PixelSource):
 
 
 def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
-    """Reads all labels. Raises :class:`SourceError`."""
+    """Reads the labels of a file as integers. Raises :class:`SourceError` if they cannot be read, or are not whole."""
     size = int(np.prod(array.shape)) * array.dtype.itemsize
     if size > _MAX_LABEL_BYTES:
         raise SourceError(f"{shown} has {size:,} bytes of labels, expected at most {_MAX_LABEL_BYTES:,}")
@@ -83,7 +86,8 @@ def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
 
 
 def _find_files(path: Path) -> dict[str, Path]:
-    """Finds the files by split. Raises :class:`OSError`."""
+    """Finds the MAT file of each split that exists; ``path`` is one of them, or their folder. Raises
+    :class:`OSError`."""
     if not path.is_dir():
         split = path.name.removesuffix("_32x32.mat")
         return {split: path} if split in _SPLITS and first_bytes(path, 6) == b"MATLAB" else {}

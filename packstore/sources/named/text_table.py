@@ -1,4 +1,4 @@
-"""Tables in text files: a line for each image, its fields divided by blanks, commas or the like."""
+"""Tables in text files: a line for each image, with fields divided by white space, commas or the like."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class TextTable:
     """Lines of a text file, in fields. Memory holds the text and, after the first look-up, 16 bytes a line."""
 
     def __init__(self, name: str, data: bytes, separator: str | None = None, skip: int = 0) -> None:
-        """
+        """Keeps the content of a file; parses nothing yet.
+
         Args:
             name: Name of the file, for messages.
             data: Its content.
@@ -38,11 +39,11 @@ class TextTable:
                 yield fields
 
     def find_line(self, key: str) -> list[str] | None:
-        """Returns the fields of the first line that begins with ``key``, or None if there is none."""
+        """Returns the fields of the first line whose first field is ``key``, or None if there is none."""
         return next(self.find_lines(key), None)
 
     def find_lines(self, key: str) -> Iterator[list[str]]:
-        """Yields the fields of all lines that begin with ``key``."""
+        """Yields the fields of all lines whose first field is ``key``. The first call indexes the table."""
         hashes, starts = self._line_index
         wanted = _hash_key(key)
         first, last = np.searchsorted(hashes, np.uint64(wanted), "left"), len(hashes)
@@ -60,12 +61,13 @@ class TextTable:
             self.refuse_line(line, expected)
 
     def parse_ints(self, texts: Sequence[str], expected: str, line: Sequence[str]) -> list[int]:
-        """Parses several fields as whole numbers, as :meth:`parse_int` does."""
+        """Parses several fields as whole numbers. Raises :class:`SourceError` with the line and the ``expected``
+        format."""
         return [self.parse_int(text, expected, line) for text in texts]
 
     def require_line(self, key: str, fields: int, expected: str) -> list[str]:
-        """Returns the first line that begins with ``key``. Raises :class:`SourceError` unless it has so many
-        ``fields``, the key included."""
+        """Returns the fields of the first line whose first field is ``key``. Raises :class:`SourceError` if there is
+        none, or it does not have ``fields`` fields."""
         line = self.find_line(key)
         if line is None or len(line) != fields:
             self.refuse_line(line or [key], expected)
@@ -78,7 +80,7 @@ class TextTable:
 
     @cached_property
     def _line_index(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Hashes of the first fields in order, and the starts of their lines."""
+        """Hashes of the first fields, sorted, and the offsets of their lines."""
         starts = np.fromiter(self._line_starts(), np.int64)
         keys = (self._split_line(start)[:1] for start in starts.tolist())
         hashes = np.fromiter((_hash_key(key[0]) if key else 0 for key in keys), np.uint64, len(starts))
@@ -86,7 +88,7 @@ class TextTable:
         return hashes[order], starts[order]
 
     def _line_starts(self) -> Iterator[int]:
-        """Yields the position of each line's first byte."""
+        """Yields the offset of each line, without the skipped ones."""
         start = 0
         for _ in range(self._skip):
             start = self._data.find(b"\n", start) + 1
@@ -100,8 +102,8 @@ class TextTable:
             start = end + 1
 
     def _split_line(self, start: int) -> list[str]:
-        """Splits the line that starts at a byte into fields; none for a blank line. Raises :class:`SourceError` for a
-        field that leads out of the source."""
+        """Splits the line at an offset into fields; ``[]`` for a blank line. Raises :class:`SourceError` for a path out
+        of the source."""
         end = self._data.find(b"\n", start)
         line = self._data[start : end if end >= 0 else None].decode("utf-8", "surrogateescape").rstrip("\r")
         if not line.strip():
@@ -113,4 +115,5 @@ class TextTable:
 
 
 def _hash_key(key: str) -> int:
+    """Hashes a field to 64 bits."""
     return xxhash.xxh3_64_intdigest(key.encode("utf-8", "surrogateescape"))

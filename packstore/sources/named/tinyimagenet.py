@@ -18,7 +18,8 @@ _TEST = "test/images"
 
 
 class TinyImageNet(NamedSource):
-    """Tiny-ImageNet's images in the order of names; those of ``val`` in the order of ``val_annotations.txt``."""
+    """Source of Tiny-ImageNet's images, in the order of names; those of ``val`` in the order of
+    ``val_annotations.txt``."""
 
     kind = "tinyimagenet"
     title = "Tiny-ImageNet"
@@ -26,13 +27,15 @@ class TinyImageNet(NamedSource):
     required = ("wnids.txt", "val/images")
 
     def splits(self) -> tuple[str, ...]:
-        return ("train", "val", "test") if self.has(_TEST) else ("train", "val")
+        return ("train", "val", "test") if self.exists(_TEST) else ("train", "val")
 
     def fields(self) -> Mapping[str, Field]:
-        optional = self.has(_TEST)
+        optional = self.exists(_TEST)
         return {"image": Image(), "label": Label(self._classes, optional=optional), "boxes": Boxes(optional=optional)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line, or a training image without a
+        box."""
         if split == "test":
             for image in self.list_images(_TEST):
                 yield FileRow(image, {})
@@ -55,11 +58,12 @@ class TinyImageNet(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
+        """Wnids, sorted."""
         return tuple(sorted(line[0] for line in self.read_table("wnids.txt")))
 
 
 def _parse_box(table: TextTable, line: list[str]) -> list[float]:
-    """Parses the four whole numbers of a box. Raises :class:`SourceError`."""
+    """Converts four fields to a box. Raises :class:`SourceError` if one is no whole number."""
     return [*map(float, table.parse_ints(line, "whole numbers", line))]
 
 

@@ -23,8 +23,8 @@ _NORMAL = "normal"
 
 
 class VisA(NamedSource):
-    """VisA's images in the order of ``split_csv/1cls.csv``. Leaves out ``2cls_fewshot`` and ``2cls_highshot``, other
-    splits of the same images."""
+    """Source of VisA's images, in the order of ``split_csv/1cls.csv``. Leaves out ``2cls_fewshot`` and
+    ``2cls_highshot``, other splits of the same images."""
 
     kind = "visa"
     title = "VisA"
@@ -51,13 +51,15 @@ class VisA(NamedSource):
 
     def describing_files(self) -> list[str]:
         notes = (f"{name}/{_NOTES}" for name in self._unique_values("object"))
-        return [self.tree_path(name) for name in (_LIST, *notes) if self.has(name)]
+        return [self.tree_path(name) for name in (_LIST, *notes) if self.exists(name)]
 
     def _unique_values(self, column: str) -> tuple[str, ...]:
+        """Returns the different values of a column of the list, sorted."""
         return tuple(sorted({row[column] for row in self._rows}))
 
     @cached_property
     def _rows(self) -> list[dict[str, str]]:
+        """Rows of the list, by column."""
         return self._read_csv(_LIST, ("object", "split", "label", "image", "mask"))
 
     @cached_property
@@ -65,14 +67,15 @@ class VisA(NamedSource):
         """Kinds of defects by image, from the tables of the objects."""
         found: dict[str, list[str]] = {}
         for name in self._unique_values("object"):
-            if self.has(f"{name}/{_NOTES}"):
+            if self.exists(f"{name}/{_NOTES}"):
                 for row in self._read_csv(f"{name}/{_NOTES}", ("image", "label", "mask")):
                     kinds = [kind.strip() for kind in row["label"].split(",")]
                     found[row["image"]] = [kind for kind in dict.fromkeys(kinds) if kind and kind != _NORMAL]
         return found
 
     def _read_csv(self, file: str, columns: tuple[str, ...]) -> list[dict[str, str]]:
-        """Reads the rows of a table. Raises :class:`SourceError`, also for paths that lead out of the source."""
+        """Reads the rows of a table. Raises :class:`SourceError` for another header, no rows, or a path out of the
+        source."""
         shown = self.file_name(file)
         try:
             lines = csv.reader(io.StringIO(self.read_text(file).decode("utf-8-sig"), newline=""), strict=True)

@@ -47,7 +47,7 @@ _FLAG = re.compile(r"\s+[+-]?[01]$")
 
 
 class VocSource(FileRowSource):
-    """Images of a folder with ``JPEGImages``, or of a folder that holds a single such folder.
+    """Source of the images of a folder with ``JPEGImages``, or of a folder that holds a single such folder.
 
     Splits are the sets of ``ImageSets/Main``, or else of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``; without
     sets, all images are taken. ``trainval`` is left out if ``train`` and ``val`` exist, since it joins them. Columns:
@@ -77,6 +77,7 @@ class VocSource(FileRowSource):
         self.evidence = f"{', '.join(parts)}{sets}"
 
     def splits(self) -> Sequence[str]:
+        """Returns the sets in packing order, or ``("",)``. Raises :class:`SourceError` for an image in several sets."""
         self._suffixes  # noqa: B018 - raises for images in several sets
         return in_packing_order(self._sets) or ("",)
 
@@ -92,19 +93,21 @@ class VocSource(FileRowSource):
         return found
 
     def _infer_mask_field(self, folder: str) -> Field:
-        """Declares the masks of a folder, by the first of them."""
+        """Declares the masks of a folder, by the first 64 of them."""
         names = self.tree.names(self._path(folder)).files
         return infer_mask_field(self.tree, (self._path(folder, name) for name in names[:_LOOKED_AT]))
 
     @cached_property
     def _palette(self) -> Palette | None:
-        """Palette of masks in colours; None if they have none."""
+        """Palette of masks in colours; None if the masks have numbers or there is no file of colours."""
         folder = self._masks.get("mask")
         return (
             None if folder is None else find_matching_palette(self.tree, [self._base], self._infer_mask_field(folder))
         )
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split. Raises :class:`SourceError` for a path out of the source, or an image in several
+        sets."""
         suffixes = self._suffixes
         for stem in self._list_stems(split):
             values: dict[str, Any] = {
@@ -115,6 +118,7 @@ class VocSource(FileRowSource):
             yield FileRow(self._path(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image with its masks and parses its annotation. Raises :class:`ValueError` for an invalid one."""
         found = dict(super().values(ref))
         if self._palette is not None and found["mask"] is not None:
             found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
@@ -133,10 +137,11 @@ class VocSource(FileRowSource):
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Names LabelMe's copies of masks; else gives the usual reason."""
         return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
 
     def expects_left(self, path: str) -> bool:
-        """Expects LabelMe's copies of masks as numpy arrays."""
+        """Tells if a file is LabelMe's copy of a mask as a numpy array."""
         folder, _, name = path.rpartition("/")
         masks = (
             place
@@ -155,7 +160,8 @@ class VocSource(FileRowSource):
         return [next(iter(self._sets.values())).rpartition("/")[0]] if self._sets else []
 
     def _list_stems(self, split: str) -> Iterator[str]:
-        """Yields the names of the images of a split, without suffixes. Raises :class:`SourceError`."""
+        """Yields the names of the images of a split, without suffixes. Raises :class:`SourceError` for a path out of
+        the source."""
         if not self._sets:
             yield from (name.rpartition(".")[0] for name in self.tree.list(self._path(self._images)).images)
             return
@@ -171,7 +177,8 @@ class VocSource(FileRowSource):
 
     @cached_property
     def _suffixes(self) -> dict[str, str]:
-        """Suffixes other than ``.jpg``, by image. Raises :class:`SourceError` for an image in several sets."""
+        """Suffixes other than ``.jpg``, by the name of the image. Raises :class:`SourceError` for an image in several
+        sets, or twice in one."""
         folder = self._path(self._images)
         suffixes = find_odd_suffixes(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
@@ -187,7 +194,7 @@ class VocSource(FileRowSource):
 
 
 def _find_voc_folder(tree: Tree) -> str | None:
-    """Finds the folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``, or returns
+    """Finds the folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``; returns
     None if there is none. Raises :class:`AmbiguousSourceError` for several, since the task decides which images belong
     together."""
     if _find_image_folder(tree, "") is not None:
@@ -211,14 +218,15 @@ def _find_image_folder(tree: Tree, base: str) -> str | None:
 
 
 def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
-    """Finds the folder of masks, or the one with ``PNG`` after its name (LabelMe) if the first has no masks, or returns
-    None if both are missing."""
+    """Finds the folder of masks ``name``, or, if that has no masks, the one with ``PNG`` after its name (LabelMe);
+    returns None if both are missing."""
     found = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
     return next((each for each in found if tree.names(join(base, each)).ending(".png")), found[0] if found else None)
 
 
 def _find_sets(tree: Tree, base: str) -> dict[str, str]:
-    """Finds the file of each split: path by name."""
+    """Finds the list of images of each split, in the first folder that has any; leaves out ``trainval`` beside
+    ``train`` and ``val``. Returns paths by split."""
     for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
         folder = join(base, place)
         names = (name for name in tree.names(folder).files if name.endswith(".txt"))
@@ -231,7 +239,8 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises ``JPEGImages`` with XML files or masks, or XML files beside images."""
+    """Certain for ``JPEGImages`` with XML files or masks, and for XML files beside images; partial for these if there
+    are other annotations too. Raises :class:`AmbiguousSourceError` for several sets."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
@@ -245,7 +254,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open_voc(path: Path, options: SourceOptions) -> Source:
-    """Opens a folder with ``JPEGImages``, or any other with XML files."""
+    """Opens a folder with ``JPEGImages`` as :class:`VocSource`, any other as :class:`VocBesideSource`."""
     tree = open_tree(path)
     return (
         VocBesideSource(path, options) if tree is None or _find_voc_folder(tree) is None else VocSource(path, options)

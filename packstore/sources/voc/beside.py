@@ -25,7 +25,8 @@ _START, _LOOKED_AT = 512, 16
 
 
 class VocBesideSource(FileRowSource):
-    """Images with XML files, in the folder itself or in folders of splits (``train``, ``valid`` …)."""
+    """Source of images with XML files beside them, in the folder itself or in folders of splits (``train``, ``valid``
+    …)."""
 
     kind = "voc"
 
@@ -55,6 +56,7 @@ class VocBesideSource(FileRowSource):
                 yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image and parses its annotation, if it has one. Raises :class:`ValueError` for an invalid one."""
         found = dict(super().values(ref))
         return found if found.get("json") is None else found | parse_annotation(found["json"])
 
@@ -62,14 +64,15 @@ class VocBesideSource(FileRowSource):
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Names annotations without an image; else gives the usual reason."""
         if name.lower().endswith(".xml") and folder in {xml for pairs in self._pairs.values() for _, xml in pairs}:
             return "annotations without an image"
         return super().left_reason(folder, name)
 
 
 def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
-    """Finds pairs of a folder of images and one of XML files by split, in packing order; the split is ``""`` if there
-    are none."""
+    """Finds pairs of a folder of images and a folder of XML files by split, in packing order; the split is ``""`` if no
+    folder is named like one. Returns ``{}`` if there are none."""
     folders = tree.names("").folders
     splits = {
         name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _find_pair(tree, name))
@@ -81,8 +84,13 @@ def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
 
 
 def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple[str, str]]]:
-    """Finds the folders of images for a single folder of XML files, by split; none if ``pair`` has all of them."""
-    xml = next((name for name in tree.names("").folders if _holds_xml(tree, name)), None) if pair is None else pair[1]
+    """Finds the folders of images that belong to a single folder of XML files, by split; ``{}`` if ``pair`` (images,
+    XML) already has all of them."""
+    xml = (
+        next((name for name in tree.names("").folders if _has_annotations(tree, name)), None)
+        if pair is None
+        else pair[1]
+    )
     if xml is None:
         return {}
     stems = [_stem(name) for name in tree.names(xml).ending(".xml")]
@@ -98,7 +106,8 @@ def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str,
 
 
 def recognise_beside(tree: Tree) -> Certainty:
-    """Recognises a tree by folders of images with XML files; partially if there are other annotations, too."""
+    """Returns ``CERTAIN`` for a tree with folders of images and XML files, ``PARTIAL`` if it has other annotations too,
+    else ``NO``."""
     pairs = find_folder_pairs(tree)
     if not pairs:
         return Certainty.NO
@@ -107,10 +116,11 @@ def recognise_beside(tree: Tree) -> Certainty:
 
 
 def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
-    """Finds a folder of images, and a folder with XML files for half of them or more, at or in ``base``."""
+    """Finds a folder of images and a folder with XML files for at least half of them, at or in ``base``; returns None
+    if there are none."""
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
     folders = [name for name in tree.names(base).folders[:_LOOKED_AT] if name.lower() not in SPLIT_ORDER]
-    below += [(images, xml) for xml in folders if _holds_xml(tree, join(base, xml)) for images in folders]
+    below += [(images, xml) for xml in folders if _has_annotations(tree, join(base, xml)) for images in folders]
     for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
         stems = {_stem(name) for name in tree.names(images).files if _is_image(name)}
         hits = [name for name in tree.names(xml).files if name.endswith(".xml") and _stem(name) in stems]
@@ -119,7 +129,7 @@ def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
     return None
 
 
-def _holds_xml(tree: Tree, folder: str) -> bool:
+def _has_annotations(tree: Tree, folder: str) -> bool:
     """Tells if the first XML file of a folder is an annotation."""
     first = next((name for name in tree.names(folder).files if name.endswith(".xml")), None)
     return first is not None and b"<annotation" in tree.first_bytes(join(folder, first), _START)
@@ -131,4 +141,5 @@ def _is_image(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
+    """Removes the suffix from a file name."""
     return name.rpartition(".")[0]

@@ -36,8 +36,8 @@ def declare_annotation_fields(classes: Sequence[str]) -> dict[str, Field]:
 
 
 def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
-    """Reads the classes of all annotations: Pascal VOC's if it has them all, else their names, sorted. Skips damaged
-    files. Raises :class:`SourceError` for too many."""
+    """Reads the classes of all annotations: returns Pascal VOC's 20 if no other occurs, else the names, sorted. Skips
+    damaged files. Raises :class:`SourceError` for more than 65,536."""
     found: set[str] = set()
     for file in files:
         try:
@@ -51,7 +51,8 @@ def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_annotation(data: bytes) -> dict[str, Any]:
-    """Parses an XML file to values of ``boxes``, ``labels``, ``difficult`` and ``json``. Raises :class:`ValueError`."""
+    """Parses an XML file to values of ``boxes``, ``labels``, ``difficult`` and ``json``. Raises :class:`ValueError` for
+    an invalid one."""
     root, document = load_xml(data)
     document = {} if document == "" else document  # <annotation/>: an image without objects
     if root != "annotation" or not isinstance(document, dict):
@@ -66,11 +67,13 @@ def parse_annotation(data: bytes) -> dict[str, Any]:
 
 
 def _as_list(value: Any) -> list[Any]:
+    """Returns a list unchanged, and any other value in a list."""
     return value if isinstance(value, list) else [value]
 
 
 def _text_value(value: Any, name: str, default: str | None = None) -> str:
-    """Returns the text of the element ``name``; ``default`` if that is missing or empty. Raises :class:`ValueError`."""
+    """Returns the text of the element ``name``; ``default`` if that is missing or empty. Raises :class:`ValueError` if
+    it is missing without a default, or occurs several times."""
     found = value.get(name, default) if isinstance(value, dict) else None
     if not isinstance(found, str):
         raise ValueError(f"an object of its annotation has {'several values' if found else 'no value'} of {name!r}")
@@ -78,7 +81,7 @@ def _text_value(value: Any, name: str, default: str | None = None) -> str:
 
 
 def _class_name(value: Any) -> str:
-    """Returns the name of an object's class. Raises :class:`ValueError`."""
+    """Returns the name of an object's class. Raises :class:`ValueError` if it is missing or empty."""
     name = _text_value(value, "name")
     if not name:
         raise ValueError("an object of its annotation has an empty name")
@@ -86,6 +89,7 @@ def _class_name(value: Any) -> str:
 
 
 def parse_box(value: Mapping[str, Any]) -> list[float]:
-    """Parses the box of an ``object``, in pixels from 0. Raises :class:`ValueError`."""
+    """Parses the box of an ``object`` to left, top, right, bottom in pixels from 0. Raises :class:`ValueError` for a
+    missing corner."""
     left, top, right, bottom = (parse_finite(_text_value(value.get("bndbox"), corner)) for corner in _CORNERS)
     return [left - 1, top - 1, right, bottom]

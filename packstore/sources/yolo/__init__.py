@@ -41,7 +41,7 @@ _MAX_LABELS = 64 << 20
 
 
 class YoloSource(FileRowSource):
-    """Images of ``data.yaml``, or of the folders ``images`` with ``labels`` beside them.
+    """Source of the images that ``data.yaml`` names, or of the folders ``images`` with ``labels`` beside them.
 
     Columns: ``boxes`` and ``labels``; ``keypoints`` if ``data.yaml`` has ``kpt_shape``; ``polygons`` if a line has one:
     for each object the list of numbers in the file, fractions of the sides, or null if it has a box. The box of a
@@ -61,6 +61,7 @@ class YoloSource(FileRowSource):
         self.evidence = f"{described}images in {places} with labels beside them"
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in packing order. Raises :class:`SourceError` for an image in several splits."""
         self._label_folders  # noqa: B018 - raises for images in several splits
         return tuple(self._layout.splits)
 
@@ -83,6 +84,7 @@ class YoloSource(FileRowSource):
             yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image and parses its labels, with boxes in pixels. Raises :class:`ValueError` for invalid ones."""
         found = dict(super().values(ref))
         try:
             width, height = upright_size(found["image"])
@@ -94,11 +96,12 @@ class YoloSource(FileRowSource):
         return found
 
     def describing_files(self) -> Iterable[str]:
+        """Includes the lists of images."""
         places = (place for places in self._layout.splits.values() for place in places)
         return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
 
     def _list_images(self, split: str) -> Iterator[str]:
-        """Yields the paths of the images of a split."""
+        """Yields the paths of the images of a split, from lists and folders."""
         for place in self._layout.splits[split]:
             if place.endswith(".txt"):
                 yield from read_image_list(self.tree, place)
@@ -121,12 +124,13 @@ class YoloSource(FileRowSource):
         return frozenset(self._label_path(image).rpartition("/")[0] for image in seen)
 
     def _label_path(self, image: str) -> str:
-        """Returns the file of labels of an image."""
+        """Returns the path of the file of labels of an image, in the common folder of labels if there is one."""
         if self._layout.labels is None:
             return label_path(image)
         return join(self._layout.labels, label_path(image).rpartition("/")[2])
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Names files of labels without an image; else gives the usual reason."""
         if name.endswith(".txt") and folder in self._label_folders:
             return "files of labels without an image"
         return super().left_reason(folder, name)
@@ -136,7 +140,8 @@ class YoloSource(FileRowSource):
 
     @cached_property
     def _has_polygons(self) -> bool:
-        """True if a line has a polygon. Reads files of labels up to the first such line."""
+        """True if a line has a polygon; always False with keypoints. Reads files of labels up to the first such line,
+        and skips unreadable ones."""
         if self._layout.points:
             return False
         for split in self.splits():
@@ -151,7 +156,7 @@ class YoloSource(FileRowSource):
 
 
 def label_path(image: str) -> str:
-    """Returns the path of the file of labels of an image: the last folder ``images`` becomes ``labels``; without such a
+    """Returns the path of the file of labels of an image: the last folder ``images`` becomes ``labels``. Without such a
     folder, the file is beside the image."""
     before, found, after = f"/{image}".rpartition("/images/")
     path = f"{before}/labels/{after}"[1:] if found else image
@@ -160,8 +165,8 @@ def label_path(image: str) -> str:
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
-    """Parses a file of labels to values by column; ``points`` is the shape of keypoints. Raises :class:`ValueError`
-    with the number of the wrong line."""
+    """Parses a file of labels to values by column, in pixels of an image of ``width`` and ``height``; ``points`` is the
+    shape of keypoints. Raises :class:`ValueError` with the number of the wrong line."""
     boxes, labels, keypoints = [], [], []
     polygons: list[list[float] | None] = []
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
@@ -196,7 +201,7 @@ def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, 
 
 
 def _check_fractions(places: list[float]) -> list[float]:
-    """Returns coordinates unchanged. Raises :class:`ValueError` for one outside the image."""
+    """Returns coordinates unchanged. Raises :class:`ValueError` if one is more than 1% outside the image."""
     outside = next((place for place in places if not _LEAST <= place <= _MOST), None)
     if outside is not None:
         raise ValueError(f"found {outside}; expected fractions of the image's sides, 0 to 1")
@@ -204,14 +209,14 @@ def _check_fractions(places: list[float]) -> list[float]:
 
 
 def _has_labels(tree: Tree, images: str) -> bool:
-    """Tells if a folder of images has labels."""
+    """Tells if a folder of images has YOLO labels in it or beside it."""
     folder = label_path(join(images, "x.jpg")).rpartition("/")[0]
     return has_yolo_beside(tree, images) if folder == images else holds_yolo_labels(tree, folder)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file like ``data.yaml``, or labels beside a folder of images. With annotations of COCO or Pascal VOC
-    beside them, the user is asked: each may cover only some images."""
+    """Recognises a file like ``data.yaml``, or labels beside a folder of images. Partial if annotations of COCO or
+    Pascal VOC are there too, so that the user is asked: each may cover only some images."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -44,7 +44,7 @@ _MAX_CLASSES = 1 << 20
 
 @dataclass
 class YoloLayout:
-    """Layout of a data set.
+    """Layout of a YOLO data set: places of its images, and its classes.
 
     Attributes:
         splits: Folders of images and lists of images (``.txt``) by split, in packing order; ``""`` without splits.
@@ -64,8 +64,8 @@ class YoloLayout:
 
 
 def find_descriptions(tree: Tree) -> list[str]:
-    """Finds files like ``data.yaml`` at the top, and Darknet's ``obj.data`` there or in folders such as ``data``, by
-    their first bytes."""
+    """Finds files like ``data.yaml`` in the top folder, and Darknet's ``obj.data`` there or in folders such as
+    ``data``, by their first bytes."""
     found = []
     for folder in _DATA_FOLDERS:
         for name in tree.names(folder).ending(".data", ".yaml", ".yml"):
@@ -78,8 +78,11 @@ def find_descriptions(tree: Tree) -> list[str]:
 
 
 def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
-    """Finds folders of images by split: those with a folder of labels beside them (``images/train``, ``train/images``
-    or ``images``), or with the labels in them and a file of class names, unless the classes are ``named`` elsewhere."""
+    """Finds folders of images by split, in packing order.
+
+    A folder counts if a folder of labels is beside it (``images/train``, ``train/images`` or ``images``). It also
+    counts if labels are in it and a file of class names exists, or the classes are ``named`` elsewhere.
+    """
     names = tree.names("").folders
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
              and is_folder(tree, f"{name}/images") and is_folder(tree, f"{name}/labels")}  # fmt: skip
@@ -96,11 +99,9 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
 
 
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
-    """Finds the folders of images by split, if one folder ``labels`` has the labels of all of them; empty otherwise.
-
-    Looks only at the folders ``within``, if given. Raises :class:`AmbiguousSourceError` if several groups of folders
-    have the images.
-    """
+    """Finds the folders of images by split, if one folder ``labels`` has the labels of all of them; else returns
+    ``{}``. Looks only at the folders ``within``, unless that is None. Raises :class:`AmbiguousSourceError` if several
+    groups of folders have the images."""
     names = tree.names(_LABELS)
     stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
     if names.folders or not stems or not holds_yolo_labels(tree, _LABELS):
@@ -112,7 +113,9 @@ def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[s
 
 
 def read_layout(tree: Tree) -> YoloLayout:
-    """Reads the layout of a source. Raises :class:`SourceError`."""
+    """Reads the layout of a source: from ``data.yaml`` or ``obj.data``, else from the folders. Raises
+    :class:`SourceError` if these files are invalid or their images missing, and :class:`AmbiguousSourceError` for
+    several of them."""
     files = find_descriptions(tree)
     if len(files) > 1:
         named = " and ".join(map(printable, files))
@@ -144,12 +147,13 @@ def read_layout(tree: Tree) -> YoloLayout:
 
 
 def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> YoloLayout:
-    """Adds splits to a layout and returns it; counts splits without images, or with those of another. Raises
-    :class:`SourceError` if none has images.
+    """Adds splits to a layout and returns it. Counts splits without images, or with those of another. If none has
+    images, takes the usual folders instead, since the paths may be those of another machine; raises
+    :class:`SourceError` if there are none either.
 
     Args:
         tree: The source.
-        layout: Layout without splits.
+        layout: Layout without splits; changed.
         wanted: By split, places as a file names them, each with its path, or None if it is missing.
     """
     missing_places = []
@@ -178,12 +182,14 @@ def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[
 
 
 def _is_absolute(value: Any) -> bool:
+    """Tells if a value is an absolute path of Unix or Windows."""
     return isinstance(value, str) and (value.startswith(("/", "\\")) or value[1:2] == ":")
 
 
 def _read_darknet(tree: Tree, file: str) -> YoloLayout:
     """Reads the layout from a file like ``obj.data``: lists of images by split, and a file of names. Paths are relative
-    to an unknown working directory, so the longest existing end of each is used."""
+    to an unknown working directory, so the longest existing end of each is used. Raises :class:`SourceError` if the
+    names of classes are missing or not as many as stated."""
     values: dict[str, str] = {}
     for _, line in read_lines(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
@@ -213,16 +219,17 @@ def _read_darknet(tree: Tree, file: str) -> YoloLayout:
 
 
 def _find_path_end(tree: Tree, path: str, suffix: str = "") -> str | None:
-    """Finds the longest end of a path that is a file with ``suffix``, or returns None if there is none."""
+    """Finds the longest end of a path that is an existing file with ``suffix``; returns None if there is none."""
     parts = _split_path(path) if path.endswith(suffix) else []
     return next((end for n in range(len(parts)) if is_file(tree, end := "/".join(parts[n:]))), None)
 
 
 def read_image_list(tree: Tree, file: str) -> Iterator[str]:
-    """Yields the paths of the images of a list. Raises :class:`SourceError`.
+    """Yields the paths of the images of a list.
 
     Paths in the list are relative to its folder or to the source, or are those of another machine: then as many leading
-    folders are removed from all as the first image needs to be found.
+    folders are removed from all as the first image needs to be found. Raises :class:`SourceError` for a path out of the
+    source.
     """
     beside = file.rpartition("/")[0]
     drop, base = -1, ""
@@ -240,7 +247,7 @@ def read_image_list(tree: Tree, file: str) -> Iterator[str]:
 
 
 def _read_yaml(tree: Tree, file: str) -> dict[Any, Any]:
-    """Reads a file like ``data.yaml``. Raises :class:`SourceError`."""
+    """Reads a file like ``data.yaml`` to a dictionary. Raises :class:`SourceError` for any other content."""
     try:
         document = load_yaml(read_text(tree, file, _MAX_YAML))
     except ValueError as error:
@@ -253,7 +260,8 @@ def _read_yaml(tree: Tree, file: str) -> dict[Any, Any]:
 def _parse_classes(
     tree: Tree, file: str, document: dict[Any, Any]
 ) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
-    """Parses names of classes and shape of keypoints from a file like ``data.yaml``. Raises :class:`SourceError`."""
+    """Parses names of classes and shape of keypoints from the content of ``data.yaml``; None for each that is missing.
+    Raises :class:`SourceError` for invalid ones."""
     where, names, count = tree.name(file), document.get("names"), document.get("nc")
     if isinstance(names, dict):
         numbers = [*names]
@@ -281,15 +289,15 @@ def _is_name(value: Any) -> bool:
 
 
 def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
-    """Reads names of classes, one a line."""
+    """Reads names of classes, one a line, at most 1,048,576. Numbers are added to names that occur twice."""
     names = [line for _, line in islice(read_lines(tree, file), _MAX_CLASSES)]
     return number_repeated_names(names, range(len(names)))
 
 
 def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
-    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source. For an absolute path,
-    and for one out of the source (``../name-of-the-folder/images/train``), tries ends of two names or more, the longest
-    first. None if it is missing."""
+    """Finds a folder or list that ``data.yaml`` names, relative to its ``path`` or to the source; returns None if it is
+    missing. For an absolute path, and for one out of the source (``../name-of-the-folder/images/train``), tries ends of
+    two names or more, the longest first."""
     if not isinstance(value, str):
         return None
     absolute = value.startswith("/") or value[1:2] == ":"
@@ -305,7 +313,7 @@ def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
 
 
 def _split_path(text: str) -> list[str]:
-    """Splits a path into its parts; drops ``..`` that would lead out of the source."""
+    """Splits a path into its parts; resolves ``..`` and drops those that would lead out of the source."""
     parts: list[str] = []
     for part in text.replace("\\", "/").split("/"):
         if part == ".." and parts:
