@@ -102,7 +102,7 @@ def draws_of(dataset: PackedDataset, record: int, count: int, **options: Any) ->
         box = np.array([[width / 4, height / 4, width * 3 / 4, height * 3 / 4]], np.float32)
         boxes, ids = BatchBoxes(box.repeat(count, 0), np.arange(count)), np.arange(count) << 32 | record
         course = DrawnOperations(np.array([[height, width]] * count), options["augment"], A.Draws(0, 0, ids), boxes)
-        return [course.run(row, image)[0].permute(1, 2, 0).numpy() for row in range(count)]
+        return [course.run_on_image(row, image)[0].permute(1, 2, 0).numpy() for row in range(count)]
     if "augment" in options:
         options["collate"] = {"image": "list"}
     loader = PackedLoader(dataset, count, sampler=[record] * count, output="numpy", channels_last=True, **options)

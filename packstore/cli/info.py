@@ -131,9 +131,9 @@ def _is_unfinished(path: Path) -> bool:
 
 def _reading_costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
     from packstore.cache import default_cache
-    from packstore.training.cost import costs
+    from packstore.training.cost import compute_costs
 
-    return costs(reader.manifest, reader.disk_bytes(), default_cache().budget, nodes, batch_size)
+    return compute_costs(reader.manifest, reader.disk_bytes(), default_cache().budget, nodes, batch_size)
 
 
 def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:

@@ -21,7 +21,7 @@ from packstore.seeing.colors import class_color, text_color_on
 from packstore.seeing.fonts import default_font
 from packstore.stores.base import Reader
 from packstore.training.item_options import choose_orientation
-from packstore.training.pictures import ImageReader, locate_error, stored_bytes
+from packstore.training.pictures import ImageReader, locate_error, read_stored_bytes
 from packstore.training.values import ValueReader
 
 Pixels = NDArray[np.uint8]
@@ -68,9 +68,9 @@ def make_thumbnail(
     if column.nullable and not reader.has_value(column.name, record):
         return None
     if column.layout is not None:
-        image = pictures.for_display(reader, record, window)
+        image = pictures.read_for_display(reader, record, window)
     else:
-        data = stored_bytes(reader, column, record)
+        data = read_stored_bytes(reader, column, record)
         try:
             pixels = pictures.decoder.decode_small(data, side, exif_transpose=pictures.exif_transpose)
             image = Image.fromarray(to_display(pixels, pictures.mode, window))
@@ -132,7 +132,7 @@ def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None
     chosen = drawable_columns(reader.manifest, which)
     boxes = {column.name for column in chosen if column.type == "boxes"}
     with_boxes = [c for c in reader.manifest.columns if c.type == "labels" and c.parallel in boxes]
-    values = {c.name: ValueReader(c, _CPU).of("numpy", reader, record) for c in [*chosen, *with_boxes]}
+    values = {c.name: ValueReader(c, _CPU).read("numpy", reader, record) for c in [*chosen, *with_boxes]}
     return {name: value for name, value in values.items() if value is not None}
 
 

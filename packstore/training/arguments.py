@@ -83,13 +83,16 @@ _OF_OPERATIONS = {
 
 
 def unknown_operation_argument(called: type, name: str) -> UnknownArgumentError:
-    """Returns the error for an unknown argument of an operation of :mod:`packstore.augment`."""
+    """Returns the error for an unknown argument ``name`` of an operation of :mod:`packstore.augment`.
+
+    The error proposes an argument by the name's meaning elsewhere, or by spelling."""
     return _unknown_argument(called, name, f"augment.{called.__name__}", _OF_OPERATIONS.get(name))
 
 
 def unknown_argument(called: type, name: str) -> UnknownArgumentError:
-    """Returns the error for an unknown argument of a class. It proposes an argument by the name's meaning in torch,
-    torchvision and other loaders, or by similarity."""
+    """Returns the error for an unknown argument ``name`` of ``PackedLoader`` or ``PackedDataset``.
+
+    The error proposes an argument by the name's meaning in torch, torchvision and other loaders, or by spelling."""
     meant = _MEANT[called.__name__].get(name)
     if meant is None and called.__name__ == "PackedDataset" and name in _MEANT["PackedLoader"]:
         meant = f"PackedLoader loads batches: {_MEANT['PackedLoader'][name]}"
@@ -97,7 +100,7 @@ def unknown_argument(called: type, name: str) -> UnknownArgumentError:
 
 
 def _unknown_argument(called: type, name: str, title: str, meant: str | None) -> UnknownArgumentError:
-    """Returns the error for an unknown argument, which suggests ``meant``, or else the most similar argument."""
+    """Returns an error that gives ``meant`` as advice; if that is None, the argument of most similar spelling."""
     if meant is None:
         taken = inspect.signature(vars(called)["__init__"]).parameters
         known = [each for each in taken if each not in ("self", "unknown")]

@@ -57,7 +57,8 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
 
 
 def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of a polygon in ``mask``."""
+    """Sets the pixels of a polygon in ``mask`` to 1. Raises :class:`ValueError` for fewer than three points, or
+    coordinates that are no numbers or too large."""
     height, width = mask.shape
     points = np.asarray(polygon, np.float64)
     if points.ndim != 1 or len(points) % 2 or len(points) < 6:
@@ -92,7 +93,8 @@ def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
 
 
 def _fill_runs(segmentation: dict[str, Any], mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of run lengths in ``mask``."""
+    """Sets the pixels of run lengths in ``mask`` to 1. Raises :class:`ValueError` unless they have the mask's size and
+    fill it exactly."""
     if list(segmentation.get("size", ())) != list(mask.shape):
         raise ValueError(f"run lengths of size {segmentation.get('size')!r:.40} in an image {mask.shape}")
     counts = segmentation.get("counts")

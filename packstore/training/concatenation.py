@@ -22,14 +22,14 @@ from packstore.stores.concatenation import ConcatReader
 from packstore.stores.remote.head import RemoteHead
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.unify import unify_encodings
-from packstore.training.dataset import PackedDataset, head_of, open_checked
+from packstore.training.dataset import PackedDataset, open_checked, remote_head
 from packstore.training.mixture import FetchedShards, Mixture, apportion
 
 _Path = str | os.PathLike[str]
 
 
 class ConcatDataset(PackedDataset):
-    """Concatenation of several stores; see :func:`concat`."""
+    """Dataset over the concatenated records of several stores; see :func:`concat`."""
 
     def __init__(self, stores: Sequence[_Path], split: str | None = None, **options: Any) -> None:
         if isinstance(stores, str | os.PathLike) or not isinstance(stores, Sequence):
@@ -43,6 +43,8 @@ class ConcatDataset(PackedDataset):
         self.path = Path(" + ".join(map(str, self.paths)))
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
+        """Opens all stores, each remote one at the version that was opened first, and joins them. Raises
+        :class:`StoreError` if one does not open or they do not go together."""
         with ExitStack() as opened:
             readers = [
                 opened.enter_context(open_checked(path, self.checksums, known))
@@ -50,7 +52,7 @@ class ConcatDataset(PackedDataset):
             ]
             joined = ConcatReader(unify_encodings(readers))
             opened.pop_all()
-        self._heads = tuple(map(head_of, readers))
+        self._heads = tuple(map(remote_head, readers))
         return joined
 
 
@@ -144,8 +146,10 @@ class Mix(ConcatDataset):
 
 
 def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
-    """Returns the mixture of an epoch; stores whose shards are fetched are read shard by shard, unless ``shuffle``
-    is ``"full"``."""
+    """Returns the order in which an epoch of ``mix`` draws from its stores.
+
+    Unless ``shuffle`` is ``"full"``, records of a remote store are drawn shard by shard, since shards are fetched
+    whole."""
     joined = mix.reader.unchecked_reader
     assert isinstance(joined, ConcatReader)
     if shuffle == "full":
@@ -160,6 +164,7 @@ def resolve_mixture(mix: Mix, shuffle: bool | str) -> Mixture:
 
 
 def _is_positive(number: Any) -> bool:
+    """Tells if a value is a finite number above 0; a bool is none."""
     return (
         isinstance(number, int | float | Fraction) and not isinstance(number, bool) and isfinite(number) and number > 0
     )

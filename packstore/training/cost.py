@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest
-from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, cache_room, fitting_window
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, cache_room, find_fitting_window
 
 LISTED = 1000
 """Maximum number of objects that one list request returns, with all providers."""
@@ -31,8 +31,8 @@ class Cost:
     nbytes: int
 
 
-def costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_size: int = 256) -> list[Cost]:
-    """Computes the costs of reading a store whose shards are at a URL.
+def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_size: int = 256) -> list[Cost]:
+    """Computes the requests and bytes of reading a store whose shards are at a URL: opening, epochs, verification.
 
     Args:
         manifest: Manifest of the store, with its table; a single file counts as one shard.
@@ -68,7 +68,9 @@ def costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, batch_si
 
 
 def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, batch_size: int) -> Cost:
-    """Simulates the reads of the first epoch on each node."""
+    """Simulates the fetches of the first epoch in lanes (each node reads its own shards), on all nodes.
+
+    A single file that exceeds the cache is fetched again for each record."""
     table = manifest.shards
     if table is None:
         return Cost("epoch in lanes", manifest.records, manifest.records * nbytes)  # larger than the cache
@@ -77,16 +79,16 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
     window = SHARDS_A_WINDOW
 
     def reads(window: int, node: int = 0) -> Reads:
-        return Lanes(starts, count, batch_size * nodes, window, 0).reads(0, node, nodes)
+        return Lanes(starts, count, batch_size * nodes, window, 0).shard_reads(0, node, nodes)
 
     if nodes == 1:
-        window = fitting_window(reads, sizes, room)
+        window = find_fitting_window(reads, sizes, room)
     fetched = [number for node in range(nodes) for number in _simulate_fetches(reads(window, node), sizes, room)]
     return Cost(f"epoch in lanes, window {window}", len(fetched), int(sizes[fetched].sum()))
 
 
 def _simulate_fetches(reads: Reads, sizes: NDArray[np.int64], room: int) -> list[int]:
-    """Simulates the cache of a node: lists the shards that it fetches, in order, by number.
+    """Simulates the cache of a node: lists the numbers of the shards that the node fetches, in order.
 
     A shard that is read again, by another lane, is fetched again only if ``room`` bytes do not hold it and the shards
     fetched since.

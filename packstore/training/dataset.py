@@ -34,10 +34,10 @@ from packstore.training.item_options import (
     choose_orientation,
     choose_reading,
     choose_split,
-    column_names,
     detection_columns,
+    join_column_names,
 )
-from packstore.training.pictures import ImageListReader, ImageReader, check_pil, for_torch
+from packstore.training.pictures import ImageListReader, ImageReader, check_pil_mode, widen_for_torch
 from packstore.training.samples import LazyKeys, LazySamples
 from packstore.training.tv_tensors import TVTensors
 from packstore.training.values import ValueReader, as_tensor
@@ -181,7 +181,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.max_pixels = whole_number("max_pixels", max_pixels)
         self.checksums: Checksums = checksums
         self._reader: Reader | None = self._open()
-        self._head = head_of(self._reader)
+        self._head = remote_head(self._reader)
         self._pid = os.getpid()
         self.manifest: Manifest = self._reader.manifest
         self.reading = choose_reading(self.manifest, mode, depth, alpha, frames)
@@ -192,7 +192,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         self.columns = choose_columns(self.manifest, columns)
         check_output(self.manifest, self.columns, output, dtype, denormalize)
         if output == "pil":
-            check_pil(self.reading.pixels)
+            check_pil_mode(self.reading.pixels)
         if transform is not None:
             types = [self.manifest.column(name).type for name in self.columns]
             check_targets([transform], types, "transforms=, which is called with all of an item")
@@ -224,7 +224,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             return self._read_batch(np.arange(*index.indices(self._length), dtype=np.int64) + self._start)
         if isinstance(index, Iterable) and not (hasattr(index, "ndim") and index.ndim == 0):
             return self._read_batch(self._records_of_items(index))
-        return self._make_item(self._record_of_item(_check_index(index)))
+        return self._make_item(self._record_of_item(_parse_index(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """Returns the items at ``indices``. torch's ``DataLoader`` calls this for a batch, which it collates itself."""
@@ -233,7 +233,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def reader(self) -> Reader:
-        """Open reader of the store; reopened in each process, because C libraries do not survive a fork."""
+        """Open reader of the store. Reopens the store in a new process, because C libraries do not survive a fork, and
+        after :meth:`close`; raises :class:`StoreError` if it has been replaced by another store."""
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
             reader = self._open(self._head)
@@ -263,16 +264,17 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
     @property
     def targets(self) -> list[int]:
-        """Labels of all items, before ``target_transform``. Raises :class:`UsageError` without a label an item."""
+        """Labels of all items, before ``target_transform``. Raises :class:`UsageError` unless each item has one
+        label."""
         self._check_labels()
-        labels = self._sound_values("label", np.arange(self._start, self._start + self._length))
+        labels = self._read_sound_values("label", np.arange(self._start, self._start + self._length))
         return cast("list[int]", labels.tolist())
 
     def _check_labels(self) -> None:
-        """Verifies the column ``label``. Raises :class:`UsageError` if it is missing, is not one class a record, or
-        lacks values."""
+        """Verifies the checksums of the column ``label``. Raises :class:`UsageError` unless each record has one
+        label."""
         if not self.manifest.has_column("label"):
-            raise UsageError(f"{self.path} has no labels; columns: {column_names(self.manifest)}")
+            raise UsageError(f"{self.path} has no labels; columns: {join_column_names(self.manifest)}")
         self.reader.verify_column("label")
         column = self.manifest.column("label")
         if column.kind != "fixed":
@@ -325,7 +327,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             window: For values of other than 8 bits: the values shown as black and white; None for the 1st and 99th
                 percentile of the image.
         """
-        return self.pictures.for_display(self.reader, self._record_of_item(_check_index(index)), window)
+        return self.pictures.read_for_display(self.reader, self._record_of_item(_parse_index(index)), window)
 
     def close(self) -> None:
         """Closes the store; the next access reopens it. Reads in other threads finish."""
@@ -336,6 +338,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return {**self.__dict__, "_reader": None, "_loaded": {}}
 
     def _repr_html_(self) -> str:
+        """Returns HTML that shows the dataset in a notebook."""
         return notebook_html(self)
 
     def __repr__(self) -> str:
@@ -362,11 +365,13 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return f"{names} ({form}{where})"
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
+        """Opens the store, at a URL in the version ``head``; see :func:`open_checked`."""
         return open_checked(self.path, self.checksums, head)
 
     def _record_of_item(self, index: int) -> int:
-        """Converts the index of an item to a record number; a negative index counts from the end. Raises
-        :class:`IndexError`."""
+        """Converts the index of an item to a record number; a negative index counts from the end.
+
+        Raises :class:`IndexError` for an index out of range."""
         if index < 0:
             index += self._length
         if not 0 <= index < self._length:
@@ -374,21 +379,25 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self._start + index
 
     def _records_of_items(self, indices: Iterable[Any]) -> NDArray[np.int64]:
-        """Returns the record numbers of the items ``indices``. Raises as :meth:`__getitem__`."""
+        """Converts indices of items to record numbers. Raises :class:`IndexError` for an index out of range, and
+        :class:`TypeError` for anything but indices."""
         array = isinstance(indices, (np.ndarray, torch.Tensor)) and indices.ndim == 1 and indices.dtype != torch.bool
         items: list[Any] = indices.tolist() if array else list(indices)  # type: ignore[attr-defined]
         if not set(map(type, items)) <= {int}:
-            items = [_check_index(i) for i in items]
+            items = [_parse_index(i) for i in items]
         if items and not -self._length <= min(items) <= max(items) < self._length:
             raise IndexError(f"index out of range: the dataset has {self._length} items")
         numbers = np.array(items, np.int64)
         return np.where(numbers < 0, numbers + self._length, numbers) + self._start
 
     def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
-        images = self._each_image(records)
+        """Reads the items of ``records`` as a list; decodes image files together."""
+        images = self._read_images(records)
         return [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
 
     def _make_item(self, record: int, image: Any = None) -> Any:
+        """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``. ``image`` is its
+        image if that is read already."""
         if self._wrapper is not None:
             item: Any = self._wrap_item(self._wrapper, record, image)
         elif self.output == "dict":
@@ -401,8 +410,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return self.transforms(*item) if isinstance(item, tuple) else self.transforms(item)
 
     def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
-        """Builds an item of torchvision's types."""
-        image = self.pictures.of("tensor", self.reader, record) if image is None else image
+        """Reads the item of a record in torchvision's types: the image, or a pair with its other columns."""
+        image = self.pictures.read("tensor", self.reader, record) if image is None else image
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
         target = {
@@ -417,22 +426,27 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return image, next(iter(target.values())) if len(target) == 1 else target
 
     def _read_value(self, name: str, record: int, image: Any) -> Any:
+        """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it. ``image`` is the main
+        image if that is read already.
+
+        With ``checksums="always"`` verifies the record. Raises :class:`CorruptRecordError` for a label without a
+        class."""
         if name == "image":
-            image = self.pictures.of(self._form, self.reader, record) if image is None else image
+            image = self.pictures.read(self._form, self.reader, record) if image is None else image
             return image if self.transform is None else self._call_transform(image)
         if name == "key":
             return self.reader.key(record)
         reader = self.reader
         if self.checksums == "always":
             reader.check_fields(record)
-        value: Any = self._fields[name].of(self._form, reader, record)
+        value: Any = self._fields[name].read(self._form, reader, record)
         count = self._numbers_of_classes.get(name)
         if count is not None and value is not None and not 0 <= value < count:
             raise reader.class_error(self.manifest.column(name), record, value)
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _call_transform(self, image: Any) -> Any:
-        """Applies the user's transform to an image. Adds a hint to errors that an unsuitable type of image may
+        """Calls the user's ``transform`` with an image. Adds a hint to errors that an unsuitable type of image may
         cause."""
         assert self.transform is not None
         try:
@@ -446,6 +460,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             raise
 
     def _read_batch(self, records: NDArray[np.int64]) -> Any:
+        """Reads a batch column by column: a value, tuple or dict. With ``transforms`` or torchvision's types a list of
+        items."""
         if self._wrapper is not None or self.transforms is not None:
             return self._read_items(records)
         if self.output == "dict":
@@ -459,8 +475,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             batch = self._try_gather_images(records) if self.transform is None else None
             if batch is not None:
                 return batch
-            images = self._each_image(records)
-            return self._stack_images(
+            images = self._read_images(records)
+            return self._stack_values(
                 [self._read_value(name, r, i) for r, i in zip(records.tolist(), images, strict=True)]
             )
         column = self.manifest.column(name)
@@ -468,22 +484,24 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         singly = transformed or column.nullable or column.traits.is_picture
         if column.kind != "fixed" or singly or not len(records):
             values = [self._read_value(name, r, None) for r in records.tolist()]
-            return values if column.kind == "ragged" and not column.traits.is_picture else self._stack_images(values)
-        gathered = self._sound_values(name, records)
+            return values if column.kind == "ragged" and not column.traits.is_picture else self._stack_values(values)
+        gathered = self._read_sound_values(name, records)
         if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
             # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
             gathered = gathered.view(np.int64) if gathered.dtype == np.uint64 else gathered.astype(np.int64)
         return as_tensor(column, gathered).to(self.device)
 
-    def _sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads values of a fixed column. Raises :class:`CorruptRecordError` for the first damaged one."""
+    def _read_sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Reads values of a column of one shape, and verifies them. Raises the error of the first damaged record."""
         reader = self.reader
         faults = reader.find_faults(records, (name,))
         if faults:
             raise faults[min(faults)]
         return reader.values(name, records)
 
-    def _stack_images(self, values: list[Any]) -> Any:
+    def _stack_values(self, values: list[Any]) -> Any:
+        """Stacks numbers, and tensors or arrays of one shape, to a batch. Returns other lists unchanged, also with a
+        missing value."""
         if not values or any(value is None for value in values):
             return values
         first = values[0]
@@ -500,34 +518,37 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
     # Images -----------------------------------------------------------------------------------------------------
 
     def _try_gather_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
-        """Gathers images of ``records`` as a batch in memory of its own, or returns None if they must be read one by
-        one."""
+        """Gathers stored arrays of ``records`` as a batch of images in memory of its own, and verifies it. Returns None
+        if images must be read one by one."""
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
         reader = self.reader
-        whole = image_array(reader)
+        whole = map_images(reader)
         if whole is None:
             return None
         images = np.take(whole, records, axis=0)
         reader.check_images(records, images)  # the copies, which nothing changes any more
-        return self.pictures.finish(torch.from_numpy(for_torch(images, self.manifest.image)))
+        return self.pictures.convert_pixels(torch.from_numpy(widen_for_torch(images, self.manifest.image)))
 
-    def _each_image(self, records: NDArray[np.int64]) -> Iterable[Any]:
-        """Reads the image of each of ``records`` in the form of items. Each is None if items have no image."""
+    def _read_images(self, records: NDArray[np.int64]) -> Iterable[Any]:
+        """Reads the image of each of ``records`` as items contain it; None for each if items have no image."""
         if "image" not in self.columns:
             return [None] * len(records)
         gathered = self._try_gather_images(records)
         return (
-            self.pictures.of_each(self._form, self.reader, records.tolist()) if gathered is None else gathered.unbind()
+            self.pictures.read_each(self._form, self.reader, records.tolist())
+            if gathered is None
+            else gathered.unbind()
         )
 
     def _image_reader(self, column: Column) -> ImageReader:
+        """Creates the reader of a column of images."""
         normalization = self.manifest.normalization
         decoder = self.decoder_of(column)
         return ImageReader(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
 
     def decoder_of(self, column: Column) -> Decoder:
-        """Returns the decoder of a column of images: the dataset's for ``image``, else a decoder for the column's own
+        """Returns the decoder of a column of images: the dataset's for ``image``, else a new one for the column's own
         mode."""
         if column.name == "image":
             return self.decoder
@@ -539,7 +560,7 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         return ImageListReader(self._image_reader(column))
 
     def _column_reader(self, column: Column) -> ImageReader | ImageListReader | ValueReader:
-        """Returns the reader that converts a column's values to the form of items."""
+        """Creates the reader that reads a column's values as items contain them."""
         if column.name == "image":
             return self.pictures
         if column.form == "files":
@@ -552,8 +573,10 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
 
 
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
-    """Opens a store and checks that all of its files exist; with ``head``, reopens that version at a URL without the
-    check."""
+    """Opens a store, and checks that all of its files exist. With ``head``, reopens that version of a store at a URL
+    without the check.
+
+    Raises :class:`StoreError`, with advice, if a file is missing or the store does not open."""
     if head is not None and isinstance(path, UrlPath):
         return with_checksums(reopen_remote(path, head), checksums)
     reader = open_store(path, checksums)
@@ -565,20 +588,21 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
     return reader
 
 
-def head_of(reader: Reader) -> RemoteHead | None:
-    """Returns the version that other processes should open, whatever has been appended since, or None for a local
-    store."""
+def remote_head(reader: Reader) -> RemoteHead | None:
+    """Returns the version of a store at a URL that other processes should open, whatever is appended later; None for a
+    local store."""
     remote = reader.unchecked_reader
     return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
 
 
-def image_array(reader: Reader) -> NDArray[Any] | None:
-    """Returns all images of a store as one mapped array ``(N, …)``, or None if they must be read one by one: they
-    differ in shape, are verified one by one, or are not contiguous."""
+def map_images(reader: Reader) -> NDArray[Any] | None:
+    """Returns all images of a store as one memory-mapped array ``(N, …)``. Returns None if they must be read one by
+    one: they differ in shape, are verified one by one, or are not contiguous."""
     return reader.fixed_column("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
 
 
-def _check_index(index: Any) -> int:
+def _parse_index(index: Any) -> int:
+    """Converts an index to ``int``. Raises :class:`TypeError` for a bool, and for anything that is no whole number."""
     if isinstance(index, (bool, np.bool_)) or getattr(index, "dtype", None) == torch.bool:
         raise TypeError("a mask is no list of indices; use mask.nonzero() or numpy.flatnonzero(mask)")
     return as_index(index)

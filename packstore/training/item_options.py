@@ -1,4 +1,4 @@
-"""Resolves split, columns, reading and output of a dataset against a store."""
+"""Validates a dataset's options against its store, and fills in defaults: split, columns, reading of files, output."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OUTPUTS = ("tensor", "pil", "numpy", "bytes", "dict", "tv_tensors")
 _OF_TENSORS = ("tensor", "dict", "tv_tensors")
 
 
-def column_names(manifest: Manifest) -> str:
-    """Joins the names of all columns, for messages."""
+def join_column_names(manifest: Manifest) -> str:
+    """Joins the names of all columns by commas, for messages."""
     return ", ".join(c.name for c in manifest.columns)
 
 
@@ -36,15 +36,16 @@ def choose_split(manifest: Manifest, split: str | None) -> str | None:
 
 
 def detection_columns(manifest: Manifest) -> list[Column]:
-    """Returns the first column of boxes and its labels; nothing without boxes."""
+    """Returns the first column of boxes and the column with their labels, if there is one. Empty without boxes."""
     boxes = [column for column in manifest.columns if column.type == "boxes"][:1]
     names = {column.name for column in boxes}
     return boxes + [c for c in manifest.columns if c.type == "labels" and c.parallel in names][:1]
 
 
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of an item's columns: the given ones, or by default the image with label or boxes. Raises
-    :class:`UsageError` for unknown names."""
+    """Returns the names of an item's columns: the user's ``columns``, or by default the image with label or boxes.
+
+    Raises :class:`UsageError` for unknown names, and unless ``columns`` is a sequence of names."""
     if columns is None:
         if manifest.has_column("label"):
             return ("image", "label")
@@ -53,13 +54,14 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
         raise UsageError(f"columns should be a sequence of names such as ('image', 'label'), got {columns!r}")
     for name in columns:
         if not manifest.has_column(name):
-            raise UsageError(f"no column {name!r}; columns: {column_names(manifest)}")
+            raise UsageError(f"no column {name!r}; columns: {join_column_names(manifest)}")
     return tuple(columns)
 
 
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
-    """Tells if images are rotated by EXIF when they are decoded. Raises :class:`UsageError` if the store rules out
-    the user's wish."""
+    """Decides if images are rotated by EXIF when they are decoded: as ``wanted``, or if None as the store was packed.
+
+    Raises :class:`UsageError` if the store's images have no EXIF to do as ``wanted``."""
     if wanted not in (None, True, False):
         raise UsageError(f"exif_transpose should be True, False or None, got {wanted!r}")
     if wanted is None or not keeps_exif(manifest):
@@ -77,7 +79,10 @@ def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
 def choose_reading(
     manifest: Manifest, mode: str | None, depth: str | None, alpha: str | None, frames: str | None
 ) -> Reading:
-    """Returns how images are read: as the store says, unless the dataset names mode, depth, alpha or frame."""
+    """Returns the conversion of image files to pixels: the store's, with the user's mode, depth, alpha and frame.
+
+    Raises :class:`UsageError` for a store of pixels, or if values of more than 8 bits would need a conversion that is
+    not named."""
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}
@@ -108,7 +113,8 @@ def choose_reading(
 def check_output(
     manifest: Manifest, columns: Sequence[str], output: str, dtype: torch.dtype | None, denormalize: bool
 ) -> None:
-    """Raises :class:`UsageError` for an unknown output, or for options that contradict it or the store."""
+    """Raises :class:`UsageError` for an unknown ``output``, or if ``dtype`` and ``denormalize`` do not fit it, the
+    columns or the store."""
     if output not in OUTPUTS:
         raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
     if output == "tv_tensors" and "image" not in columns:

@@ -29,7 +29,7 @@ _SHARDS_A_LANE = 4  # a lane's cut falls into a shard, which is fetched for both
 
 
 class Reads(NamedTuple):
-    """Shards that a rank reads in an epoch, in order of ``first``.
+    """Shards that a rank reads in an epoch, in the order of the first batch that needs each.
 
     Attributes:
         shards: ``int64 (n,)``, their numbers; a shard that two lanes share may occur twice.
@@ -44,7 +44,7 @@ class Reads(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Deck:
-    """Records of an epoch, shard by shard.
+    """Sequence of an epoch's records, shard after shard in random order, divided into windows.
 
     Attributes:
         shards: Indices of the shards in order.
@@ -100,8 +100,8 @@ class Lanes:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_latest": None}
 
-    def records(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Computes the records at ``positions`` of the sequence, int64 of the same shape."""
+    def records_at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Computes the records at ``positions`` of the epoch's sequence over all ranks, int64 of the same shape."""
         deck = self._compute_deck(epoch)
         places = self._deck_positions(positions)
         windows = np.searchsorted(deck.edges, places, "right") - 1
@@ -112,9 +112,11 @@ class Lanes:
         records: NDArray[np.int64] = self.starts[deck.shards[at]] + places - deck.starts[at]
         return records
 
-    def reads(self, epoch: int, rank: int, world_size: int) -> Reads:
-        """Lists the shards that a rank reads. If fewer records than ranks remain after the last full batch and are
-        added to it, that batch may also need shards of a neighbour."""
+    def shard_reads(self, epoch: int, rank: int, world_size: int) -> Reads:
+        """Lists the shards that a rank reads in an epoch, and the batches that need them.
+
+        If fewer records than ranks remain after the last full batch and are added to it, that batch may also need
+        shards that only a neighbour's list has."""
         deck = self._compute_deck(epoch)
         batch = self._batch // world_size
         lanes = rank * batch // self._share, -(-(rank + 1) * batch // self._share)
@@ -132,7 +134,7 @@ class Lanes:
         return Reads(numbers[order], first[order], last[order])
 
     def _deck_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Maps ``positions`` of the sequence to positions in the deck."""
+        """Maps ``positions`` of the epoch's sequence to positions in the deck, before shuffling within windows."""
         number, offset = np.divmod(positions, self._batch)
         lane, inside = np.divmod(offset, self._share)
         full = self._count // self._batch
@@ -144,7 +146,8 @@ class Lanes:
         return places
 
     def _compute_deck(self, epoch: int) -> _Deck:
-        """Computes the deck of an epoch; caches the latest, since 20,000 shards take a millisecond."""
+        """Shuffles the shards of an epoch to a deck, and divides it into windows; caches the latest deck, since 20,000
+        shards take a millisecond."""
         deck = self._latest
         if deck is None or deck.epoch != epoch:
             shards = permute(np.arange(len(self._sizes)), len(self._sizes), self._seed, epoch, DECK)
@@ -158,7 +161,7 @@ class Lanes:
 
 
 def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) -> Reads:
-    """Lists the shards that are read if ``count`` records come in order.
+    """Lists the shards that are read if ``count`` records come in their stored order, and the batches that need them.
 
     Args:
         starts: The first record of each shard, ascending from 0; a shard may be empty.
@@ -170,8 +173,9 @@ def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) ->
     return Reads(numbers, starts[numbers] // batch_size, (stops[numbers] - 1) // batch_size)
 
 
-def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
-    """Computes the maximum bytes of shards that batches need at a time; a shard that two lanes share counts once."""
+def max_bytes_needed(reads: Reads, sizes: NDArray[np.int64]) -> int:
+    """Computes the largest number of bytes of shards that batches need at the same time; a shard in two lanes counts
+    once."""
     order = np.lexsort((reads.first, reads.shards))
     shards, first, last = (column[order].astype(np.int64) for column in reads)
     beyond = int(last.max(initial=0)) + 2
@@ -186,14 +190,15 @@ def most_at_a_time(reads: Reads, sizes: NDArray[np.int64]) -> int:
 
 
 def cache_room(budget: int) -> int:
-    """Returns the bytes of a cache that a rank's shards may take: its part of the cache, which all ranks of the
-    machine share by torchrun's count."""
+    """Returns the bytes of the cache that one rank's shards may take: three quarters, divided by the ranks on this
+    machine (``LOCAL_WORLD_SIZE``, which torchrun sets)."""
     return int(budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], room: int) -> int:
-    """Returns the largest window, halved from :data:`SHARDS_A_WINDOW`, whose shards fit into ``room``; 1 if none
-    fits.
+def find_fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], room: int) -> int:
+    """Halves the window of :data:`SHARDS_A_WINDOW` shards until the shards that batches need fit into ``room``.
+
+    Returns 1 if no window fits.
 
     For a single rank: several ranks would need equal caches to agree on the order.
 
@@ -203,7 +208,7 @@ def fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], r
         room: Maximum bytes of shards in the cache at a time.
     """
     window = SHARDS_A_WINDOW
-    while window > 1 and most_at_a_time(reads_of(window), sizes) > room:
+    while window > 1 and max_bytes_needed(reads_of(window), sizes) > room:
         window //= 2
     return window
 
@@ -211,7 +216,7 @@ def fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], r
 def group_by_shard(
     records: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorts entries by shard, for :class:`Lanes` of a part of a store.
+    """Sorts entries by the shard of their record, for :class:`Lanes` over a part of a store.
 
     Args:
         records: The record of each entry, ``(n,)``.

@@ -20,10 +20,10 @@ _WINDOW = 1024
 
 
 class FetchedShards(NamedTuple):
-    """Shards of one store.
+    """Shards of one store of a mixture, which are fetched whole.
 
     Attributes:
-        first_part: Number of the first shard among the parts of the dataset; the others follow.
+        first_part: Number of the first shard among the shards of all stores; the others follow.
         starts: First record of each shard, from 0; a shard may be empty.
     """
 
@@ -59,10 +59,10 @@ class Mixture:
 
     @cached_property
     def _window_records(self) -> int:
-        """Records of a window: at least so many that no store's rounded share of a window is negative."""
+        """Number of records of a window: at least 1,024, and so many that no store's rounded share is negative."""
         return max(_WINDOW, -(-self.count // min(self.draws)))
 
-    def ids(
+    def ids_at(
         self, positions: NDArray[np.int64], seed: int, epoch: int, shuffle: bool, shards: int = SHARDS_A_WINDOW
     ) -> NDArray[np.int64]:
         """Computes the records at ``positions`` of an epoch, as ids of
@@ -93,7 +93,7 @@ class Mixture:
             if shuffle and store in self.fetched:
                 for turn in np.unique(turns).tolist():
                     chosen = turns == turn
-                    local[chosen] = self._lane_of_store(store, seed, shards).records(turn, local[chosen])
+                    local[chosen] = self._lane_of_store(store, seed, shards).records_at(turn, local[chosen])
             elif shuffle and len(rows):
                 all_of = np.full(len(rows), size, np.int64)
                 local = permute_within(local, turns, all_of, seed, 0, MIXTURE - 1 - store)
@@ -101,13 +101,13 @@ class Mixture:
             begin += size
         return result
 
-    def reads(
+    def shard_reads(
         self, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int = SHARDS_A_WINDOW
     ) -> Reads | None:
-        """Lists the parts of the dataset that an epoch reads of :attr:`fetched` stores, and when; None if there are
-        none.
+        """Lists the shards of :attr:`fetched` stores that an epoch reads, with the first and last batch that may need
+        each. Returns None without such stores.
 
-        Every rank may need all of them, since ranks do not divide a store's records by shards.
+        The list is the same for all ranks, since ranks do not divide a store's records by shards.
         """
         found = [self._reads_of(store, seed, epoch, shuffle, global_batch_size, shards) for store in self.fetched]
         if not found:
@@ -119,11 +119,12 @@ class Mixture:
     def _reads_of(
         self, store: int, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int
     ) -> tuple[NDArray[np.int64], ...]:
+        """Returns numbers, first and last batches of the shards of one store that an epoch reads."""
         size, draws, (first_part, starts) = self.sizes[store], self.draws[store], self.fetched[store]
         parts, first, last = [], [], []
         for turn in range(epoch * draws // size, ((epoch + 1) * draws - 1) // size + 1):
             lanes = self._lane_of_store(store, seed, shards)
-            each = lanes.reads(turn, 0, 1) if shuffle else reads_in_sequence(starts, size, 1)
+            each = lanes.shard_reads(turn, 0, 1) if shuffle else reads_in_sequence(starts, size, 1)
             begin = turn * size - epoch * draws  # its first draw in the epoch
             used = (each.last + begin >= 0) & (each.first + begin < draws)
             parts.append(each.shards[used] + first_part)
@@ -142,14 +143,15 @@ class Mixture:
         )
 
     def _count_draws_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Counts, for the first 0, 1, … stores, the records before the windows that begin at ``positions``."""
+        """Counts the records that the first 0, 1, … stores together have before each window that begins at
+        ``positions``: ``(n, stores + 1)``."""
         total = self.count
         exact = np.minimum(positions, total)[:, None] * np.cumsum([0, *self.draws])
         rounded: NDArray[np.int64] = (exact + total // 2) // total
         return rounded
 
     def _lane_of_store(self, store: int, seed: int, shards: int) -> Lanes:
-        """Returns the order of a store's records by its shards: a single lane."""
+        """Returns the order of a store's records by its shards, as a single lane; cached."""
         if (store, seed, shards) not in self._lane_cache:
             own = (seed << 8) + store + 1  # stores of equal shards come in different orders
             lanes = Lanes(self.fetched[store].starts, self.sizes[store], 1, shards, own)
@@ -162,9 +164,9 @@ class Mixture:
 
 
 def apportion(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Divides ``count`` into whole numbers in the ratio of ``weights``, by the largest remainders.
+    """Divides ``count`` records among stores in the ratio of ``weights``, in whole numbers by the largest remainders.
 
-    Raises :class:`UsageError` if one would be 0.
+    Raises :class:`UsageError` if a store would get none.
     """
     exact = [Fraction(weight) for weight in weights]
     quotas = [weight * count / sum(exact) for weight in exact]

@@ -94,7 +94,7 @@ class Order:
         if self.shards is not None:
             if self.block is not None:
                 raise UsageError("block= and shards= are two ways of shuffling: leave one out")
-            shards = _check_shards(self.shards, self.length)
+            shards = _parse_shards(self.shards, self.length)
             if self.indices is not None and self.shuffle:
                 order, shards = group_by_shard(self.indices, shards)
                 object.__setattr__(self, "indices", _check_indices(self.indices[order], self.length))
@@ -124,7 +124,7 @@ class Order:
         full, tail = divmod(self.count, self.global_batch_size)
         return full + (tail >= self.world_size and not self.drop_last)
 
-    def bounds(self, number: int) -> tuple[int, int]:
+    def batch_bounds(self, number: int) -> tuple[int, int]:
         """Returns start and stop of this rank's batch ``number`` in the epoch's sequence.
 
         Raises :class:`UsageError` for a batch that the epoch does not have.
@@ -138,81 +138,86 @@ class Order:
         first, stop = (-(-size * rank // self.world_size) for rank in (self.rank, self.rank + 1))
         return start + first, start + stop
 
-    def position(self, batches: int) -> int:
-        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks. Dropped records
-        are not counted."""
+    def count_records(self, batches: int) -> int:
+        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks, without dropped
+        records."""
         whole = self.count - self.dropped_count
         return min(batches * self.global_batch_size, whole) if batches < self.count_batches() else whole
 
     def batches_before(self, position: int) -> int:
-        """Returns the number of batches that contain the first ``position`` records; the last one may contain more."""
+        """Returns the number of batches that contain the first ``position`` records of an epoch, over all ranks; the
+        last batch may contain more records."""
         total, whole = self.count_batches(), self.count - self.dropped_count
         return min(-(-position // self.global_batch_size), total) if position < whole else total
 
-    def batch(self, epoch: int, number: int) -> NDArray[np.int64]:
+    def batch_records(self, epoch: int, number: int) -> NDArray[np.int64]:
         """Computes the records of this rank's batch ``number``, int64 ``(B,)`` in [0, ``length``).
 
-        The cost depends on the batch size only. Raises as :meth:`bounds`.
+        The cost depends on the batch size only. Raises as :meth:`batch_bounds`.
         """
-        records: NDArray[np.int64] = self.sequence(epoch, np.arange(*self.bounds(number), dtype=np.int64))
+        records: NDArray[np.int64] = self.records_at(epoch, np.arange(*self.batch_bounds(number), dtype=np.int64))
         return records
 
     @cached_property
     def lanes(self) -> Lanes | None:
-        """Lanes of the sequence, or None if it has none."""
+        """Order of shuffled records by shards (see :mod:`packstore.training.lanes`); None without ``shards`` or
+        ``shuffle``."""
         if self.shards is None or not self.shuffle or not self.count:
             return None
         return Lanes(self.shards, self.count, self.global_batch_size, self.window or SHARDS_A_WINDOW, self.seed)
 
-    def sequence(self, epoch: int, positions: Array) -> Array:
-        """Computes the records at ``positions`` of the sequence of all ranks, each in [0, :attr:`count`); ids with
-        ``mixture``.
+    def records_at(self, epoch: int, positions: Array) -> Array:
+        """Computes the records at ``positions`` of an epoch's sequence over all ranks, each position in [0,
+        :attr:`count`). With ``mixture`` they are ids: record and occurrence.
 
         Returns int64, a numpy array or torch tensor like ``positions``, on its device. With torch and ``block``,
         ``shards``, ``indices`` or ``mixture``, and always on a CUDA device, the host waits: ask for a whole epoch then,
         not for a batch.
         """
         if isinstance(positions, np.ndarray):
-            return self._numpy_sequence(epoch, positions)
+            return self._numpy_records_at(epoch, positions)
         if self.block is None and self.lanes is None and self.indices is None and self.mixture is None:
             shuffled = self.shuffle and len(positions)  # permute() refuses length 0
             return permute(positions, self.count, self.seed, epoch) if shuffled else positions
         import torch
 
-        return torch.from_numpy(self._numpy_sequence(epoch, positions.cpu().numpy())).to(positions.device)
+        return torch.from_numpy(self._numpy_records_at(epoch, positions.cpu().numpy())).to(positions.device)
 
-    def reads(self, epoch: int) -> Reads | None:
-        """Lists the shards that this rank reads, and when, or returns None if that is unknown: without ``shards``, with
-        ``indices`` that are not shuffled, or with a ``mixture`` without fetched stores."""
+    def shard_reads(self, epoch: int) -> Reads | None:
+        """Lists the shards that this rank reads in an epoch, and the batches that need them.
+
+        Returns None if that is unknown: without ``shards``, with ``indices`` that are not shuffled, or with a
+        ``mixture`` without fetched stores."""
         if self.lanes is not None:
-            return self.lanes.reads(epoch, self.rank, self.world_size)
+            return self.lanes.shard_reads(epoch, self.rank, self.world_size)
         if self.mixture is not None:
             shards = self.window or SHARDS_A_WINDOW
-            return self.mixture.reads(self.seed, epoch, self.shuffle, self.global_batch_size, shards)
+            return self.mixture.shard_reads(self.seed, epoch, self.shuffle, self.global_batch_size, shards)
         if self.shards is None or self.shuffle or self.indices is not None:
             return None
         return reads_in_sequence(self.shards, self.length, self.global_batch_size)
 
-    def reads_of_first(self, window: int) -> Reads:
+    def first_epoch_reads(self, window: int) -> Reads:
         """Lists the shards that this rank would read in its first epoch with another ``window``."""
-        reads = replace(self, window=window).reads(0)
+        reads = replace(self, window=window).shard_reads(0)
         assert reads is not None
         return reads
 
-    def _numpy_sequence(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _numpy_records_at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Does :meth:`records_at` for a numpy array, by the kind of shuffling; then maps to ``indices``."""
         if self.mixture is not None:
-            return self.mixture.ids(positions, self.seed, epoch, self.shuffle, self.window or SHARDS_A_WINDOW)
+            return self.mixture.ids_at(positions, self.seed, epoch, self.shuffle, self.window or SHARDS_A_WINDOW)
         if positions.size and self.block is not None:
-            positions = self._in_blocks(epoch, positions, self.block)
+            positions = self._shuffle_blocks(epoch, positions, self.block)
         elif positions.size and self.lanes is not None:
-            positions = self.lanes.records(epoch, positions)
+            positions = self.lanes.records_at(epoch, positions)
         elif positions.size and self.shuffle:
             positions = permute(positions, self.count, self.seed, epoch)
         return positions if self.indices is None else self.indices[positions]
 
-    def _in_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:
-        """Maps positions to records: shuffles blocks of consecutive records, then the records within windows of several
-        blocks."""
+    def _shuffle_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:
+        """Maps positions to records: blocks of consecutive records come in random order, and records are shuffled
+        within windows of several blocks."""
         # Within windows first: which place of the sequence of shuffled blocks comes at each position?
         span = block * (self.window or BLOCKS_A_WINDOW)
         windows = positions // span
@@ -230,8 +235,9 @@ class Order:
         return np.where(in_rest, places - at + full * block, blocks * block + moved % block)
 
 
-def _check_shards(shards: Any, length: int) -> NDArray[np.int64]:
-    """Returns the first records of shards as read-only int64. Raises :class:`UsageError` unless they ascend from 0."""
+def _parse_shards(shards: Any, length: int) -> NDArray[np.int64]:
+    """Converts the first records of shards to read-only int64. Raises :class:`UsageError` unless they are integers that
+    ascend from 0 to at most ``length``."""
     array = np.asarray(shards)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise UsageError(f"shards should be a one-dimensional array of integers, got {array.dtype} {array.shape}")
@@ -243,7 +249,8 @@ def _check_shards(shards: Any, length: int) -> NDArray[np.int64]:
 
 
 def _check_indices(indices: Any, length: int) -> NDArray[np.int64]:
-    """Returns record numbers as int64. Raises :class:`UsageError` if they are no integers, or out of range."""
+    """Converts record numbers to read-only int64. Raises :class:`UsageError` unless they are integers in [0,
+    ``length``)."""
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError(f"indices should be a one-dimensional array of integers, got {array.dtype} {array.shape}")

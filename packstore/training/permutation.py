@@ -47,15 +47,15 @@ def permute(positions: Array, length: int, seed: int, epoch: int, stream: int = 
     if not 0 < length <= MAX_LENGTH:
         raise UsageError(f"an order needs 1 … {MAX_LENGTH:,} records, got {length:,}")
     if length <= _SORTED:
-        return _by_sorting(positions, length, seed, epoch, stream)
-    network = _Network.of(length, seed, epoch, stream)
+        return _permute_by_sorting(positions, length, seed, epoch, stream)
+    network = _FeistelNetwork.derive(length, seed, epoch, stream)
     if not isinstance(positions, np.ndarray):
-        return network.walk(positions)
+        return network.permute_values(positions)
     result = np.empty(positions.shape, np.int64)
     flat, out = positions.reshape(-1), result.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         # 32-bit wrapping arithmetic gives the same bits as masked int64, in half the memory.
-        out[start : start + _CHUNK] = network.walk(flat[start : start + _CHUNK].astype(np.uint32))
+        out[start : start + _CHUNK] = network.permute_values(flat[start : start + _CHUNK].astype(np.uint32))
     return result
 
 
@@ -84,13 +84,13 @@ def permute_within(
     """
     result = np.empty_like(places)
     small = sizes <= _SORTED
-    for chosen, permuted in ((small, _each_by_sorting), (~small, _each_by_network)):
+    for chosen, permuted in ((small, _permute_within_by_sorting), (~small, _permute_within_by_network)):
         if chosen.any():
             result[chosen] = permuted(places[chosen], windows[chosen], sizes[chosen], seed, epoch, stream)
     return result
 
 
-def _each_by_sorting(
+def _permute_within_by_sorting(
     places: NDArray[np.int64],
     windows: NDArray[np.int64],
     sizes: NDArray[np.int64],
@@ -98,6 +98,7 @@ def _each_by_sorting(
     epoch: int,
     stream: int,
 ) -> NDArray[np.int64]:
+    """Does :func:`permute_within` for windows of up to 1,024, by sorting a random number for each place."""
     numbers, first, which = np.unique(windows, return_index=True, return_inverse=True)
     stops = np.cumsum(sizes[first])
     starts = stops - sizes[first]
@@ -109,7 +110,7 @@ def _each_by_sorting(
     return chosen
 
 
-def _each_by_network(
+def _permute_within_by_network(
     places: NDArray[np.int64],
     windows: NDArray[np.int64],
     sizes: NDArray[np.int64],
@@ -117,16 +118,17 @@ def _each_by_network(
     epoch: int,
     stream: int,
 ) -> NDArray[np.int64]:
+    """Does :func:`permute_within` for large windows, by a Feistel network for each."""
     shift = np.frexp((sizes - 1).astype(np.float64))[1] // 2  # half of the bits
     radix = -(-sizes >> shift)
     keys = Draws(seed, epoch, windows, stream).bits(0, _ROUNDS)
-    network = _Network(*(part.astype(np.uint32) for part in (sizes, shift, radix, keys)))
-    walked: NDArray[np.int64] = network.walk(places.astype(np.uint32)).astype(np.int64)
+    network = _FeistelNetwork(*(part.astype(np.uint32) for part in (sizes, shift, radix, keys)))
+    walked: NDArray[np.int64] = network.permute_values(places.astype(np.uint32)).astype(np.int64)
     return walked
 
 
-def _by_sorting(positions: Array, length: int, seed: int, epoch: int, stream: int) -> Array:
-    """Maps positions to records by sorting a random number for each record: for short sequences."""
+def _permute_by_sorting(positions: Array, length: int, seed: int, epoch: int, stream: int) -> Array:
+    """Does :func:`permute` for short sequences, by sorting a random number for each record."""
     if isinstance(positions, np.ndarray):
         records: Array = np.arange(length, dtype=np.int64)
     else:
@@ -136,8 +138,9 @@ def _by_sorting(positions: Array, length: int, seed: int, epoch: int, stream: in
 
 
 @dataclass(frozen=True)
-class _Network:
-    """Feistel network: one for all values, or one per value; then ``keys`` is ``(rounds, n)``."""
+class _FeistelNetwork:
+    """Feistel network, a keyed permutation of [0, ``length``): one for all values, or one per value; then ``keys`` is
+    ``(rounds, n)``."""
 
     length: Any
     shift: Any
@@ -145,13 +148,16 @@ class _Network:
     keys: Any
 
     @classmethod
-    def of(cls, length: int, seed: int, epoch: int, stream: int) -> _Network:
+    def derive(cls, length: int, seed: int, epoch: int, stream: int) -> _FeistelNetwork:
+        """Creates the network for one length, with keys from seed, epoch and stream."""
         shift = (length - 1).bit_length() // 2
         keys = tuple(derive_key(seed, epoch, stream, i) & MASK for i in range(_ROUNDS))
         return cls(length, shift, -(-length // (1 << shift)), keys)
 
-    def walk(self, values: Array) -> Array:
-        """Permutes ``values``, int64 to int64 or uint32 to uint32."""
+    def permute_values(self, values: Array) -> Array:
+        """Permutes ``values`` in [0, ``length``), int64 to int64 or uint32 to uint32.
+
+        Encrypts values that fall outside again until they are inside."""
         values = self._encrypt(values)
         outside = values >= self.length
         while outside.any():
@@ -159,17 +165,18 @@ class _Network:
             outside = values >= self.length
         return values
 
-    def _select_keys(self, chosen: Array) -> _Network:
+    def _select_keys(self, chosen: Array) -> _FeistelNetwork:
+        """Returns the network for the ``chosen`` values; itself if all values share one."""
         if isinstance(self.length, int):
             return self
-        return _Network(self.length[chosen], self.shift[chosen], self.radix[chosen], self.keys[:, chosen])
+        return _FeistelNetwork(self.length[chosen], self.shift[chosen], self.radix[chosen], self.keys[:, chosen])
 
     def _encrypt(self, values: Array) -> Array:
         """Permutes numbers below a power of two times the radix, by rounds of a Feistel network."""
         high, low = values >> self.shift, values & ((1 << self.shift) - 1)
         for i in range(0, _ROUNDS, 2):
-            low ^= _round_bits(high, self.keys[i]) & ((1 << self.shift) - 1)
-            step = _round_bits(low, self.keys[i + 1])
+            low ^= _hash_digit(high, self.keys[i]) & ((1 << self.shift) - 1)
+            step = _hash_digit(low, self.keys[i + 1])
             step *= self.radix  # both below 2**16 (the radix at most 2**16), so this fits
             step >>= 16
             high += step
@@ -183,8 +190,8 @@ class _Network:
         return high
 
 
-def _round_bits(digit: Array, round_key: Any) -> Array:
-    """Hashes a digit below 2**16 to 16 bits."""
+def _hash_digit(digit: Array, round_key: Any) -> Array:
+    """Hashes a digit below 2**16 with a round's key, to 16 bits."""
     value = digit ^ (np.uint32(round_key) if digit.dtype == np.uint32 else round_key)
     value *= 0x21F0AAAD
     value &= MASK

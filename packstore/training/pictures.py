@@ -1,4 +1,4 @@
-"""Reads images of a store one by one, in the form that a dataset returns."""
+"""Reads images of a store one by one, as a dataset returns them: tensors, arrays, PIL images or bytes."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _PIL_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I", "F")
 """Modes that Pillow supports."""
 
 
-def for_torch(pixels: NDArray[Any], column: Column) -> NDArray[Any]:
-    """Converts pixels to a dtype that torch supports: 16 bits to int32. Leaves other dtypes, and columns of ``CHW``
-    arrays, unchanged."""
+def widen_for_torch(pixels: NDArray[Any], column: Column) -> NDArray[Any]:
+    """Converts pixels of 16 bits to int32, since torch has few operations for uint16. Leaves other dtypes, and columns
+    of ``CHW`` arrays, unchanged."""
     wide = column.layout != "CHW" and pixels.dtype in (np.uint16, np.int16)
     return pixels.astype(np.int32) if wide else pixels
 
@@ -64,37 +64,42 @@ class ImageReader:
     dtype: torch.dtype | None
     device: torch.device
 
-    def of(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads the image of a record in the form that ``output`` names, or returns None if it is missing."""
+    def read(self, output: str, reader: Reader, record: int) -> Any:
+        """Reads the image of a record as ``output``: ``"tensor"``, ``"numpy"``, ``"pil"`` or ``"bytes"``. Returns None
+        for a missing image.
+
+        Raises :class:`DecodeError`, which names the record and its key, if the image cannot be decoded."""
         if self.column.nullable and not reader.has_value(self.column.name, record):
             return None
         if output == "bytes":
-            return bytes(stored_bytes(reader, self.column, record))
+            return bytes(read_stored_bytes(reader, self.column, record))
         if output == "pil":
-            return self.pil(reader, record)
+            return self.read_pil(reader, record)
         if output == "numpy":
-            return self.numpy(reader, record)
-        return self.finish(torch.from_numpy(for_torch(self.pixels(reader, record), self.column)))
+            return self.read_numpy(reader, record)
+        return self.convert_pixels(torch.from_numpy(widen_for_torch(self.read_pixels(reader, record), self.column)))
 
-    def of_each(self, output: str, reader: Reader, records: Sequence[int]) -> Iterator[Any]:
-        """Reads several images as :meth:`of`; decodes files together, which is faster."""
+    def read_each(self, output: str, reader: Reader, records: Sequence[int]) -> Iterator[Any]:
+        """Yields several images as :meth:`read`; decodes up to 16 files together, which is faster."""
         if self.column.layout is not None or self.column.nullable or output == "bytes":
-            yield from (self.of(output, reader, record) for record in records)
+            yield from (self.read(output, reader, record) for record in records)
             return
         for first in range(0, len(records), _TOGETHER):
             some = records[first : first + _TOGETHER]
-            files = [stored_bytes(reader, self.column, record) for record in some]
+            files = [read_stored_bytes(reader, self.column, record) for record in some]
             images = self.decoder.decode_each(files, exif_transpose=self.exif_transpose)
             for record, image in zip(some, images, strict=True):
                 if isinstance(image, DecodeError):
                     raise locate_error(image, reader, record, self.column.name)
-                yield self.to_output(output, image)
+                yield self.convert_decoded(output, image)
 
-    def to_output(self, output: str, image: NDArray[Any]) -> Any:
-        """Converts the pixels of a decoded file to the form that ``output`` names."""
+    def convert_decoded(self, output: str, image: NDArray[Any]) -> Any:
+        """Converts the pixels of a decoded file to ``output``: ``"tensor"``, ``"numpy"`` or ``"pil"``."""
         if output == "pil":
             return _to_pil(image, self.mode)
-        return image if output == "numpy" else self.finish(torch.from_numpy(for_torch(image, self.column)))
+        return (
+            image if output == "numpy" else self.convert_pixels(torch.from_numpy(widen_for_torch(image, self.column)))
+        )
 
     @property
     def mode(self) -> Mode:
@@ -106,8 +111,11 @@ class ImageReader:
         """True if images are arrays of normalised floating point values."""
         return self.column.layout == "CHW"
 
-    def finish(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Converts stored pixels, an image or a batch in memory of its own, to the user's layout, dtype and device."""
+    def convert_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Converts stored pixels, an image or a batch, to the user's layout, dtype and device; may return the same
+        memory.
+
+        Floating point dtypes scale pixels to 0 … 1."""
         if self.floats:
             if self.column.dtype == "bfloat16":
                 pixels = pixels.view(torch.bfloat16)
@@ -118,8 +126,8 @@ class ImageReader:
         wide = pixels.to(torch.float64 if self.mode.dtype == "int32" else torch.float32)
         return wide.div_(self.mode.white).to(self.dtype)
 
-    def pixels(self, reader: Reader, record: int) -> NDArray[Any]:
-        """Reads an image as an array in the store's layout, in memory of its own.
+    def read_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
+        """Reads an image as an array in the store's layout and dtype, bfloat16 as bits, in memory of its own.
 
         Raises:
             DecodeError: The image cannot be decoded; names the record and its key.
@@ -127,39 +135,39 @@ class ImageReader:
         if self.column.layout is None:
             try:
                 return self.decoder.decode(
-                    stored_bytes(reader, self.column, record), exif_transpose=self.exif_transpose
+                    read_stored_bytes(reader, self.column, record), exif_transpose=self.exif_transpose
                 )
             except DecodeError as error:
                 raise locate_error(error, reader, record, self.column.name) from None
-        return np.array(stored_array(reader, self.column, record))
+        return np.array(read_stored_array(reader, self.column, record))
 
-    def numpy(self, reader: Reader, record: int) -> NDArray[Any]:
-        """Reads an image as an array; bfloat16 as float32."""
-        pixels = self.pixels(reader, record)
+    def read_numpy(self, reader: Reader, record: int) -> NDArray[Any]:
+        """Reads an image as an array in the store's layout and dtype; bfloat16 becomes float32."""
+        pixels = self.read_pixels(reader, record)
         if self.column.dtype == "bfloat16":
             # The upper half of a float32 is a bfloat16.
             return (pixels.astype(np.uint32) << 16).view(np.float32)
         return pixels
 
-    def pil(self, reader: Reader, record: int) -> Image:
-        """Reads an image as a PIL image, its normalisation undone."""
-        return _to_pil(self.stored_pixels(reader, record), self.mode)
+    def read_pil(self, reader: Reader, record: int) -> Image:
+        """Reads an image as a PIL image of its mode; undoes normalisation."""
+        return _to_pil(self.read_stored_pixels(reader, record), self.mode)
 
-    def stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
-        """Reads an image as pixels of its mode, ``(H, W, C)``, its normalisation undone."""
-        pixels = self.pixels(reader, record)
+    def read_stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
+        """Reads an image as pixels of its mode, ``(H, W, C)``; undoes normalisation."""
+        pixels = self.read_pixels(reader, record)
         return denormalize(pixels, self.column, self.normalization) if self.floats else pixels
 
-    def for_display(self, reader: Reader, record: int, window: Window | None = None) -> Image:
+    def read_for_display(self, reader: Reader, record: int, window: Window | None = None) -> Image:
         """Reads an image as RGB for display, see :func:`packstore.images.display.to_display`."""
         from PIL.Image import fromarray
 
-        return fromarray(to_display(self.stored_pixels(reader, record), self.mode, window))
+        return fromarray(to_display(self.read_stored_pixels(reader, record), self.mode, window))
 
 
 @dataclass(frozen=True, eq=False)
 class ImageListReader:
-    """Reads the lists of images of one column.
+    """Reads a column whose values are lists of image files.
 
     Attributes:
         pictures: Reader that decodes each file and converts its pixels.
@@ -167,70 +175,73 @@ class ImageListReader:
 
     pictures: ImageReader
 
-    def of(self, output: str, reader: Reader, record: int) -> list[Any] | None:
-        """Reads the images of a record in the form that ``output`` names; None if it has no list.
+    def read(self, output: str, reader: Reader, record: int) -> list[Any] | None:
+        """Reads the images of a record as a list; each is as :meth:`ImageReader.read` returns it. Returns None for a
+        missing list.
 
         Raises:
-            DecodeError: An image cannot be decoded; names the record, its key and the image."""
+            DecodeError: An image cannot be decoded; names the record, its key and the image.
+            StoreError: The list is damaged; names the record and its key."""
         column = self.pictures.column
         if column.nullable and not reader.has_value(column.name, record):
             return None
         try:
-            files = stored_files(reader, column, record)
+            files = read_stored_files(reader, column, record)
         except CorruptRecordError:  # it names the record itself
             raise
         except StoreError as error:
-            where = f"record {record} ({key_of(reader, record)}) of {printable(str(reader.path))}"
+            where = f"record {record} ({describe_key(reader, record)}) of {printable(str(reader.path))}"
             raise StoreError(f"{where}: {error}") from None
         if output == "bytes":
             return [bytes(file) for file in files]
         found = []
-        for number, image in enumerate(self.decode(files)):
+        for number, image in enumerate(self.decode_files(files)):
             if isinstance(image, DecodeError):
                 raise locate_error(DecodeError(f"image {number}: {image}"), reader, record, column.name)
-            found.append(self.pictures.to_output(output, image))
+            found.append(self.pictures.convert_decoded(output, image))
         return found
 
-    def decode(self, files: Sequence[Buffer]) -> list[Any]:
+    def decode_files(self, files: Sequence[Buffer]) -> list[Any]:
         """Decodes files; returns a :class:`DecodeError` in place of each file that cannot be decoded."""
         return list(self.pictures.decoder.decode_each(list(files), exif_transpose=self.pictures.exif_transpose))
 
 
-def stored_files(reader: Reader, column: Column, record: int) -> Sequence[Buffer]:
-    """Reads the image files in a record's value of a column. Raises :class:`StoreError` if the value is damaged."""
+def read_stored_files(reader: Reader, column: Column, record: int) -> Sequence[Buffer]:
+    """Reads the list of image files that a column has for a record. Raises :class:`StoreError` if it is damaged."""
     return column.traits.files(column, reader.value(column.name, record))
 
 
-def check_pil(mode: Mode) -> None:
-    """Raises :class:`UsageError` unless Pillow supports the mode."""
+def check_pil_mode(mode: Mode) -> None:
+    """Raises :class:`UsageError` unless Pillow has images of the mode."""
     if mode.name not in _PIL_MODES:
         raise UsageError(f"output='pil' gives Pillow's images, which has none of mode {mode}; use 'tensor' or 'numpy'")
 
 
 def _to_pil(pixels: NDArray[Any], mode: Mode) -> Image:
+    """Converts pixels ``(H, W, C)`` to a PIL image."""
     from PIL.Image import fromarray
 
     return fromarray(pixels[..., 0] if mode.channels == 1 else pixels)
 
 
-def stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
-    """Returns a record's value in a column of images or masks as stored, without a copy if possible."""
+def read_stored_bytes(reader: Reader, column: Column, record: int) -> Buffer:
+    """Reads the stored bytes of a record's image or mask, without a copy if possible."""
     if column.name == "image":
         return reader.view(record)
     value = reader.value(column.name, record)
     return value if column.kind == "ragged" else np.ascontiguousarray(value).data.cast("B")
 
 
-def stored_array(reader: Reader, column: Column, record: int) -> NDArray[Any]:
-    """Returns a record's array in a column of images or masks, read-only and without a copy."""
+def read_stored_array(reader: Reader, column: Column, record: int) -> NDArray[Any]:
+    """Reads the stored array of a record's image or mask, read-only and without a copy."""
     if column.name == "image":
         return reader.array(record)
     array: NDArray[Any] = reader.item(column.name, record)
     return array
 
 
-def key_of(reader: Reader, record: int) -> str:
-    """Returns the key of a record for a message, or a text if the key is damaged."""
+def describe_key(reader: Reader, record: int) -> str:
+    """Returns the key of a record for a message, or a phrase that says that the key is damaged, too."""
     try:
         return printable(reader.key(record))
     except (StoreError, IndexError):
@@ -238,6 +249,7 @@ def key_of(reader: Reader, record: int) -> str:
 
 
 def locate_error(error: PackstoreError, reader: Reader, record: int, column: str) -> DecodeError:
-    """Returns a :class:`DecodeError` that adds record, key and, for other columns than the main image, the column."""
+    """Returns a :class:`DecodeError` with the text of ``error`` after record number, key and store; names the column
+    unless it is ``image``."""
     where = "" if column == "image" else f"column {column!r}: "
-    return DecodeError(f"record {record} ({key_of(reader, record)}) of {reader.path}: {where}{error}")
+    return DecodeError(f"record {record} ({describe_key(reader, record)}) of {reader.path}: {where}{error}")

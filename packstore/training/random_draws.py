@@ -33,13 +33,13 @@ _GOLDEN = 0x9E3779B9  # 2**32 divided by the golden ratio: multiples of it sprea
 _HIGH = 0x2C1B3C6D  # factor of the upper halves of record numbers
 
 
-def mix(value: Any) -> Any:
-    """Mixes a 32-bit value, or an int64 array of them, to another one; a bijection of [0, 2**32).
+def mix_bits(value: Any) -> Any:
+    """Hashes a 32-bit value, or an int64 array of them, to another 32-bit value; a bijection of [0, 2**32).
 
     Works on Python integers, numpy arrays and torch tensors.
     """
     if isinstance(value, np.ndarray):
-        return _mix_array(value)
+        return _mix_bits_in_place(value.astype(np.uint32)).astype(np.int64)
     value = value ^ (value >> 16)
     value = (value * 0x21F0AAAD) & MASK
     value = value ^ (value >> 15)
@@ -47,13 +47,8 @@ def mix(value: Any) -> Any:
     return value ^ (value >> 15)
 
 
-def _mix_array(value: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Does :func:`mix` for an array."""
-    return _mix_in_place(value.astype(np.uint32)).astype(np.int64)
-
-
-def _mix_in_place(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Does :func:`mix` for 32-bit values, in place: for so few numbers numpy's time is that of its calls."""
+def _mix_bits_in_place(bits: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Does :func:`mix_bits` for a uint32 array; overwrites and returns it, since fewer calls of numpy are faster."""
     shifted = np.right_shift(bits, _SIXTEEN)
     np.bitwise_xor(bits, shifted, bits)
     for factor in _FACTORS:
@@ -90,10 +85,10 @@ def to_int64(value: Array) -> Array:
 
 
 def with_occurrences(records: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Makes ids of ``records``, numbers from 0 to 2**32 - 1: each plus 2**32 times the number of its earlier
-    occurrences.
+    """Makes an id of each of ``records``, numbers from 0 to 2**32 - 1: the record plus 2**32 times the number of its
+    earlier occurrences in the array.
 
-    The first occurrence of a record is its own id; ``id & MASK`` is the record.
+    So a record that occurs once is its own id, and ``id & MASK`` is the record. Returns ``records`` if none repeats.
     """
     if not len(records) or np.bincount(records).max() == 1:
         return records
@@ -101,7 +96,7 @@ def with_occurrences(records: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _count_earlier(records: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Counts for each entry the earlier entries of the same record."""
+    """Counts for each entry how many earlier entries are the same record."""
     order = np.argsort(records, kind="stable")
     first = np.flatnonzero(np.diff(records[order], prepend=-1))
     counts = np.diff(first, append=len(records))
@@ -110,7 +105,7 @@ def _count_earlier(records: NDArray[np.int64]) -> NDArray[np.int64]:
     return earlier
 
 
-class Occurrences:
+class OccurrenceCounter:
     """Makes ids as :func:`with_occurrences`, for a sequence that comes in parts."""
 
     def __init__(self, records: int) -> None:
@@ -120,8 +115,8 @@ class Occurrences:
         """
         self._counts = np.zeros(records, np.int64)
 
-    def ids(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ids of the next part, and counts its records."""
+    def make_ids(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the ids of the next part of the sequence, and remembers how often its records have occurred."""
         ids: NDArray[np.int64] = records + ((self._counts[records] + _count_earlier(records)) << 32)
         np.add.at(self._counts, records, 1)
         return ids
@@ -173,7 +168,8 @@ class Draws:
         return dataclasses.replace(self, records=self.records.cpu().numpy())
 
     def child(self, number: int) -> Draws:
-        """Returns draws for a part of an operation, independent of its own and of other numbers."""
+        """Returns draws of the same records for part ``number`` of an operation, independent of this operation's own
+        draws and of other parts."""
         return self.replace(stream=derive_key(self.stream, number + 1))
 
     def bits(self, draw: int, count: int | None = None) -> Array:
@@ -186,18 +182,18 @@ class Draws:
         return to_int64(self._draw_bits(draw, count))
 
     def _draw_bits(self, draw: int, count: int | None = None) -> Array:
-        """Does :meth:`bits`; returns uint32 for numpy."""
+        """Does :meth:`bits`, but returns uint32 for numpy records."""
         base = self._record_bits
         if isinstance(base, np.ndarray):
             if count is None:
-                return _mix_in_place(base ^ np.uint32(mix((self._draw_key + draw * _GOLDEN) & MASK)))
+                return _mix_bits_in_place(base ^ np.uint32(mix_bits((self._draw_key + draw * _GOLDEN) & MASK)))
             steps = np.arange(draw, draw + count, dtype=np.uint32) * np.uint32(_GOLDEN)
             steps += np.uint32(self._draw_key)
-            return _mix_in_place(base ^ _mix_in_place(steps)[:, None])
+            return _mix_bits_in_place(base ^ _mix_bits_in_place(steps)[:, None])
         if count is None:
-            return mix(base ^ mix((self._draw_key + draw * _GOLDEN) & MASK))
+            return mix_bits(base ^ mix_bits((self._draw_key + draw * _GOLDEN) & MASK))
         numbers = base.new_ones(count).cumsum(0) + (draw - 1)  # arange on its device, without importing torch
-        return mix(base[None] ^ mix((self._draw_key + numbers * _GOLDEN) & MASK)[:, None])
+        return mix_bits(base[None] ^ mix_bits((self._draw_key + numbers * _GOLDEN) & MASK)[:, None])
 
     def uniform(self, draw: int, count: int | None = None) -> Array:
         """Draws uniform numbers, float64 in [0, 1) with a resolution of 2**-32; shapes as in :meth:`bits`."""
@@ -224,25 +220,26 @@ class Draws:
 
     @cached_property
     def _stream_key(self) -> int:
-        """Key of 64 bits of seed, epoch and stream."""
+        """64-bit key, derived from seed, epoch and stream."""
         return derive_key(self.seed, self.epoch, self.stream)
 
     @property
     def _draw_key(self) -> int:
+        """Upper half of the key, which enters the number of each draw."""
         return self._stream_key >> 32
 
     @cached_property
     def _record_bits(self) -> Array:
-        """Each record's 32 bits, from which every draw mixes its own; uint32 for numpy."""
+        """32 random bits of each record, from which its draws are computed; uint32 for numpy."""
         records = self.records
         if isinstance(records, np.ndarray):
             low, high = self._record_words
-            base = _mix_in_place(low ^ np.uint32(self._stream_key & MASK))
+            base = _mix_bits_in_place(low ^ np.uint32(self._stream_key & MASK))
             return base if high is None else base ^ high
-        return mix((records & MASK) ^ (self._stream_key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
+        return mix_bits((records & MASK) ^ (self._stream_key & MASK)) ^ (((records >> 32) * _HIGH) & MASK)
 
     @cached_property
     def _record_words(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-        """Lower 32 bits of numpy records, and the contribution of the upper bits; None if all are zero."""
+        """Lower 32 bits of numpy records, and a multiple of the upper 32 bits; None if those are all zero."""
         high = self.records >> 32
         return self.records.astype(np.uint32), high.astype(np.uint32) * np.uint32(_HIGH) if high.any() else None

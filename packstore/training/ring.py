@@ -28,17 +28,17 @@ _KEPT_BUFFERS = 4
 
 Tensors = tuple[torch.Tensor, ...]
 DeviceWork = Callable[[Tensors], Any]
-"""Function from the tensors on the device to the consumer's value (tensors in tuples or lists)."""
+"""Function from the tensors on the device to the value that the consumer gets (tensors in tuples or lists)."""
 
 
 class Event(Protocol):
-    """Event on the device."""
+    """Event in the device's queue of work."""
 
     def query(self) -> bool:
-        """Tells if it has happened."""
+        """Tells if the event has happened."""
 
     def synchronize(self) -> None:
-        """Blocks the calling thread until it has happened."""
+        """Blocks the calling thread until the event has happened."""
 
 
 class Transport(ABC):
@@ -54,7 +54,7 @@ class Transport(ABC):
         self.device = device
 
     @abstractmethod
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocates a host buffer that can be sent; its content is undefined."""
 
     def catch_up(self) -> None:
@@ -63,20 +63,21 @@ class Transport(ABC):
 
     @abstractmethod
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        """Starts the copy of ``host`` to the device, then ``work`` there. Thread-safe."""
+        """Starts the copy of ``host`` to the device, then ``work`` on the copies. Returns the shipment, which the
+        consumer receives. Thread-safe."""
 
 
 class Shipment(ABC):
-    """Batch in transfer. ``copied`` tells when its host buffers may be overwritten."""
+    """Batch in transfer to the device. ``copied`` tells when its host buffers may be overwritten."""
 
     copied: Event
 
     @abstractmethod
     def receive(self) -> Any:
-        """Returns the result of the device work, safe to use on the caller's current stream."""
+        """Returns the result of the device work, safe to use on the caller's current stream. Call it once."""
 
 
-class _Done:
+class _PastEvent:
     """Event that has already happened."""
 
     def query(self) -> bool:
@@ -97,7 +98,9 @@ class HostTransport(Transport):
         super().__init__(torch.device("cpu"))
         self._returned: deque[NDArray[np.uint8]] = deque(maxlen=_KEPT_BUFFERS)
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates a tensor, if possible in memory of an earlier one; its memory is reused when the last view of it is
+        gone."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._take_buffer(nbytes)
         # A tensor's storage keeps a reference to the array that it was made from. This view belongs to it alone, so it
@@ -107,8 +110,8 @@ class HostTransport(Transport):
         return torch.from_numpy(lent).view(dtype).view(*shape)
 
     def _take_buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Takes a returned buffer of at most twice the size, and drops those of other sizes; allocates a new one if
-        none fits."""
+        """Takes a returned buffer of ``nbytes`` to twice as many, and drops buffers of other sizes; allocates a new one
+        if none fits."""
         for _ in range(len(self._returned)):
             try:
                 memory = self._returned.popleft()
@@ -119,11 +122,15 @@ class HostTransport(Transport):
         return np.empty(nbytes, np.uint8)
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
+        """Returns the shipment at once; ``work`` runs when it is received."""
         return _HostShipment(host, work)
 
 
 class _HostShipment(Shipment):
-    copied: Event = _Done()
+    """Shipment whose work runs when it is received, in the consumer's thread; a second time raises
+    :class:`RuntimeError`."""
+
+    copied: Event = _PastEvent()
 
     def __init__(self, host: Tensors, work: DeviceWork) -> None:
         self._waiting: tuple[Tensors, DeviceWork] | None = host, work
@@ -149,13 +156,15 @@ class CudaTransport(Transport):
         # The consumer's stream, once it was given something whose tensors cannot be found.
         self.followed: Any = None
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates a tensor in pinned memory."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def catch_up(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
+        """Queues copy and work on the transport's stream, and returns at once."""
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         if self.followed is not None:
@@ -173,6 +182,8 @@ class CudaTransport(Transport):
 
 
 class _CudaShipment(Shipment):
+    """Shipment on a CUDA device; the consumer's stream waits for it when it is received, the host does not."""
+
     def __init__(self, transport: CudaTransport, value: Any, copied: Any, done: Any) -> None:
         self._transport = transport
         self._value = value
@@ -181,7 +192,7 @@ class _CudaShipment(Shipment):
 
     def receive(self) -> Any:
         value, self._value = self._value, None
-        found, stream = tensors_in(value), torch.cuda.current_stream(self._transport.device)
+        found, stream = find_tensors(value), torch.cuda.current_stream(self._transport.device)
         stream.wait_event(self._done)
         # The memory belongs to the copy stream, whose next batch would be written to it as soon as this one is gone,
         # while the consumer's kernels may still read it.
@@ -196,9 +207,8 @@ class _CudaShipment(Shipment):
 
 
 class ProducerStream:
-    """Tracks the stream on which tensors are made, for consumers that read them on other streams.
-
-    On a device without streams nothing is done.
+    """Remembers the CUDA stream on which tensors are made, so that other streams wait for them. Does nothing on other
+    devices.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -212,7 +222,8 @@ class ProducerStream:
             self._stream = torch.cuda.current_stream(self._device)
 
     def wait(self, *tensors: torch.Tensor) -> None:
-        """Makes the current stream wait until ``tensors`` are made, which it is about to read."""
+        """Makes the current stream wait for the remembered one, and keeps the memory of ``tensors`` until the current
+        stream has read them."""
         if not self._cuda or self._stream is None:
             return
         stream = torch.cuda.current_stream(self._device)
@@ -231,9 +242,9 @@ def transport_to(device: torch.device) -> Transport:
 
 
 class PlainTransport(Transport):
-    """Transport for any other device: a blocking copy when the batch is received."""
+    """Transport for other devices than CPU and CUDA: copies, and runs the work, when the batch is received."""
 
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
@@ -260,20 +271,21 @@ class Ring:
         self._leaving: list[Slot] = []
 
     def acquire(self) -> Slot | None:
-        """Returns a slot whose buffers are free; None while all slots contain batches that are not received yet.
+        """Takes a slot whose buffers are free. Returns None if all slots contain batches that are not received yet.
 
-        Blocks only for a copy to the device that is queued but not done.
+        Waits only for a copy to the device that is queued but not done.
         """
         if not self._free and self._leaving:
-            slot = next((s for s in self._leaving if _copy_done(s).query()), self._leaving[0])
-            _copy_done(slot).synchronize()
+            slot = next((s for s in self._leaving if _copy_event(s).query()), self._leaving[0])
+            _copy_event(slot).synchronize()
             self._leaving.remove(slot)
             slot.shipment = None
             self._free.append(slot)
         return self._free.pop() if self._free else None
 
-    def buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns host buffer ``number`` of a slot in this shape; reuses the slot's buffer if it is large enough."""
+    def get_buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Returns host buffer ``number`` of a slot as a tensor of this shape; allocates it unless the slot has one of
+        this dtype that is large enough."""
         while len(slot.buffers) <= number:
             slot.buffers.append(None)
         wanted = math.prod(shape)
@@ -282,28 +294,30 @@ class Ring:
         # into tensors that were made in it.
         with torch.inference_mode(False):
             if held is None or held.dtype != dtype or held.numel() < wanted:
-                held = slot.buffers[number] = self.transport.empty((wanted,), dtype)
+                held = slot.buffers[number] = self.transport.allocate((wanted,), dtype)
             return held[:wanted].view(*shape)
 
     def release(self, slot: Slot, received: Any) -> None:
-        """Frees a slot whose batch was received. Gives up buffers that ``received`` may share, which then belong to
-        the consumer."""
-        found = tensors_in(received)
+        """Frees a slot whose batch was received. Buffers in whose memory ``received`` may lie are left to the consumer;
+        the slot will allocate new ones."""
+        found = find_tensors(received)
         if found is None:  # a value of the user's that may share the buffers
             slot.buffers = []
         else:
             for number, held in enumerate(slot.buffers):
-                if held is not None and any(is_within(tensor, held) for tensor in found):
+                if held is not None and any(shares_memory(tensor, held) for tensor in found):
                     slot.buffers[number] = None
         self._leaving.append(slot)
 
 
-def _copy_done(slot: Slot) -> Event:
-    return slot.shipment.copied if slot.shipment is not None else _Done()
+def _copy_event(slot: Slot) -> Event:
+    """Returns the event after which the slot's buffers may be overwritten."""
+    return slot.shipment.copied if slot.shipment is not None else _PastEvent()
 
 
-def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Tells if ``tensor`` lies in the memory of ``buffer``, also at an offset or after a detour through numpy."""
+def shares_memory(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
+    """Tells if ``tensor`` begins in the memory of ``buffer``, whatever views or numpy arrays lie between. True for
+    sparse tensors, whose memory is not examined."""
     if tensor.device != buffer.device:
         return False
     if tensor.layout != torch.strided:
@@ -312,9 +326,9 @@ def is_within(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
     return 0 <= tensor.untyped_storage().data_ptr() - storage.data_ptr() < max(1, storage.nbytes())
 
 
-def tensors_in(value: Any) -> list[torch.Tensor] | None:
-    """Lists all tensors in nested tuples, lists and dicts, or returns None if there are other values that may contain
-    some."""
+def find_tensors(value: Any) -> list[torch.Tensor] | None:
+    """Lists all tensors in nested tuples, lists and dicts. Returns None if another object is found that may contain
+    tensors."""
     if isinstance(value, torch.Tensor):
         return [value]
     if value is None or isinstance(value, (str, bytes, int, float)):
@@ -325,7 +339,7 @@ def tensors_in(value: Any) -> list[torch.Tensor] | None:
         return None
     found: list[torch.Tensor] = []
     for item in value:
-        inside = tensors_in(item)
+        inside = find_tensors(item)
         if inside is None:
             return None
         found += inside

@@ -11,8 +11,9 @@ from packstore.stores.base import Reader
 _T = TypeVar("_T")
 
 
-class _Lazy(Sequence[_T]):
-    """Sequence over consecutive records that reads each value on access."""
+class _LazySequence(Sequence[_T]):
+    """Sequence over consecutive records that reads each value on access. A slice is a list; ``repr`` reads two
+    values."""
 
     noun: ClassVar[str]
 
@@ -25,31 +26,33 @@ class _Lazy(Sequence[_T]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(self._length)[index]]
-        return self._read(range(self._start, self._start + self._length)[index])
+        return self._read_value(range(self._start, self._start + self._length)[index])
 
     @abstractmethod
-    def _read(self, record: int) -> _T:
-        """Reads the value of a record."""
+    def _read_value(self, record: int) -> _T:
+        """Reads the value of the store's record ``record``."""
 
     def __repr__(self) -> str:
         values = [f"{value!r:.80}" for value in self[:2]] + ["…"] * (self._length > 2)
         return f"<{self._length:,} {self.noun}: {', '.join(values)}>"
 
 
-class LazyKeys(_Lazy[str]):
-    """Keys of consecutive records."""
+class LazyKeys(_LazySequence[str]):
+    """Keys of consecutive records, read on access."""
 
     noun = "keys"
 
-    def _read(self, record: int) -> str:
+    def _read_value(self, record: int) -> str:
+        """Reads the key; bytes that are not UTF-8 become surrogates."""
         return bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
 
 
-class LazySamples(_Lazy[tuple[str, int]]):
-    """``(key, label)`` of consecutive records."""
+class LazySamples(_LazySequence[tuple[str, int]]):
+    """Pairs ``(key, label)`` of consecutive records, read on access."""
 
     noun = "samples"
 
-    def _read(self, record: int) -> tuple[str, int]:
+    def _read_value(self, record: int) -> tuple[str, int]:
+        """Reads key and label; bytes of the key that are not UTF-8 become surrogates."""
         key = bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
         return key, int(self._reader.value("label", record))

@@ -25,7 +25,9 @@ _thread = threading.local()
 
 
 def make_single_threaded() -> None:
-    """Keeps torch on the calling thread from now on, if OpenMP allows it. Only for our own threads."""
+    """Keeps torch on the calling thread from now on, for threads of our own.
+
+    If OpenMP's number of threads cannot be set, :func:`is_single_threaded` returns False in this thread."""
     _thread.single = _set_openmp_threads(1)
 
 
@@ -51,15 +53,15 @@ def single_threaded() -> Iterator[None]:
 
 
 def _set_openmp_threads(count: int) -> bool:
-    """Sets OpenMP's number of threads for the calling thread. Tells if torch obeys it."""
+    """Sets OpenMP's number of threads for the calling thread, in all loaded libraries. Returns True if torch obeys."""
     torch.get_num_threads()  # torch sets a thread's number when it is first asked, and would set it again later
     for library in _find_openmp_libraries():
         library.omp_set_num_threads(count)
     return torch.get_num_threads() == count
 
 
-def begin_in_fork() -> None:
-    """Keeps torch on the calling thread in a forked child. Call it before torch works there.
+def make_fork_single_threaded() -> None:
+    """Keeps torch on the calling thread if this process is a forked child. Call it before torch works there.
 
     OpenMP's pool does not survive a fork: the first parallel operation would wait for it forever.
     """
@@ -68,6 +70,7 @@ def begin_in_fork() -> None:
 
 
 def _mark_forked() -> None:
+    """Remembers that this process is a forked child."""
     global _forked
     _forked = True
 

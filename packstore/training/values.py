@@ -1,4 +1,4 @@
-"""Reads values of columns other than images, record by record, in the form that a dataset returns."""
+"""Reads values of columns other than images, record by record, as a dataset returns them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from packstore.core.manifest import Column
 from packstore.images.masks import decode_mask, open_mask, read_mask_header
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores.base import Reader
-from packstore.training.pictures import key_of, locate_error, stored_array, stored_bytes
+from packstore.training.pictures import describe_key, locate_error, read_stored_array, read_stored_bytes
 
 
 def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
-    """Converts values of a column, in memory of their own, to a tensor of the column's dtype.
+    """Converts values of a column to a tensor of the column's dtype, over the same memory if possible.
 
     Masks, volumes and clips of 16 bits become int32, since torch has few operations for uint16. uint64 becomes int64 of
-    the same bits.
+    the same bits. Bits of bfloat16 become bfloat16.
     """
     if column.dtype == "bfloat16":
         return torch.from_numpy(values).view(torch.bfloat16)
@@ -44,8 +44,17 @@ class ValueReader:
     device: torch.device
     max_pixels: int = MAX_PIXELS
 
-    def of(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads the value of a record in the form that ``output`` names, or returns None if it is missing."""
+    def read(self, output: str, reader: Reader, record: int) -> Any:
+        """Reads the value of a record as ``output`` of a dataset names it: ``"tensor"``, ``"numpy"``, ``"pil"``,
+        ``"bytes"``. Returns None for a missing value.
+
+        Whole numbers are ``int``; text, JSON and bytes are Python objects; ``"pil"`` and ``"bytes"`` concern masks
+        alone.
+
+        Raises:
+            StoreError: The value is damaged; names the record and its key.
+            DecodeError: The mask cannot be decoded; likewise.
+        """
         column = self.column
         if column.kind == "fixed" and column.traits.has_classes and not column.nullable:
             return int(reader.value(column.name, record))
@@ -56,7 +65,7 @@ class ValueReader:
         except CorruptRecordError:  # it names the record itself
             raise
         except StoreError as error:
-            where = f"record {record} ({key_of(reader, record)}) of {printable(str(reader.path))}"
+            where = f"record {record} ({describe_key(reader, record)}) of {printable(str(reader.path))}"
             raise StoreError(f"{where}: {error}") from None
         if value is None or column.traits.is_object:
             return value
@@ -66,10 +75,11 @@ class ValueReader:
         return array if output == "numpy" else as_tensor(column, array).to(self.device)
 
     def _read_mask(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads a record's mask in the form of ``output``."""
+        """Reads a record's mask as a tensor, an array, a PIL image or bytes. Raises :class:`DecodeError`, which names
+        the record."""
         column = self.column
         if output == "bytes":
-            return bytes(stored_bytes(reader, column, record))
+            return bytes(read_stored_bytes(reader, column, record))
         if column.layout is None:
             data = reader.value(column.name, record)
             try:
@@ -80,7 +90,7 @@ class ValueReader:
             except DecodeError as error:
                 raise locate_error(error, reader, record, column.name) from None
         else:
-            values = stored_array(reader, column, record)
+            values = read_stored_array(reader, column, record)
         if output == "pil":
             from PIL.Image import fromarray
 

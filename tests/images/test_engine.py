@@ -177,7 +177,7 @@ def test_normalised_values_are_those_of_torch(dtype: torch.dtype, normalization:
             for engine in engines():
                 out = torch.full((3, *expected_rows.shape[1:]), 7, dtype=dtype)
                 requests = Requests.of_array(pixels.numpy(), np.array([0]))
-                form = normalizer.form(OutputFormat(planes))
+                form = normalizer.add_to_format(OutputFormat(planes))
                 requests.set_outputs(whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], form)
                 assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
                 assert torch.equal(out[1:2].view(bits), expected_rows.contiguous().view(bits)), engine
@@ -196,7 +196,7 @@ def test_normalised_gray_is_that_of_torch(dtype: torch.dtype) -> None:
             out = torch.full((3, *(expected.permute(0, 3, 1, 2) if planes else expected).shape[1:]), 7, dtype=dtype)
             requests = Requests.of_array(pixels.numpy(), np.array([0]))
             requests.set_outputs(
-                whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], normalizer.form(OutputFormat(planes))
+                whole, whole[:, 2:], whole, None, as_numpy(out)[1:2], normalizer.add_to_format(OutputFormat(planes))
             )
             assert not engine.run(requests, 0, 1, MAX_PIXELS)[0]
             assert torch.equal(out[1].flatten(), expected.flatten())

@@ -295,9 +295,9 @@ def test_sums_of_images() -> None:
 
 
 def test_random_numbers_are_those_of_the_package() -> None:
-    from packstore.training.random_draws import mix
+    from packstore.training.random_draws import mix_bits
 
-    bits = mix((np.arange(12 * 10 * 3, dtype=np.int64) * 0x9E3779B9 + (5 | 600 << 16)) & 0xFFFFFFFF)
+    bits = mix_bits((np.arange(12 * 10 * 3, dtype=np.int64) * 0x9E3779B9 + (5 | 600 << 16)) & 0xFFFFFFFF)
     total = sum(bits >> shift & 255 for shift in (0, 8, 16, 24)) - 510
     normal = (total.astype(np.float32) / np.float32(((256**2 - 1) / 3) ** 0.5)).reshape(12, 10, 3)
     images = photos(1, 20, 30)

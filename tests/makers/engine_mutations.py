@@ -277,8 +277,8 @@ MUTATIONS = [
     Mutation("answer.c", "box->left <= width - box->width;", "box->left <= width;"),
     Mutation(
         "answer.c",
-        "(int64_t)headers->height * headers->width <= max_pixels &&\n                   is_within",
-        "is_within",
+        "(int64_t)headers->height * headers->width <= max_pixels &&\n                   shares_memory",
+        "shares_memory",
     ),
     Mutation(
         "answer.c",

@@ -26,8 +26,8 @@ from packstore.training.augment.operations import (
     apply_operations,
     output_size,
     plan_operations,
-    render,
     split_operations,
+    write_crop,
 )
 from packstore.training.augment.resample import crop_and_resize_each, resize, resize_by_products
 from packstore.training.random_draws import Draws
@@ -288,7 +288,7 @@ def pillow_resize(images: Tensor, size: tuple[int, int]) -> Tensor:
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 500))
 def test_a_planned_resize_has_the_size_of_the_other(height: int, width: int, size: int) -> None:
-    crops = Resize(size).plan(Crops.full(np.array([[height, width]])), draws(1))
+    crops = Resize(size).plan_crops(Crops.full(np.array([[height, width]])), draws(1))
     assert tuple(crops.size[0].tolist()) == Resize(size).size_after((height, width))
 
 
@@ -378,7 +378,7 @@ def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
     sizes = np.random.default_rng(1).integers(1, 900, (3000, 2))
     sizes[:1000] = np.exp(np.random.default_rng(2).uniform(0, 7, (1000, 2)))
     d = Draws(4, 2, np.arange(3000), 0)
-    crops = RandomResizedCrop((32, 40), scale, ratio).plan(Crops.full(sizes), d)
+    crops = RandomResizedCrop((32, 40), scale, ratio).plan_crops(Crops.full(sizes), d)
     assert (crops.size == [32, 40]).all()
     assert (crops.window == [0, 0, 32, 40]).all()
     assert (crops.box[:, :2] >= 0).all()
@@ -397,7 +397,7 @@ def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
             assert (top, left) == (one.integers(height - h + 1, 20)[0], one.integers(width - w + 1, 21)[0])
     assert 0 < fallbacks < 3000
     # torch gives the same to the last bit.
-    theirs = RandomResizedCrop((32, 40), scale, ratio).plan(
+    theirs = RandomResizedCrop((32, 40), scale, ratio).plan_crops(
         Crops.full(torch.from_numpy(sizes)), Draws(4, 2, torch.arange(3000), 0)
     )
     assert np.array_equal(theirs.box.numpy(), crops.box)
@@ -406,7 +406,9 @@ def test_random_boxes_are_those_of_torchvision(scale: Any, ratio: Any) -> None:
 def test_random_boxes_have_the_distribution_of_torchvision() -> None:
     count, height, width, scale, ratio = 20_000, 300, 400, (0.08, 1.0), (3 / 4, 4 / 3)
     box = (
-        RandomResizedCrop(8).plan(Crops.full(np.tile([[height, width]], (count, 1))), Draws(3, 0, np.arange(count))).box
+        RandomResizedCrop(8)
+        .plan_crops(Crops.full(np.tile([[height, width]], (count, 1))), Draws(3, 0, np.arange(count)))
+        .box
     )
     random = np.random.default_rng(5)
     simulated = [torchvision_box(height, width, scale, ratio, random.random(20).tolist()) for _ in range(count)]
@@ -436,7 +438,7 @@ def test_log_uniform(low: float, high: float) -> None:
 
 
 def decoded(ops: Sequence[Any], images: Sequence[NDArray[np.uint8]], d: Draws) -> list[NDArray[np.uint8]]:
-    """Images ``(H, W, 3)`` after ``ops`` by plan and render."""
+    """Images ``(H, W, 3)`` after ``ops`` by plan and write_crop."""
     crops = plan_operations(
         ops, np.array([i.shape[:2] for i in images]).reshape(-1, 2), Draws(d.seed, d.epoch, d.records.numpy())
     )
@@ -446,7 +448,7 @@ def decoded(ops: Sequence[Any], images: Sequence[NDArray[np.uint8]], d: Draws) -
         out = np.full((*crops.window[i, 2:].tolist(), 3), 99, np.uint8)
         region = image[top : top + height, left : left + width]
         region.flags.writeable = False
-        render(region, crops, i, out)
+        write_crop(region, crops, i, out)
         found.append(out)
     return found
 
@@ -617,7 +619,7 @@ def full(height: int, width: int) -> Crops:
 
 
 def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
-    crops = Resize(10).plan(CenterCrop((16, 20)).plan(full(24, 31), draws(1)), draws(1))
+    crops = Resize(10).plan_crops(CenterCrop((16, 20)).plan_crops(full(24, 31), draws(1)), draws(1))
     assert crops.box.tolist() == [[4, 6, 16, 20]]
     assert crops.size.tolist() == [[10, 12]]
     assert crops.window.tolist() == [[0, 0, 10, 12]]
@@ -652,11 +654,17 @@ def test_a_resize_of_a_crop_is_planned_where_it_is_exact() -> None:
         ),
         (lambda: RandomCrop(4, 5, "symmetric")(batch(1, 4, 9), draws(1)), "for these at most 4"),
         (
-            lambda: RandomCrop(9).plan(full(9, 8), Draws(0, 0, np.array([17]))),
+            lambda: RandomCrop(9).plan_crops(full(9, 8), Draws(0, 0, np.array([17]))),
             "record 17 is 9x8 there, smaller than .* 9x9",
         ),
-        (lambda: Resize(3).plan(Resize(4).plan(full(9, 8), draws(1)), draws(1)), "resized or padded already"),
-        (lambda: RandomResizedCrop(3).plan(CenterCrop(9).plan(full(9, 8), draws(1)), draws(1)), "padded already"),
+        (
+            lambda: Resize(3).plan_crops(Resize(4).plan_crops(full(9, 8), draws(1)), draws(1)),
+            "resized or padded already",
+        ),
+        (
+            lambda: RandomResizedCrop(3).plan_crops(CenterCrop(9).plan_crops(full(9, 8), draws(1)), draws(1)),
+            "padded already",
+        ),
     ],
 )
 def test_what_cannot_be(call: Callable[[], Any], message: str) -> None:

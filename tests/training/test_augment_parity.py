@@ -27,7 +27,7 @@ from packstore.images.programs import (
     warp_flags,
 )
 from packstore.training.augment.interpreter import run_by_torch, run_program
-from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.matrices import inverse_affine, inverse_rotation
 from packstore.training.augment.policies import write_steps
 from packstore.training.random_draws import Draws
 from tests.makers.torchvision import import_torchvision
@@ -148,7 +148,7 @@ WAYS = pytest.mark.parametrize("run", [run_by_torch, run_program])
 @pytest.mark.parametrize("op", OPERATIONS, ids=str)
 def test_steps_are_those_of_torchvision(tv: Any, op: Any, size: tuple[int, int], run: Any) -> None:
     count = 6
-    program = op.program(draws(count, seed=3), size)
+    program = op.draw_program(draws(count, seed=3), size)
     images = photos(count, *size)
     before = images.clone()
     assert torch.equal(op(images, Draws(3, 0, torch.arange(count))), run_program(images, program))
@@ -168,7 +168,7 @@ def test_steps_are_those_of_torchvision(tv: Any, op: Any, size: tuple[int, int],
 def test_blur_is_that_of_torchvision(tv: Any, kernel: Any, size: tuple[int, int], run: Any) -> None:
     op = A.GaussianBlur(kernel, (0.1, 5.0))
     images = photos(4, *size)
-    program = op.program(draws(4), size)
+    program = op.draw_program(draws(4), size)
     for found, image, each in zip(run(images, program), images, program[:, 0], strict=True):
         agree(found, by_torchvision(tv, image, each), exact=False)
 
@@ -196,7 +196,7 @@ def test_warps_are_those_of_torchvision(
     named = {"fill": list(fill) if fill else None, "interpolation": mode}
     matrix = inverse_affine(4, angle, (shift, -shift), scale, (shear, shear / 2))
     found = run(images, step(4, Code.AFFINE, *matrix.T, flags=flags))
-    turned = run(images, step(4, Code.AFFINE, *rotation(4, angle).T, flags=flags))
+    turned = run(images, step(4, Code.AFFINE, *inverse_rotation(4, angle).T, flags=flags))
     for n in range(4):
         expected = F.affine(images[n], angle[n], [shift[n], -shift[n]], scale[n], [shear[n], shear[n] / 2], **named)
         share_equal(found[n], expected, interpolation)
@@ -295,7 +295,7 @@ def test_policies_draw_as_torchvision(tv: Any, op: Any, text: str) -> None:
     trials = 20000 if text.startswith("Trivial") else 4000  # of many magnitudes each is rare
     for _ in range(trials):
         theirs(image)
-    ours = named_steps(op.program(draws(10 * trials, seed=5), size))
+    ours = named_steps(op.draw_program(draws(10 * trials, seed=5), size))
     for row in ours:
         for one in row:
             counts.setdefault(one, [0, 0])[0] += 0.1
@@ -312,7 +312,7 @@ def test_policies_draw_as_torchvision(tv: Any, op: Any, text: str) -> None:
 def test_augmix_mixes_its_chains() -> None:
     images = photos(5, 40, 30)
     for op in (A.AugMix(), A.AugMix(10, 2, 4, 0.5, all_ops=False)):
-        chains, weights = op.chains(draws(5, seed=2), (40, 30))
+        chains, weights = op.draw_chains(draws(5, seed=2), (40, 30))
         assert np.allclose(weights.sum(1), 1, atol=1e-6)
         expected = images * torch.from_numpy(weights[:, 0])[:, None, None, None]
         for n, program in enumerate(chains):
@@ -320,7 +320,11 @@ def test_augmix_mixes_its_chains() -> None:
                 expected + run_program(images, program) * torch.from_numpy(weights[:, n + 1])[:, None, None, None]
             )
         agree(apply(op, images, draws(5, seed=2)), expected.clamp(0, 255).to(torch.uint8), exact=False)
-        agree(run_by_torch(images, op.program(draws(5, seed=2), (40, 30))), apply(op, images, draws(5, seed=2)), False)
+        agree(
+            run_by_torch(images, op.draw_program(draws(5, seed=2), (40, 30))),
+            apply(op, images, draws(5, seed=2)),
+            False,
+        )
 
 
 def test_beta_and_dirichlet_have_their_moments() -> None:
@@ -382,11 +386,11 @@ def test_noise_has_the_deviation_that_it_says() -> None:
     assert erased[erased != 128].std() > 50
 
 
-@pytest.mark.parametrize("op", [op for op in ALL if hasattr(op, "program")], ids=str)
+@pytest.mark.parametrize("op", [op for op in ALL if hasattr(op, "draw_program")], ids=str)
 def test_the_engine_and_torch_give_nearly_the_same(op: Any) -> None:
     """Step by step within 1 of 255; warps may take another of two pixels that are as near."""
     images = photos(5, 48, 64)
-    program = op.program(draws(5, seed=1), (48, 64))
+    program = op.draw_program(draws(5, seed=1), (48, 64))
     sums = bool(np.isin(program["code"], (Code.KEEP, Code.ADD, Code.MIX)).any())  # which belong together
     for one in [program] if sums else [program[:, [column]] for column in range(program.shape[1])]:
         found, expected = run_program(images, one), run_by_torch(images, one)
@@ -398,15 +402,15 @@ def test_the_engine_and_torch_give_nearly_the_same(op: Any) -> None:
 
 @given(st.data())
 def test_random_chains_run_as_their_steps(data: st.DataObject) -> None:
-    chain = data.draw(st.lists(st.sampled_from([op for op in ALL if hasattr(op, "program")]), max_size=6))
+    chain = data.draw(st.lists(st.sampled_from([op for op in ALL if hasattr(op, "draw_program")]), max_size=6))
     height, width, count = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
     images = photos(count, height, width, data.draw(st.integers(0, 9)))
-    programs = [op.program(draws(count).child(n), (height, width)) for n, op in enumerate(chain)]
+    programs = [op.draw_program(draws(count).child(n), (height, width)) for n, op in enumerate(chain)]
     expected = images
     for program in programs:
         expected = run_program(expected, program)
     assert torch.equal(run_program(images, join_programs(programs, count)), expected)
-    found = A.Compose(chain).program(draws(count), (height, width))
+    found = A.Compose(chain).draw_program(draws(count), (height, width))
     assert np.array_equal(found, join_programs(programs, count))
 
 

@@ -24,7 +24,7 @@ from packstore.core.manifest import Column, Origin
 from packstore.stores import create_store, open_store, sparingly_checked
 from packstore.stores.sparingly_checked import ARRAY_SHARE, SparinglyCheckedReader
 from packstore.testing.records import make_records, write
-from packstore.training.loader.checks import Checks
+from packstore.training.loader.checks import ChecksumPolicy
 from tests.makers.stores import files_of
 
 SUFFIXES = ("lmdb", "h5", "pth")
@@ -208,7 +208,9 @@ def test_epochs_share_arrays_out(pack: Pack) -> None:
     records = np.random.default_rng(1).permutation(FLIPS)[:100]
 
     def rows(epoch: int, every: bool = False, checksums: Any = "auto") -> list[int]:
-        return [*Checks(dataset.reader, checksums, ("image", "label")).choose(records, epoch, every).rows]
+        return [
+            *ChecksumPolicy(dataset.reader, checksums, ("image", "label")).choose_checksums(records, epoch, every).rows
+        ]
 
     assert sorted(row for epoch in range(ARRAY_SHARE) for row in rows(epoch)) == list(range(100))
     assert all(rows(epoch) == rows(epoch + ARRAY_SHARE) for epoch in range(3))

@@ -212,7 +212,7 @@ def test_shares_are_exact_at_any_place(sizes: list[int], data: st.DataObject) ->
     edges = np.cumsum([0, *sizes])
     seen = np.zeros(sum(sizes), np.int64)
     for epoch in range(2):
-        ids = mixture.ids(np.arange(mixture.count), seed, epoch, shuffle)
+        ids = mixture.ids_at(np.arange(mixture.count), seed, epoch, shuffle)
         assert len(np.unique(ids)) == len(ids)
         records = ids & MASK
         stores = np.searchsorted(edges, records, "right") - 1
@@ -225,7 +225,7 @@ def test_shares_are_exact_at_any_place(sizes: list[int], data: st.DataObject) ->
             assert (abs(counts - exact) <= 1).all()
         # Any part of the sequence is worked out by itself.
         some = data.draw(st.lists(st.integers(0, mixture.count - 1), min_size=1, max_size=20))
-        assert mixture.ids(np.array(some, np.int64), seed, epoch, shuffle).tolist() == ids[some].tolist()
+        assert mixture.ids_at(np.array(some, np.int64), seed, epoch, shuffle).tolist() == ids[some].tolist()
     for first, stop in pairwise(edges):
         assert seen[first:stop].max() - seen[first:stop].min() <= 1
 
@@ -246,9 +246,9 @@ def test_stores_that_are_fetched_come_shard_by_shard(sizes: list[int], data: st.
     batch = data.draw(st.integers(1, 700))
     edges, seen = np.cumsum([0, *sizes]), np.zeros(sum(sizes), np.int64)
     for epoch in range(2):
-        records = mixture.ids(np.arange(mixture.count), seed, epoch, shuffle, shards) & MASK
+        records = mixture.ids_at(np.arange(mixture.count), seed, epoch, shuffle, shards) & MASK
         np.add.at(seen, records, 1)
-        reads = mixture.reads(seed, epoch, shuffle, batch, shards)
+        reads = mixture.shard_reads(seed, epoch, shuffle, batch, shards)
         if not fetched:
             assert reads is None
             continue

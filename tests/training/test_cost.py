@@ -14,7 +14,7 @@ from packstore.stores import open_store
 from packstore.stores.remote.publish import upload_store
 from packstore.stores.remote.reader import RemoteReader
 from packstore.testing.records import make_records, write
-from packstore.training.cost import Cost, costs
+from packstore.training.cost import Cost, compute_costs
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
 
@@ -37,7 +37,7 @@ def url(bucket: Path, tmp_path: Path) -> UrlPath:
 
 def by_name(url: UrlPath, budget: int, nodes: int = 1) -> dict[str, Cost]:
     with open_store(url) as reader:
-        return {cost.what: cost for cost in costs(reader.manifest, reader.disk_bytes(), budget, nodes)}
+        return {cost.what: cost for cost in compute_costs(reader.manifest, reader.disk_bytes(), budget, nodes)}
 
 
 def test_an_epoch_that_fits_into_the_cache(url: UrlPath) -> None:
@@ -60,7 +60,7 @@ def test_an_epoch_in_a_random_order_that_does_not_fit(tmp_path: Path) -> None:
     assert manifest.shards is not None
     shards = len(manifest.shards)
     total = int(manifest.shards.table["nbytes"].sum())
-    found = {cost.what: cost for cost in costs(manifest, 0, total * 3 // 4)}
+    found = {cost.what: cost for cost in compute_costs(manifest, 0, total * 3 // 4)}
     cost = found["epoch in full shuffle, about"]
     rng, held, missed = np.random.default_rng(0), list[int](), 0
     for _ in range(20):
@@ -114,7 +114,9 @@ def test_an_epoch_in_lanes_fetches_what_is_said(
     total = int(manifest.shards.table["nbytes"].sum())
     monkeypatch.setenv("PACKSTORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PACKSTORE_CACHE_SIZE", str(int(total * share)))
-    said = next(c for c in costs(manifest, 0, int(total * share), batch_size=8) if c.what.startswith("epoch in lanes"))
+    said = next(
+        c for c in compute_costs(manifest, 0, int(total * share), batch_size=8) if c.what.startswith("epoch in lanes")
+    )
     dataset = packstore.PackedDataset(url)
     loader = packstore.PackedLoader(dataset, 8, shuffle=True, resident=False, workers=1)
     assert sum(len(labels) for _, labels in loader) == manifest.records

@@ -84,7 +84,7 @@ def test_buffers_are_page_locked_and_used_again(cuda: torch.device) -> None:
     for number in range(8):
         slot = ring.acquire()
         assert slot is not None
-        buffer = ring.buffer(slot, 0, (64, 1024), torch.uint8)
+        buffer = ring.get_buffer(slot, 0, (64, 1024), torch.uint8)
         assert buffer.is_pinned()
         seen.add(buffer.data_ptr())
         buffer.fill_(number)
@@ -105,7 +105,7 @@ def test_a_slot_is_not_written_before_its_copy_is_done(cuda: torch.device) -> No
     for number in range(4):
         slot = ring.acquire()
         assert slot is not None
-        buffer = ring.buffer(slot, 0, (1 << 20,), torch.uint8)
+        buffer = ring.get_buffer(slot, 0, (1 << 20,), torch.uint8)
         buffer.fill_(number)
         with torch.cuda.stream(transport._stream):
             torch.cuda._sleep(BUSY)
@@ -118,7 +118,7 @@ def test_a_slot_is_not_written_before_its_copy_is_done(cuda: torch.device) -> No
 def test_receiving_does_not_wait_on_the_host(cuda: torch.device) -> None:
     transport = transport_to(cuda)
     assert isinstance(transport, CudaTransport)
-    buffer = transport.empty((1 << 20,), torch.uint8).fill_(7)
+    buffer = transport.allocate((1 << 20,), torch.uint8).fill_(7)
     with torch.cuda.stream(transport._stream):
         torch.cuda._sleep(20 * BUSY)
     shipment = transport.send((buffer,), lambda tensors: tensors[0])

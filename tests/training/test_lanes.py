@@ -37,7 +37,7 @@ def lanes(shards: int, global_batch: int, ranks: int = 1, rank: int = 0, **optio
 
 
 def sequence(order: Order, epoch: int = 0) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = order.sequence(epoch, np.arange(order.count))
+    found: NDArray[np.int64] = order.records_at(epoch, np.arange(order.count))
     return found
 
 
@@ -97,9 +97,9 @@ def test_any_number_of_ranks_gives_the_same_global_batches(shards: int, drop_las
         for number in (
             numbers - {whole.count_batches() - 1} if parts[0].count_batches() < whole.count_batches() else numbers
         ):
-            joined = np.concatenate([part.batch(2, number) for part in parts])
-            assert joined.tolist()[:24] == whole.batch(2, number).tolist()
-    records = np.concatenate([whole.batch(2, number) for number in range(whole.count_batches())])
+            joined = np.concatenate([part.batch_records(2, number) for part in parts])
+            assert joined.tolist()[:24] == whole.batch_records(2, number).tolist()
+    records = np.concatenate([whole.batch_records(2, number) for number in range(whole.count_batches())])
     assert np.unique(records).size == records.size == whole.count - whole.dropped_count
 
 
@@ -111,7 +111,7 @@ def test_each_epoch_is_dealt_anew_and_seeds_differ() -> None:
         assert (shard_of(order, first) == shard_of(order, other)).mean() < 0.1
     assert np.array_equal(first, sequence(pickle.loads(pickle.dumps(order))))
     # The same whatever was asked for before.
-    assert order.batch(0, 7).tolist() == lanes(40, 24).batch(0, 7).tolist()
+    assert order.batch_records(0, 7).tolist() == lanes(40, 24).batch_records(0, 7).tolist()
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_eight_nodes_fetch_each_shard_about_once(shards: int, global_batch: int,
         kept: OrderedDict[int, None] = OrderedDict()
         room = -(-made.lanes // 8) * (made.depth + 1)
         for number in range(order.count_batches()):
-            for shard in np.unique(shard_of(order, order.batch(0, number))).tolist():
+            for shard in np.unique(shard_of(order, order.batch_records(0, number))).tolist():
                 fetches += shard not in kept
                 kept[shard] = None
                 kept.move_to_end(shard)
@@ -165,7 +165,7 @@ def test_eight_nodes_fetch_each_shard_about_once(shards: int, global_batch: int,
 def test_reads_are_what_a_rank_reads(ranks: int, shards: int) -> None:
     for rank in {0, ranks // 2, ranks - 1}:
         order = lanes(shards, 64, ranks, rank)
-        reads = order.reads(5)
+        reads = order.shard_reads(5)
         assert reads is not None
         assert (np.diff(reads.first) >= 0).all()
         assert (reads.first <= reads.last).all()
@@ -173,7 +173,7 @@ def test_reads_are_what_a_rank_reads(ranks: int, shards: int) -> None:
         found = {
             (shard, number)
             for number in range(order.count_batches() - (0 < order.count % 64 < ranks))
-            for shard in shard_of(order, order.batch(5, number)).tolist()
+            for shard in shard_of(order, order.batch_records(5, number)).tolist()
         }
         assert found <= foreseen
         # And little else: each shard is read by its rank, in a window that is not much longer than it takes.
@@ -183,14 +183,14 @@ def test_reads_are_what_a_rank_reads(ranks: int, shards: int) -> None:
 def test_reads_in_the_order_of_the_store() -> None:
     starts, length = shards_of(20)
     order = Order(length, 10, shards=starts, world_size=3, rank=1)
-    reads = order.reads(0)
+    reads = order.shard_reads(0)
     assert reads is not None
     assert reads.shards.tolist() == list(range(20))
     for number in range(order.count_batches()):
-        needed = set(shard_of(order, order.batch(0, number)).tolist())
+        needed = set(shard_of(order, order.batch_records(0, number)).tolist())
         assert needed <= {s for s, f, t in zip(*reads, strict=True) if f <= number <= t}
-    assert Order(length, 10, shuffle=True).reads(0) is None
-    assert Order(length, 10, shards=starts, indices=np.arange(9)).reads(0) is None
+    assert Order(length, 10, shuffle=True).shard_reads(0) is None
+    assert Order(length, 10, shards=starts, indices=np.arange(9)).shard_reads(0) is None
 
 
 def test_a_lane_is_done_with_a_window_before_the_next() -> None:
@@ -251,7 +251,7 @@ def test_a_batch_costs_the_same_in_every_epoch_and_place() -> None:
     """Of 20,000 shards and a hundred million records, a batch computes only with its own."""
     starts = np.arange(20_000) * 5000
     order = Order(10**8, 512, shuffle=True, shards=starts, world_size=8, rank=3)
-    touched = np.concatenate([order.batch(0, number) for number in range(0, 1000, 10)])
+    touched = np.concatenate([order.batch_records(0, number) for number in range(0, 1000, 10)])
     assert np.unique(shard_of(order, touched)).size <= 1.3 * 1000 * 512 / 5000
-    last = order.batch(10**6, order.count_batches() - 1)
+    last = order.batch_records(10**6, order.count_batches() - 1)
     assert np.unique(last).size == len(last) == 10**8 % 4096 // 8

@@ -51,7 +51,7 @@ def test_samples_are_keys_and_labels(folder: Path, store: Path) -> None:
 def test_samples_are_read_as_they_are_asked_for(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = PackedDataset(store, "train").samples
     asked = []
-    monkeypatch.setattr(type(samples), "_read", lambda self, record: asked.append(record) or ("key", 0))
+    monkeypatch.setattr(type(samples), "_read_value", lambda self, record: asked.append(record) or ("key", 0))
     assert (len(samples), asked) == (12, [])
     assert (samples[3], asked) == (("key", 0), [3])
 

@@ -837,14 +837,14 @@ def test_a_view_by_numpy_is_not_written_over(
 
 def test_buffers_do_not_grow_over_epochs(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    empty = packstore.training.ring.HostTransport.empty
+    empty = packstore.training.ring.HostTransport.allocate
 
     def counting(self: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         tensor = empty(self, shape, dtype)
         made.append(tensor.nbytes)
         return tensor
 
-    monkeypatch.setattr(packstore.training.ring.HostTransport, "empty", counting)
+    monkeypatch.setattr(packstore.training.ring.HostTransport, "allocate", counting)
     ds = PackedDataset(stores("files.lmdb"), "train")
     loader = PackedLoader(ds, 2, augment=[*RAGGED, lambda x: x.float()], prefetch=2)
     all_batches(loader)

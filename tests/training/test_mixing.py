@@ -13,7 +13,7 @@ import torch
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import BatchMixer, CutMix, Draws, MixedLabels, MixUp, RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.errors import UsageError
-from packstore.training.augment.mixing import STREAM
+from packstore.training.augment.mixing import MIXING_STREAM
 from tests.makers.torchvision import import_torchvision, skip_before
 
 
@@ -23,7 +23,7 @@ def tv() -> Any:
 
 
 def draws(count: int, seed: int = 0, first: int = 0) -> Draws:
-    return Draws(seed, 0, np.arange(first, first + count), STREAM)
+    return Draws(seed, 0, np.arange(first, first + count), MIXING_STREAM)
 
 
 def images(count: int, size: tuple[int, int] = (24, 31), dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_a_batch_is_mixed_as_by_torchvision(tv: Any, mixer: Any, seed: int) -> N
     skip_before(21)
     batch, labels = images(7), torch.arange(7) % 5
     mix = BatchMixer([mixer])
-    drawn = mix.draw(draws(7, seed), (24, 31))
+    drawn = mix.draw_mix(draws(7, seed), (24, 31))
     share = float(drawn.share[0])
     assert (drawn.share == share).all()
     theirs = getattr(tv.transforms.v2, type(mixer).__name__)(num_classes=5)
@@ -55,7 +55,7 @@ def test_a_batch_is_mixed_as_by_torchvision(tv: Any, mixer: Any, seed: int) -> N
 def test_boxes_are_those_of_torchvision() -> None:
     """Its formulas, from the same share and middle."""
     mix = BatchMixer([CutMix(1.0)], mode="elem")
-    drawn = mix.draw(draws(500), (24, 31))
+    drawn = mix.draw_mix(draws(500), (24, 31))
     heights, widths = drawn.box[:, 2] - drawn.box[:, 0], drawn.box[:, 3] - drawn.box[:, 1]
     assert (heights <= 24).all()
     assert (heights >= 0).all()
@@ -68,7 +68,7 @@ def test_boxes_are_those_of_torchvision() -> None:
 @pytest.mark.parametrize("mode", ["pair", "elem"])
 def test_pairs_and_elements_are_mixed_with_the_opposite_row(mode: Any, count: int) -> None:
     mix = BatchMixer([MixUp(0.8), CutMix(1.0)], mode=mode, p=0.7)
-    drawn = mix.draw(draws(count, 5), (24, 31))
+    drawn = mix.draw_mix(draws(count, 5), (24, 31))
     batch = images(count)
     found = drawn.mix_images(batch)
     for row in range(count):
@@ -87,7 +87,7 @@ def test_pairs_and_elements_are_mixed_with_the_opposite_row(mode: Any, count: in
 
 
 def test_switching_and_probability_are_kept() -> None:
-    drawn = BatchMixer([MixUp(0.5), CutMix(1.0)], p=0.6, weights=(1, 3), mode="elem").draw(draws(20000), (100, 100))
+    drawn = BatchMixer([MixUp(0.5), CutMix(1.0)], p=0.6, weights=(1, 3), mode="elem").draw_mix(draws(20000), (100, 100))
     mixed = drawn.share < 1
     assert abs(mixed.mean() - 0.6) < 0.02
     assert abs(drawn.cuts[mixed].mean() - 0.75) < 0.02
@@ -96,7 +96,7 @@ def test_switching_and_probability_are_kept() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.bfloat16, torch.float64])
 def test_all_types_are_mixed(dtype: torch.dtype) -> None:
     batch = images(4, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    drawn = BatchMixer([MixUp(1.0), CutMix(1.0)], mode="elem").draw(draws(4, 3), (24, 31))
+    drawn = BatchMixer([MixUp(1.0), CutMix(1.0)], mode="elem").draw_mix(draws(4, 3), (24, 31))
     found = drawn.mix_images(batch)
     assert found.dtype == dtype
     assert found.is_contiguous(memory_format=torch.channels_last)
@@ -105,7 +105,7 @@ def test_all_types_are_mixed(dtype: torch.dtype) -> None:
 
 def test_labels_are_smoothed_as_by_timm() -> None:
     labels, mix = torch.tensor([0, 2, 1, 2]), BatchMixer([MixUp(1.0)], label_smoothing=0.1, mode="elem")
-    drawn = mix.draw(draws(4), (8, 8))
+    drawn = mix.draw_mix(draws(4), (8, 8))
     on, off = 1 - 0.1 + 0.1 / 4, 0.1 / 4
     plain = torch.full((4, 4), off)
     plain[torch.arange(4), labels] = on
@@ -131,7 +131,7 @@ def test_what_cannot_be_is_refused() -> None:
     ):
         with pytest.raises(UsageError):
             make()
-    drawn = BatchMixer([MixUp()]).draw(draws(2), (8, 8))
+    drawn = BatchMixer([MixUp()]).draw_mix(draws(2), (8, 8))
     with pytest.raises(UsageError, match="num_classes"):
         BatchMixer([MixUp()]).mix_labels(torch.tensor([0, 1]), drawn, None)
     with pytest.raises(UsageError, match="a label is 7, and there are 5 classes"):

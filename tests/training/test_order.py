@@ -131,7 +131,7 @@ def test_an_impossible_length(length: int) -> None:
 def epoch_of(epoch: int, **options: Any) -> list[list[NDArray[np.int64]]]:
     """Batches of each rank."""
     ranks = [Order(rank=r, **options) for r in range(options.get("world_size", 1))]
-    return [[o.batch(epoch, n) for n in range(o.count_batches(epoch))] for o in ranks]
+    return [[o.batch_records(epoch, n) for n in range(o.count_batches(epoch))] for o in ranks]
 
 
 OPTIONS = st.fixed_dictionaries(
@@ -184,15 +184,15 @@ def test_ranks_share_an_epoch(options: dict[str, Any], shuffle: dict[str, Any], 
     assert order.dropped_count == (left if order.count_batches() else order.count)
     # A number of batches is a position in the sequence, and back.
     for batches in range(order.count_batches() + 1):
-        assert order.position(batches) == sum(len(b[n]) for b in ranks for n in range(batches))
-        assert order.batches_before(order.position(batches)) == batches
+        assert order.count_records(batches) == sum(len(b[n]) for b in ranks for n in range(batches))
+        assert order.batches_before(order.count_records(batches)) == batches
     # Global batches are parts of one sequence, which does not depend on the number of ranks.
-    sequence = order.sequence(epoch, np.arange(order.count))
+    sequence = order.records_at(epoch, np.arange(order.count))
     joined = [np.concatenate([batches[n] for batches in ranks]) for n in range(order.count_batches())]
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *joined]), sequence[: seen.size])
     one = Order(**{**options, "world_size": 1, "batch_size": whole})
-    assert one.sequence(epoch, np.arange(order.count)).tolist() == sequence.tolist()
-    found = order.sequence(epoch, torch.arange(order.count))
+    assert one.records_at(epoch, np.arange(order.count)).tolist() == sequence.tolist()
+    found = order.records_at(epoch, torch.arange(order.count))
     assert found.tolist() == sequence.tolist()
     assert found.dtype == torch.int64
     if not options.get("shuffle"):
@@ -237,7 +237,7 @@ def test_the_tail(length: int, world_size: int, drop_last: bool, sizes: list[lis
 def test_a_window_reads_few_blocks() -> None:
     length, block, window = 10_050, 100, 4
     order = Order(length, 50, shuffle=True, block=block, window=window)
-    sequence = order.sequence(1, np.arange(length))
+    sequence = order.records_at(1, np.arange(length))
     for start in range(0, length, block * window):
         part = sequence[start : start + block * window]
         assert np.unique(part // block).size <= window + 2
@@ -246,7 +246,7 @@ def test_a_window_reads_few_blocks() -> None:
     assert all(np.unique(first[i : i + 50] // block).size >= 3 for i in range(0, first.size, 50))
     assert (np.diff(sequence) == 1).mean() < 0.02
     # Blocks lie at other places in the next epoch.
-    places = [np.argsort(order.sequence(e, np.arange(length))) // block for e in range(30)]
+    places = [np.argsort(order.records_at(e, np.arange(length))) // block for e in range(30)]
     assert abs(np.mean([np.corrcoef(places[0], p)[0, 1] for p in places[1:]])) < 0.15
     means = np.mean(places, 0)
     assert np.abs(means - means.mean()).max() < 5 * np.sqrt(100**2 / 12 / 30)
@@ -254,7 +254,7 @@ def test_a_window_reads_few_blocks() -> None:
 
 def test_the_short_block_comes_anywhere() -> None:
     order = Order(103, 10, shuffle=True, block=10, window=1)
-    at = [int(np.flatnonzero(order.sequence(e, np.arange(103)) == 101)[0]) // 10 for e in range(300)]
+    at = [int(np.flatnonzero(order.records_at(e, np.arange(103)) == 101)[0]) // 10 for e in range(300)]
     assert set(at) == set(range(11))
 
 
@@ -262,18 +262,18 @@ def test_indices_may_repeat_and_are_kept() -> None:
     indices = np.array([5, 5, 2], np.int32)
     order = Order(6, 2, indices=indices)
     indices[:] = 0
-    assert order.batch(0, 0).tolist() == [5, 5]
-    assert order.batch(0, 1).tolist() == [2]
-    assert order.batch(0, 1).dtype == np.int64
+    assert order.batch_records(0, 0).tolist() == [5, 5]
+    assert order.batch_records(0, 1).tolist() == [2]
+    assert order.batch_records(0, 1).dtype == np.int64
     shuffled = Order(6, 3, indices=[5, 5, 2], shuffle=True)  # type: ignore[arg-type]
-    assert {tuple(shuffled.batch(e, 0).tolist()) for e in range(30)} == {(5, 5, 2), (5, 2, 5), (2, 5, 5)}
+    assert {tuple(shuffled.batch_records(e, 0).tolist()) for e in range(30)} == {(5, 5, 2), (5, 2, 5), (2, 5, 5)}
 
 
 def test_a_batch_that_is_not_there() -> None:
     order = Order(10, 4)
     for number in (-1, 3):
         with pytest.raises(UsageError, match=f"no batch {number}: an epoch has 3 batches"):
-            order.batch(0, number)
+            order.batch_records(0, number)
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def test_a_function_with_a_generator_may_resize_and_fail(stores: Stores) -> None
 def test_records_that_are_skipped_are_not_given_to_functions(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     from packstore.training.loader.assemble import Assembler
 
-    fill = Assembler.fill
+    fill = Assembler.fill_rows
 
     def failing(self: Any, prepared: Any, first: int, stop: int, errors: Any) -> list[int]:
         return fill(self, prepared, first, stop, errors) + [row for row in (2, 5) if first <= row < stop]
@@ -202,7 +202,7 @@ def test_records_that_are_skipped_are_not_given_to_functions(stores: Stores, mon
     dataset = PackedDataset(stores("cifar.lmdb"), "train", columns=("image", "key"))
     augment = [PerImage(_noisy, generator=True)]
     whole = _loaded(dataset, augment=augment, resident=False, indices=range(16))
-    monkeypatch.setattr(Assembler, "fill", failing)
+    monkeypatch.setattr(Assembler, "fill_rows", failing)
     loader = PackedLoader(
         dataset, 8, seed=3, augment=augment, resident=False, indices=range(16), on_error="skip", workers=3
     )

@@ -15,7 +15,7 @@ from packstore.augment import RandomErasing, RandomHorizontalFlip, RandomResized
 from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.images.engine import Requests
 from packstore.training.loader import planning
-from packstore.training.loader.planning import Group, group_batches
+from packstore.training.loader.planning import BatchGroup, group_batches
 from tests.makers.datasets import write_image
 
 RECORDS = 45
@@ -37,14 +37,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For each batch that has a share of a group, in the order of their preparation: whether the group has a plan."""
-    made, plan = [], Group.plan
+    made, plan = [], BatchGroup.plan_once
 
-    def note(self: Group, make: Any) -> Any:
+    def note(self: BatchGroup, make: Any) -> Any:
         found = plan(self, make)
         made.append(found is not None)
         return found
 
-    monkeypatch.setattr(Group, "plan", note)
+    monkeypatch.setattr(BatchGroup, "plan_once", note)
     return made
 
 

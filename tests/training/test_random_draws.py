@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.random_draws import Draws, derive_key, mix
+from packstore.training.random_draws import Draws, derive_key, mix_bits
 
 RECORDS = np.arange(20_000)
 
@@ -73,9 +73,9 @@ def test_the_mixing_is_a_bijection() -> None:
     # Every step is one on 32 bits; on fewer values at least nothing may collide.
     values = np.concatenate([np.arange(300_000), 2**32 - 1 - np.arange(300_000), np.arange(300_000) << 13])
     values = np.array(sorted(set(values.tolist())))
-    mixed = mix(values)
+    mixed = mix_bits(values)
     assert len(set(mixed.tolist())) == values.size
-    assert mix(5) == mix(np.array([5]))[0] == mix(torch.tensor([5]))[0]
+    assert mix_bits(5) == mix_bits(np.array([5]))[0] == mix_bits(torch.tensor([5]))[0]
     assert 0 <= int(mixed.min()) <= int(mixed.max()) < 2**32
 
 

@@ -14,7 +14,7 @@ from packstore.training.ring import (
     Shipment,
     Tensors,
     Transport,
-    tensors_in,
+    find_tensors,
     transport_to,
 )
 
@@ -50,7 +50,7 @@ class LateTransport(Transport):
         self.queue: list[tuple[Tensors, list[torch.Tensor]]] = []
         self.done = self.waited = self.made = 0
 
-    def empty(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    def allocate(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
         self.made += 1
         return torch.zeros(tuple(shape), dtype=dtype)
 
@@ -73,7 +73,7 @@ def test_a_slot_is_not_written_before_its_copy_is_done() -> None:
     for number in range(7):
         slot = ring.acquire()
         assert slot is not None
-        buffer = ring.buffer(slot, 0, (3,), torch.int64)
+        buffer = ring.get_buffer(slot, 0, (3,), torch.int64)
         buffer.fill_(number)
         slot.shipment = device.send((buffer,), lambda t: t[0])
         shipments.append(slot.shipment)
@@ -91,7 +91,7 @@ def test_a_copy_that_is_done_is_not_waited_for() -> None:
     for number in range(6):
         slot = ring.acquire()
         assert slot is not None
-        slot.shipment = device.send((ring.buffer(slot, 0, (2,), torch.uint8),), lambda t: t[0])
+        slot.shipment = device.send((ring.get_buffer(slot, 0, (2,), torch.uint8),), lambda t: t[0])
         ring.release(slot, slot.shipment.receive())
         assert device.done == number + 1
     assert device.waited == 0
@@ -113,7 +113,7 @@ def test_on_the_cpu_a_buffer_that_the_consumer_keeps_is_his() -> None:
     for number in range(4):
         slot = ring.acquire()
         assert slot is not None
-        buffer = ring.buffer(slot, 0, (5,), torch.uint8)
+        buffer = ring.get_buffer(slot, 0, (5,), torch.uint8)
         buffer.fill_(number)
         slot.shipment = ring.transport.send((buffer,), lambda t: t[0][1:3])
         value = slot.shipment.receive()
@@ -128,7 +128,7 @@ def test_on_the_cpu_a_buffer_that_was_converted_is_used_again() -> None:
     for _ in range(4):
         slot = ring.acquire()
         assert slot is not None
-        buffer = ring.buffer(slot, 0, (5,), torch.uint8)
+        buffer = ring.get_buffer(slot, 0, (5,), torch.uint8)
         pointers.add(buffer.data_ptr())
         slot.shipment = ring.transport.send((buffer,), lambda t: t[0].float())
         ring.release(slot, slot.shipment.receive())
@@ -145,7 +145,7 @@ def test_what_nobody_knows_may_hold_the_buffer() -> None:
     for number in range(3):
         slot = ring.acquire()
         assert slot is not None
-        buffer = ring.buffer(slot, 0, (2,), torch.uint8)
+        buffer = ring.get_buffer(slot, 0, (2,), torch.uint8)
         buffer.fill_(number)
         slot.shipment = ring.transport.send((buffer,), lambda t: Mine(t[0]))
         kept.append(slot.shipment.receive())
@@ -157,12 +157,12 @@ def test_buffers_grow_and_shrink_with_what_is_asked_for() -> None:
     ring = Ring(HostTransport(), 1)
     slot = ring.acquire()
     assert slot is not None
-    large = ring.buffer(slot, 0, (4, 3), torch.float32)
-    small = ring.buffer(slot, 0, (2, 3), torch.float32)
+    large = ring.get_buffer(slot, 0, (4, 3), torch.float32)
+    small = ring.get_buffer(slot, 0, (2, 3), torch.float32)
     assert small.shape == (2, 3)
     assert small.data_ptr() == large.data_ptr()
-    assert ring.buffer(slot, 0, (2, 3), torch.uint8).dtype == torch.uint8
-    assert ring.buffer(slot, 1, (7,), torch.int64).shape == (7,)
+    assert ring.get_buffer(slot, 0, (2, 3), torch.uint8).dtype == torch.uint8
+    assert ring.get_buffer(slot, 1, (7,), torch.int64).shape == (7,)
 
 
 def test_a_shipment_is_received_once() -> None:
@@ -174,28 +174,28 @@ def test_a_shipment_is_received_once() -> None:
 
 def test_tensors_in() -> None:
     a, b = torch.zeros(1), torch.ones(1)
-    assert tensors_in({"x": (a, [b, "s", None, 1])}) == [a, b]
-    assert tensors_in([object()]) is None
+    assert find_tensors({"x": (a, [b, "s", None, 1])}) == [a, b]
+    assert find_tensors([object()]) is None
 
 
 def test_any_device_has_a_transport() -> None:
     transport = transport_to(torch.device("meta"))
-    shipment = transport.send((transport.empty((2,), torch.uint8),), lambda t: t[0])
+    shipment = transport.send((transport.allocate((2,), torch.uint8),), lambda t: t[0])
     assert shipment.copied.query()
     assert shipment.receive().device.type == "meta"
 
 
 def test_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
     transport = HostTransport()
-    first = transport.empty((100, 3), torch.uint8)
+    first = transport.allocate((100, 3), torch.uint8)
     address = first.data_ptr()
     view = first[10:20].float, first[50:]
     del first
-    other = transport.empty((100, 3), torch.uint8)
+    other = transport.allocate((100, 3), torch.uint8)
     assert other.data_ptr() != address  # a view of it lives
     del view
-    again = transport.empty((99, 3), torch.uint8)
+    again = transport.allocate((99, 3), torch.uint8)
     assert again.data_ptr() == address
     assert again.shape == (99, 3)
-    small = transport.empty((2,), torch.float32)
+    small = transport.allocate((2,), torch.float32)
     assert small.dtype == torch.float32

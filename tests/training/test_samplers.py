@@ -278,7 +278,7 @@ def test_drawn_in_parts_ranks_share_as_if_drawn_at_once(dataset: PackedDataset, 
 
     def ids(first: int, **options: Any) -> list[list[list[int]]]:
         loaders = [PackedLoader(dataset, 4, rank=r, world_size=world_size, **options) for r in range(world_size)]
-        return [[part.tolist() for part in loader._epochs.batches(0, first)] for loader in loaders]
+        return [[part.tolist() for part in loader._epochs.iterate_batches(0, first)] for loader in loaders]
 
     for first in (0, 2, 1030):
         assert ids(first, sampler=wanted) == ids(first, indices=wanted)

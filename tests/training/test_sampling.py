@@ -13,7 +13,7 @@ from packstore import PackedDataset, PackedLoader
 from packstore.augment import CenterCrop, Draws, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Crops
-from packstore.training.augment.operations import render
+from packstore.training.augment.operations import write_crop
 from packstore.training.augment.resample import resize, resize_by_products
 from tests.makers.torchvision import import_torchvision
 
@@ -75,18 +75,18 @@ def test_planned_crops_are_those_of_batches(interpolation: str, antialias: bool)
     ):
         draws = Draws(3, 0, torch.arange(6))
         whole = op(images, draws)
-        crops = op.plan(Crops.full(np.array([[40, 52]] * 6)), Draws(3, 0, np.arange(6)))
+        crops = op.plan_crops(Crops.full(np.array([[40, 52]] * 6)), Draws(3, 0, np.arange(6)))
         for n in range(6):
             top, left, height, width = crops.box[n].tolist()
             pixels = images[n, :, top : top + height, left : left + width].permute(1, 2, 0).contiguous().numpy()
             out = np.empty((*whole.shape[2:], 3), np.uint8)
-            render(pixels, crops, n, out)
+            write_crop(pixels, crops, n, out)
             assert np.array_equal(out, whole[n].permute(1, 2, 0).numpy())
 
 
 def test_random_is_bilinear_or_bicubic() -> None:
     op = RandomResizedCrop(24, interpolation="random")
-    crops = op.plan(Crops.full(np.array([[40, 52]] * 4000)), Draws(3, 0, np.arange(4000)))
+    crops = op.plan_crops(Crops.full(np.array([[40, 52]] * 4000)), Draws(3, 0, np.arange(4000)))
     assert crops.sampling is not None
     found, counts = np.unique(crops.sampling, return_counts=True)
     assert [SAMPLINGS[n] for n in found] == ["bilinear", "bicubic"]

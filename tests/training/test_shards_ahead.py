@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore.core.errors import CacheFullError, StoreError
-from packstore.training.lanes import Reads, most_at_a_time
+from packstore.training.lanes import Reads, max_bytes_needed
 from packstore.training.loader.shards_ahead import ShardsAhead
 
 
@@ -162,4 +162,4 @@ def test_the_most_at_a_time(rows: list[tuple[int, int, int]]) -> None:
     spans = [(shard, first, first + length) for shard, first, length in rows]
     needed = [{s for s, f, t in spans if f <= batch <= t} for batch in range(31)]  # a shard counts once
     most = max(int(sizes[sorted(each)].sum()) for each in needed)
-    assert most_at_a_time(reads(*spans), sizes) == most
+    assert max_bytes_needed(reads(*spans), sizes) == most

@@ -24,7 +24,7 @@ from packstore.augment import (
 )
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation
-from packstore.training.augment.operations import apply_operations, plan_operations, render
+from packstore.training.augment.operations import apply_operations, plan_operations, write_crop
 from packstore.training.augment.targets import place_boxes, place_mask, plan_targets
 from packstore.training.random_draws import Draws
 from tests.makers.jpegs import jpeg
@@ -49,7 +49,7 @@ def ours(op: GeometricOperation, image: np.ndarray[Any, Any], draws: Draws) -> n
     """An image ``(H, W, 3)`` after an operation that is planned."""
     crops = plan_operations([op], np.array([image.shape[:2]]), draws)
     out = np.empty((*crops.window[0, 2:].tolist(), 3), np.uint8)
-    render(image, crops, 0, out)
+    write_crop(image, crops, 0, out)
     return out
 
 
@@ -86,7 +86,7 @@ def test_sizes_are_drawn_as_torchvision_draws_them(tv: Any, op: Any, size: tuple
         found = theirs.make_params([blank])["size"]
         pair = found if len(found) == 2 else v2.functional.get_size(v2.functional.resize(blank, found))
         heights.append(int(pair[0]))
-    sizes = op.plan(Crops.full(np.tile(np.array([size]), (count, 1))), Draws(1, 0, np.arange(count))).size
+    sizes = op.plan_crops(Crops.full(np.tile(np.array([size]), (count, 1))), Draws(1, 0, np.arange(count))).size
     edges = np.quantile(heights, np.linspace(0, 1, 9))
     a, b = (np.searchsorted(edges, each, "right").astype(float) for each in (np.array(heights), sizes[:, 0]))
     shares = np.array([np.bincount(each.astype(int), minlength=10) for each in (a, b)])
@@ -128,7 +128,7 @@ def test_images_masks_and_boxes_move_together(data: st.DataObject) -> None:
     draws = Draws(5, 1, np.array([data.draw(st.integers(0, 10**6))]))
     crops = plan_operations(ops, np.array([size]), draws)
     out = np.empty((24, 24, 3), np.uint8)
-    render(image, crops, 0, out)
+    write_crop(image, crops, 0, out)
     placement = plan_targets(np.array([size]), ops, draws)
     # The same by torchvision's functions.
     given_: dict[str, Any] = {
@@ -136,7 +136,7 @@ def test_images_masks_and_boxes_move_together(data: st.DataObject) -> None:
         "mask": types.Mask(torch.from_numpy(mask)),
         "boxes": types.BoundingBoxes(torch.from_numpy(boxes), format="XYXY", canvas_size=size),
     }
-    resized = ops[0].plan(Crops.full(np.array([size])), draws.replace(stream=0)).size[0].tolist()
+    resized = ops[0].plan_crops(Crops.full(np.array([size])), draws.replace(stream=0)).size[0].tolist()
     assume(resized[1] > 1)  # to images one pixel wide torch 2.13 resizes wrongly
     expected = {name: v2.resize(value, resized, antialias=True) for name, value in given_.items()}
     if pad is not None:
@@ -144,7 +144,7 @@ def test_images_masks_and_boxes_move_together(data: st.DataObject) -> None:
     if flip:
         expected = {name: v2.horizontal_flip(value) for name, value in expected.items()}
     now = v2.get_size(expected["image"])
-    last = ops[-1].plan(Crops.full(np.array([now])), draws.replace(stream=len(ops) - 1)).window[0].tolist()
+    last = ops[-1].plan_crops(Crops.full(np.array([now])), draws.replace(stream=len(ops) - 1)).window[0].tolist()
     expected = {name: v2.crop(value, *last) for name, value in expected.items()}
     assert np.array_equal(out, expected["image"].permute(1, 2, 0).numpy())
     assert np.array_equal(place_mask(placement, 0, mask), expected["mask"].numpy())

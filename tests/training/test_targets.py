@@ -201,7 +201,7 @@ def replayed(
         if isinstance(op, RandomHorizontalFlip):
             values = {k: f.horizontal_flip(v) if op.flip_mask(here)[0] else v for k, v in values.items()}
         elif isinstance(op, RandomResizedCrop):
-            box = op.plan(Crops.full(np.array([size])), here).box[0].tolist()
+            box = op.plan_crops(Crops.full(np.array([size])), here).box[0].tolist()
             values = {k: f.resized_crop(v, *box, list(op._size_pair)) for k, v in values.items()}
         elif isinstance(op, Resize):
             values = {k: f.resize(v, op.size if isinstance(op.size, int) else list(op.size)) for k, v in values.items()}
@@ -254,7 +254,7 @@ def test_operations(tv: Any, ops: list[Any], height: int, width: int, seed: int,
         for one_move, other in zip(placement.moves, again.moves, strict=True):
             for name in ("box", "size", "window", "flip"):
                 assert np.array_equal(getattr(one_move.crops, name), getattr(other.crops, name))
-    geometric = [op for op in ops if not isinstance(op, Cutout) and hasattr(op, "plan")]
+    geometric = [op for op in ops if not isinstance(op, Cutout) and hasattr(op, "plan_crops")]
     expected = replayed(tv, [op if op in geometric else None for op in ops], theirs(tv, one), one.size, draws[1:2])
     assert placement.sizes[1].tolist() == list(expected["image"].shape[-2:])
     assert_same(tv, placement, one, expected, row=1)

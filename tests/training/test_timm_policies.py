@@ -64,7 +64,7 @@ def test_operations_are_as_frequent_and_as_strong_as_timms(config: str) -> None:
     trials, blank = 4000, Image.new("RGB", (2, 2))
     for _ in range(trials):
         theirs(blank)
-    program = TimmAugment(config).program(draws(trials, seed=1), (224, 224))
+    program = TimmAugment(config).draw_program(draws(trials, seed=1), (224, 224))
     for code, count in found.items():
         mine = program["code"] == Code[code]
         assert abs(mine.sum() - count) < 5 * (count + 10) ** 0.5, code
@@ -127,7 +127,7 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
 
 
 def test_fills_and_interpolations() -> None:
-    program = TimmAugment("rand-m9-mstd0.5-inc1").program(draws(500), (64, 64))
+    program = TimmAugment("rand-m9-mstd0.5-inc1").draw_program(draws(500), (64, 64))
     flags = program["flags"][program["code"] == Code.AFFINE]
     assert {unpack_fill(int(each)) for each in flags} == {(124, 116, 104)}
     assert set((flags & 3).tolist()) == {1, 2}
@@ -150,7 +150,7 @@ def test_what_timm_does_not_know_is_refused(config: str) -> None:
 
 
 def test_augmix_mixes_chains_by_shares_that_sum_to_one() -> None:
-    program = TimmAugment("augmix-w4-a0.7").program(draws(300), (64, 64))
+    program = TimmAugment("augmix-w4-a0.7").draw_program(draws(300), (64, 64))
     kept = program["code"][:, 0] == Code.KEEP
     added = program["code"] == Code.ADD
     assert kept.all()

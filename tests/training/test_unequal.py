@@ -166,7 +166,7 @@ def by_torchvision(tv: Any, made: Typed, number: int, ops: list[Any], draws: Dra
     for stage in course._stages:
         if stage.move is None:
             if stage.program is not None:
-                image = stage.run(0, torch.as_tensor(now["image"])[None])[0]
+                image = stage.run_on_image(0, torch.as_tensor(now["image"])[None])[0]
                 now["image"] = types.Image(image)
                 if any(int(code) == 20 for code in stage.program["code"][0]):  # FLIP
                     now = {k: v2.vertical_flip(v) if k != "image" else v for k, v in now.items()}
@@ -399,13 +399,14 @@ def test_zooming_out_draws_as_torchvision_does(tv: Any, size: tuple[int, int]) -
     theirs = tv.transforms.v2.RandomZoomOut(p=1)
     torch.manual_seed(0)
     pads = np.array([theirs.make_params([blank])["padding"] for _ in range(count)])  # left, top, right, bottom
-    crops = RandomZoomOut(p=1).crops_of_whole(np.tile(np.array([size]), (count, 1)), Draws(1, 0, np.arange(count)))
+    crops = RandomZoomOut(p=1).plan_whole_images(np.tile(np.array([size]), (count, 1)), Draws(1, 0, np.arange(count)))
     window = crops.window
     ours = np.stack([-window[:, 1], -window[:, 0], window[:, 3] - size[1], window[:, 2] - size[0]], 1)
     ours[:, 2:] -= ours[:, :2]
     for column in range(4):
         assert chi_square(pads[:, column], ours[:, column]) < 40
-    happens = RandomZoomOut(p=0.3).crops_of_whole(np.tile(np.array([size]), (count, 1)), Draws(1, 0, np.arange(count)))
+    whole = np.tile(np.array([size]), (count, 1))
+    happens = RandomZoomOut(p=0.3).plan_whole_images(whole, Draws(1, 0, np.arange(count)))
     assert 0.27 < (happens.window[:, 2] > size[0]).mean() < 0.33
 
 
@@ -463,7 +464,7 @@ def test_cuts_one_after_the_other_are_one_cut(data: st.DataObject) -> None:
     expected = image
     for stage in course._stages:
         expected = stage.cuts[0](expected)
-    assert torch.equal(course.run(0, image), expected)
+    assert torch.equal(course.run_on_image(0, image), expected)
     cut, done = course.first_cut(0)
-    assert torch.equal(course.run(0, cut(image), done), expected)
+    assert torch.equal(course.run_on_image(0, cut(image), done), expected)
     assert tuple(expected.shape[-2:]) == tuple(course.placement.sizes[0])

@@ -45,7 +45,7 @@ def load(made: Typed, views: Any = VIEWS, columns: Any = CARRIED, **options: Any
 def expected(made: Typed, view: View, record: int, number: int) -> dict[str, Any]:
     """Mask, boxes and points of crop ``number`` of a record, worked out by themselves."""
     values, zero = made.values[record], np.zeros(1, np.int64)
-    draws = Draws(view.seed(5), 0, view.ids(np.array([record]))[number : number + 1])
+    draws = Draws(view.derive_seed(5), 0, view.all_crop_ids(np.array([record]))[number : number + 1])
     placement = plan_targets(np.array([made.images[record].shape[:2]]), view.operations, draws)
     boxes, keep = place_boxes(placement, values["boxes"], zero.repeat(len(values["boxes"])), 2)
     points = place_points(placement, values["points"], zero.repeat(len(values["points"])))

@@ -49,9 +49,9 @@ def expected(dataset: PackedDataset, name: str, epoch: int = 0, views: Any = VIE
         image = dataset[number][0][None]
         if image.is_floating_point():  # items are float32 of the stored values
             image = image.to(getattr(torch, dataset.manifest.image.dtype))
-        ids = torch.from_numpy(view.ids(np.array([start + number])))
+        ids = torch.from_numpy(view.all_crop_ids(np.array([start + number])))
         crops = [
-            apply_operations(view.operations, image, Draws(view.seed(3), epoch, ids[n : n + 1]))
+            apply_operations(view.operations, image, Draws(view.derive_seed(3), epoch, ids[n : n + 1]))
             for n in range(view.count)
         ]
         found.append(torch.cat(crops))

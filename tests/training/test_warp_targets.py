@@ -47,15 +47,15 @@ def by_torchvision(tv: Any, op: Any, row: int, values: Any, size: tuple[int, int
     F, own = tv.transforms.v2.functional, draws()  # noqa: N806
     height, width = size
     if isinstance(op, A.RandomVerticalFlip):
-        program = op.program(own, size)
+        program = op.draw_program(own, size)
         return [F.vertical_flip(value) if program["code"][row, 0] else value for value in values]
     if isinstance(op, A.RandomRotation):
-        low, high = op._check_angles("degrees", op.degrees)
+        low, high = op._parse_angles("degrees", op.degrees)
         angle = float(uniform(own, low, high, 0)[row])
         center = None if op.center is None else list(op.center)
         return [F.rotate(value, angle, center=center) for value in values]
     if isinstance(op, A.RandomAffine):
-        low, high = op._check_angles("degrees", op.degrees)
+        low, high = op._parse_angles("degrees", op.degrees)
         across, down = op._shear_ranges()
         shares = op.translate or (0, 0)
         named = {
@@ -69,7 +69,7 @@ def by_torchvision(tv: Any, op: Any, row: int, values: Any, size: tuple[int, int
             "center": None if op.center is None else list(op.center),
         }
         return [F.affine(value, **named) for value in values]
-    steps = op.program(own, size)[row, 0]
+    steps = op.draw_program(own, size)[row, 0]
     if not steps["code"]:
         return list(values)
     named = {"startpoints": None, "endpoints": None, "coefficients": steps["p"].astype(float).tolist()}
@@ -143,14 +143,14 @@ def test_a_mask_stays_on_its_image(ops: Any) -> None:
     for stream, op in enumerate(ops):
         if op not in geometric:
             continue
-        if hasattr(op, "program") and not isinstance(op, A.RandomHorizontalFlip):
-            program = op.program(draws(stream), (found.shape[-2], found.shape[-1]))
+        if hasattr(op, "draw_program") and not isinstance(op, A.RandomHorizontalFlip):
+            program = op.draw_program(draws(stream), (found.shape[-2], found.shape[-1]))
             program["flags"] &= ~3  # nearest
             program["flags"] = np.where(program["flags"] >> 2 & 3 == 2, 1 << 2, program["flags"])
             program[(program["code"] < Code.AFFINE) | (program["code"] == Code.ERASE)] = 0
             found = run_program(found, program)
         else:
-            crops = op.crops_of_whole(np.tile(np.array(found.shape[-2:]), (count, 1)), draws(stream))
+            crops = op.plan_whole_images(np.tile(np.array(found.shape[-2:]), (count, 1)), draws(stream))
             moved = plan_targets(np.tile(np.array(found.shape[-2:]), (count, 1)), [op], draws(), crops)
             found = torch.stack(
                 [
@@ -174,7 +174,7 @@ def test_an_image_that_stays_keeps_its_boxes_to_the_bit() -> None:
     assert not placement.moves
     half = plan_targets(sizes, [A.RandomPerspective(p=0.5)], draws())
     moved, _ = place_boxes(half, boxes, np.arange(COUNT))
-    stays = A.RandomPerspective(p=0.5).program(draws(), (32, 32))["code"][:, 0] == 0
+    stays = A.RandomPerspective(p=0.5).draw_program(draws(), (32, 32))["code"][:, 0] == 0
     assert 0 < stays.sum() < COUNT
     assert np.array_equal(moved[stays], boxes[stays])
     assert not np.array_equal(moved[~stays], boxes[~stays])

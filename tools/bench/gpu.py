@@ -80,7 +80,7 @@ def copies(dataset: PackedDataset, options: argparse.Namespace) -> None:
         for _ in range(count):
             slot = ring.acquire()
             assert slot is not None
-            buffer = ring.buffer(slot, 0, shape, torch.uint8)
+            buffer = ring.get_buffer(slot, 0, shape, torch.uint8)
             slot.shipment = ring.transport.send((buffer,), lambda tensors: tensors[0])
             ring.release(slot, slot.shipment.receive())
 

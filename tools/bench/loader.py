@@ -251,7 +251,7 @@ def gray(source: Path, scratch: Path, repeats: int, threads: int) -> None:
     sizes = Requests(files).sizes()
     files, sizes = [file for file, size in zip(files, sizes, strict=True) if size[0]], sizes[sizes[:, 0] > 0]
     indexes = engine.make_indexes(files)
-    crops = RandomResizedCrop(SIZE).plan(Crops.full(sizes), Draws(0, 0, np.arange(len(files))))
+    crops = RandomResizedCrop(SIZE).plan_crops(Crops.full(sizes), Draws(0, 0, np.arange(len(files))))
     jobs = {}
     for known, index in (("with index", indexes), ("without", None)):
         for name, channels in (("RGB", 3), ("gray", 1)):
@@ -299,7 +299,7 @@ def python_seconds(dataset: PackedDataset, batch: int = 64, **options: Any) -> f
     def fill() -> float:
         start = time.thread_time()
         for ids, share in group_batches(iter(records.reshape(-1, batch))):
-            assembler.fill(assembler.prepare(out, ids, 0, 0, None, share=share), 0, batch, None)
+            assembler.fill_rows(assembler.prepare(out, ids, 0, 0, None, share=share), 0, batch, None)
         return (time.thread_time() - start) / len(records)
 
     run = Engine.run

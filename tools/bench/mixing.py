@@ -44,7 +44,7 @@ def pairs(batches: list[NDArray[np.int64]], shard: int) -> tuple[float, float]:
 
 def neighbours(order: Order) -> float:
     """Median distance in the epoch of records that are neighbours in the store."""
-    return float(np.median(np.abs(np.diff(np.argsort(order.sequence(0, np.arange(order.count)))))))
+    return float(np.median(np.abs(np.diff(np.argsort(order.records_at(0, np.arange(order.count)))))))
 
 
 def classes(batches: list[NDArray[np.int64]], class_of: NDArray[np.int64]) -> tuple[float, float]:
@@ -60,7 +60,7 @@ def fetches(order: Order, shard_of: NDArray[np.int64], room: int) -> int:
     kept: OrderedDict[int, None] = OrderedDict()
     count = 0
     for number in range(order.count_batches()):
-        for shard in np.unique(shard_of[order.batch(0, number)]).tolist():
+        for shard in np.unique(shard_of[order.batch_records(0, number)]).tolist():
             count += shard not in kept
             kept[shard] = None
             kept.move_to_end(shard)
@@ -73,12 +73,12 @@ def cost(batch: int, ranks: int) -> str:
     """What a batch in lanes costs, of a large store: its median, at the beginning and at the end of epochs."""
     order = Order(10**8, batch, shuffle=True, shards=np.arange(20_000) * 5000, world_size=ranks, rank=ranks // 2)
     last = order.count_batches() - 1
-    order.batch(0, 0)
+    order.batch_records(0, 0)
     first, later = [], []
     for epoch in range(1, 10):
         for number in (0, 1, 2, 3, last - 3, last - 2, last - 1, last):
             start = time.process_time()
-            order.batch(epoch, number)
+            order.batch_records(epoch, number)
             (later if number else first).append((time.process_time() - start) * 1e3)
     return f"{median(later):.2f} ms a batch of {batch}, {median(first):.2f} ms the first one of an epoch"
 
@@ -110,16 +110,16 @@ def main() -> None:
         ]
         one = of_ranks[ranks // 2]
         some = range(0, one.count_batches(), 5)
-        batches = [one.batch(0, number) for number in some]
+        batches = [one.batch_records(0, number) for number in some]
         apart, near = pairs(batches, records // shards)
         own = classes(batches, class_of)
-        all_of = classes([np.concatenate([o.batch(0, number) for o in of_ranks]) for number in some], class_of)
+        all_of = classes([np.concatenate([o.batch_records(0, number) for o in of_ranks]) for number in some], class_of)
         window = ways[name].get("window", 64)
         fetched = sum(fetches(order, shard_of, max(2, 2 * window // ranks)) for order in of_ranks)
-        touched = len(np.unique(shard_of[np.concatenate([one.batch(0, number) for number in range(100)])]))
+        touched = len(np.unique(shard_of[np.concatenate([one.batch_records(0, number) for number in range(100)])]))
         start = time.process_time()
         for number in some:
-            one.batch(1, number)
+            one.batch_records(1, number)
         seconds = (time.process_time() - start) / len(some)
         rows.append(
             (

@@ -224,7 +224,7 @@ def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> f
     def work(number: int) -> int:
         course = DrawnOperations(sizes, loader.options.augment, Draws(0, number, ids), boxes)
         for row, image in enumerate(images):
-            course.run(row, image)
+            course.run_on_image(row, image)
         return len(images)
 
     return clock.measure_rate("augment, 1 thread", work)
@@ -258,10 +258,10 @@ def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, 
     ids = np.array(sample.records[: len(sizes)], np.int64)
     for plan in loader.pipeline.views.plans:
         view, count = plan.view, plan.view.count
-        draws = Draws(view.seed(0), 0, view.ids(ids))
+        draws = Draws(view.derive_seed(0), 0, view.all_crop_ids(ids))
         crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
         several = Sample(np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)])
-        one, _ = _make_engine_work(several, crops, plan.programs.draw(draws, plan.size))
+        one, _ = _make_engine_work(several, crops, plan.programs.draw_program(draws, plan.size))
 
         found.append((view.name, partial(_cut_crops, one, count), count))
         for number in range(len(ids)):  # the first write to new memory takes longer
@@ -300,7 +300,7 @@ def _measure_operation(clock: Clock, programs: Programs, program: Program | None
     def one(number: int) -> int:
         index = number % len(pixels)
         pixels[index] = images[index]  # fresh pixels: on its own output an operation may have less work
-        programs.run(pixels[index : index + 1], program[index : index + 1])
+        programs.run_on_image(pixels[index : index + 1], program[index : index + 1])
         return 1
 
     return clock.measure_rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
@@ -309,7 +309,7 @@ def _measure_operation(clock: Clock, programs: Programs, program: Program | None
 def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
     """Draws the random values of pixel operations for the sampled records; None if there is nothing to run."""
     height, width = crops.window[0, 2:].tolist()
-    return programs.draw(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
+    return programs.draw_program(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
 
 
 def _make_engine_work(

@@ -28,7 +28,8 @@ Step = Callable[..., Any]
 
 
 class Operation(ABC):
-    """Operation on batches whose random numbers depend only on seed, epoch, record and its index in the list.
+    """Augmentation of a batch of images, whose random numbers depend only on seed, epoch, record and its index in the
+    user's list.
 
     Subclasses are immutable, picklable and stateless, so threads may share one.
     """
@@ -53,12 +54,12 @@ class Operation(ABC):
         """
 
     gives_sizes: ClassVar[bool] = False
-    """Images of equal size may come out in different sizes."""
+    """Images of equal size may come out of this operation in different sizes."""
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns the output ``(height, width)`` for input of ``size``; None if it differs between images.
+        """Returns the ``(height, width)`` of results for images of ``size``; by default ``size`` itself.
 
-        ``size`` None stands for images of unknown or different sizes.
+        ``size`` None stands for images of unknown or different sizes. Returns None if results may differ in size.
         """
         return size
 
@@ -74,7 +75,8 @@ class Operation(ABC):
 
 
 class GeometricOperation(Operation):
-    """Operation that can be planned as crops, so that it can run while images are decoded."""
+    """Crop, resize or flip: an operation that can be described by :class:`Crops`, so that it can run while images are
+    decoded."""
 
     mirrors: ClassVar[bool] = False
     """It mirrors images; other geometric operations select pixels."""
@@ -97,32 +99,33 @@ class GeometricOperation(Operation):
         resize."""
 
     @abstractmethod
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
-        """Returns ``crops`` after this operation; ``draws`` are of their records, both numpy or both on one device.
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Draws this operation, and returns ``crops`` followed by it. ``draws`` are those of the records; both are
+        numpy, or tensors on one device.
 
         Raises:
             UsageError: A crop is too small (names the record), or this operation does not compose with the earlier
                 ones.
         """
 
-    def crops_of_whole(self, sizes: Array, draws: Draws) -> Crops:
-        """Plans this operation on whole images of ``sizes``, int64 ``(B, 2)``, also if it runs on batches.
+    def plan_whole_images(self, sizes: Array, draws: Draws) -> Crops:
+        """Draws this operation for whole images of ``sizes``, int64 ``(B, 2)``, also if it runs on batches.
 
-        For masks, boxes and keypoints. Padding has only its position here; see :attr:`pads` for its content.
+        For masks, boxes and keypoints. The crops may exceed the image; :attr:`pads` says what is shown there.
         """
-        return self.plan(Crops.full(sizes), draws)
+        return self.plan_crops(Crops.full(sizes), draws)
 
     @property
     def pads(self) -> PaddingMode:
-        """Padding mode for windows of :meth:`crops_of_whole` that exceed the image."""
+        """Padding mode for windows of :meth:`plan_whole_images` that exceed the image."""
         return "constant"
 
 
 @dataclass(frozen=True, eq=False)
 class Crops:
-    """Sources of the pixels of B images: a box of the source, resized, then a window of that, then mirrored.
+    """Crops of B images: of each a box of the source is resized, a window of that is cut out and perhaps mirrored.
 
-    All arrays are of the same kind, numpy (while decoding) or torch.
+    All arrays are numpy (while decoding), or all torch.
 
     Attributes:
         box: int64 ``(B, 4)``: top, left, height, width in the source image, within it.
@@ -157,8 +160,8 @@ class Crops:
         """Returns a copy with some attributes replaced."""
         return dataclasses.replace(self, **changes)
 
-    def part(self, rows: slice) -> Crops:
-        """Returns the crops of some rows, which share memory with these."""
+    def select_rows(self, rows: slice) -> Crops:
+        """Returns the crops of the images ``rows``, as views of these arrays."""
         return Crops(
             *(self.box[rows], self.size[rows], self.window[rows]),
             None if self.flip is None else self.flip[rows],

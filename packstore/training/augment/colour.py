@@ -13,7 +13,7 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, new_program, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance, permutation, uniform
-from packstore.training.augment.program_operation import ProgramOperation, check_probability, check_range
+from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
 from packstore.training.random_draws import Draws
 
 Range = tuple[float, float]
@@ -52,7 +52,8 @@ class ColorJitter(_Colours):
         self._factor_ranges()
 
     def _factor_ranges(self) -> list[tuple[Code, float, float]]:
-        """Returns code, lowest and highest factor of each change."""
+        """Returns code, lowest and highest factor of each change; leaves out changes without effect. Raises
+        :class:`UsageError` for invalid numbers."""
         found = []
         for name, code in _FACTORS.items():
             value, centre = getattr(self, name), 0.0 if code == Code.HUE else 1.0
@@ -61,12 +62,12 @@ class ColorJitter(_Colours):
                 if value < 0:
                     raise UsageError(f"ColorJitter: {name} should be at least 0, got {value!r}")
                 value = (centre - value if code == Code.HUE else max(0.0, centre - value), centre + value)
-            low, high = check_range(self, name, value, *bounds)
+            low, high = parse_range(self, name, value, *bounds)
             if (low, high) != (centre, centre):
                 found.append((code, low, high))
         return found
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         ranges = self._factor_ranges()
         program = new_program(len(draws), len(ranges))
         places = np.argsort(permutation(draws, len(ranges), 4), 1)
@@ -87,12 +88,12 @@ class Grayscale(_Colours):
         if self.num_output_channels != 3:
             raise UsageError(f"Grayscale: a batch keeps its 3 channels, got {self.num_output_channels!r}")
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         return step(len(draws), Code.GRAY)
 
 
 class _WithProbability(_Colours):
-    """Operation of one step, with a probability."""
+    """Colour operation that runs with probability ``p``."""
 
     p: float
 
@@ -101,9 +102,9 @@ class _WithProbability(_Colours):
 
     @abstractmethod
     def _make_step(self, count: int, where: Any) -> Program:
-        """Makes the step for the images of ``count`` that it runs on."""
+        """Builds a program of one step for ``count`` images; it runs on those with true ``where`` ``(count,)``."""
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         return self._make_step(len(draws), chance(draws, self.p, 0))
 
 
@@ -203,7 +204,7 @@ class RandomAdjustSharpness(_WithProbability):
 class RandomChannelPermutation(_Colours):
     """Permutes the channels at random, as torchvision's ``RandomChannelPermutation``."""
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         return step(len(draws), Code.PERMUTE, *permutation(draws, 3, 0).T)
 
 
@@ -225,9 +226,9 @@ class RandomPhotometricDistort(_Colours):
         check_probability(self, self.p)
         for name in _FACTORS:
             bounds = (-0.5, 0.5) if name == "hue" else (0.0, math.inf)
-            object.__setattr__(self, name, check_range(self, name, getattr(self, name), *bounds))
+            object.__setattr__(self, name, parse_range(self, name, getattr(self, name), *bounds))
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         count = len(draws)
         first = chance(draws, 0.5, 8)
         steps = {}
@@ -269,13 +270,15 @@ class GaussianBlur(_Colours):
 
     @property
     def _kernel_size(self) -> tuple[int, ...]:
+        """Width and height of the kernel."""
         return tuple(self.kernel_size) if isinstance(self.kernel_size, list | tuple) else (self.kernel_size,) * 2
 
     def _sigma_range(self) -> Range:
+        """Returns the range of standard deviations. Raises :class:`UsageError` unless it is ascending and positive."""
         pair = (self.sigma, self.sigma) if isinstance(self.sigma, int | float) else self.sigma
-        return check_range(self, "sigma", pair, 1e-3, 1e3)
+        return parse_range(self, "sigma", pair, 1e-3, 1e3)
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         low, high = self._sigma_range()
         sigma = uniform(draws, low, high, 0)
         return step(len(draws), Code.BLUR, *self._kernel_size, sigma, sigma)
@@ -301,7 +304,7 @@ class GaussianNoise(_Colours):
         if not isinstance(self.mean, int | float) or not math.isfinite(self.mean):
             raise UsageError(f"GaussianNoise: mean should be a number, got {self.mean!r}")
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         return step(
             len(draws),
             Code.NOISE,
@@ -313,5 +316,5 @@ class GaussianNoise(_Colours):
 
 
 def seed_parameters(bits: Any) -> tuple[Any, Any]:
-    """Splits a random seed of 32 ``bits`` into two numbers of 16 bits, which float32 stores exactly."""
+    """Splits 32-bit seeds into lower and upper 16 bits, which the float32 parameters of a program store exactly."""
     return bits & 0xFFFF, bits >> 16

@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Multiplies by ``factor``."""
+    """Multiplies values by ``factor``, and clips to 0 … 255."""
     return _to_bytes(images.mul(factor))
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Blends with the mean of each image's gray."""
+    """Blends each image with the mean of its gray values: ``factor`` 0 gives the mean, 1 the image."""
     gray = _to_gray(images)
     # A sum of whole numbers does not depend on the order; a sum of float32 would.
     mean = gray.long().sum((-3, -2, -1), keepdim=True).double() / gray[0].numel()
@@ -25,7 +25,7 @@ def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Blends with gray."""
+    """Blends images with their gray versions: ``factor`` 0 gives gray, 1 the image."""
     return _blend(images, _to_gray(images), factor)
 
 
@@ -50,7 +50,7 @@ def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def to_gray(images: Tensor) -> Tensor:
-    """Converts to gray in all three channels."""
+    """Converts images to gray, repeated in all channels."""
     return _to_gray(images).to(torch.uint8).expand_as(images).contiguous()
 
 
@@ -99,8 +99,9 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blends with a smoothed image; keeps its outermost pixels. Images of less than three pixels a side are
-    unchanged."""
+    """Blends images with smoothed versions: ``factor`` 0 smooths, above 1 sharpens. The outermost pixels stay.
+
+    Images with a side of less than three pixels are only copied."""
     height, width = images.shape[-2:]
     if height <= 2 or width <= 2:
         return images.clone()
@@ -117,7 +118,7 @@ def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, size: tuple[int, int], sigma: Tensor) -> Tensor:
-    """Blurs with a Gaussian kernel, reflecting at the edges.
+    """Blurs images with a Gaussian kernel, reflecting at the edges.
 
     Args:
         images: uint8 ``(B, C, H, W)``.
@@ -159,7 +160,7 @@ def permute_channels(images: Tensor, order: Tensor) -> Tensor:
 
 
 def _to_gray(images: Tensor) -> Tensor:
-    """Computes gray as whole numbers in float32, ``(B, 1, H, W)``; of gray images their values."""
+    """Computes the gray values of images as whole numbers in float32, ``(B, 1, H, W)``."""
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = images.unbind(1)
@@ -167,6 +168,7 @@ def _to_gray(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
+    """Computes ``images * ratio + other * (1 - ratio)``, clipped to 0 … 255, as uint8."""
     return _to_bytes(torch.addcmul(images.mul(ratio), other, _one_minus(ratio)))
 
 
@@ -176,5 +178,5 @@ def _one_minus(ratio: Tensor) -> Tensor:
 
 
 def _to_bytes(values: Tensor) -> Tensor:
-    """Clips values to 0 … 255 and truncates them to uint8."""
+    """Clips ``values`` to 0 … 255 in place, and truncates them to uint8."""
     return values.clamp_(0, 255).to(torch.uint8)

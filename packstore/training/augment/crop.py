@@ -53,7 +53,7 @@ def crop_rows(
     fill: float = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """Does :func:`crop` by copying rows."""
+    """Crops as :func:`crop`, by copying rows; for the CPU."""
     # Padded part by part, in memory that is used again and stays in the caches.
     step = max(1, min(len(images), _CHUNK_BYTES // max(1, images[:1].nbytes)))
     padded = PaddedImages.empty(step, images, padding, mode, fill) if padding else PaddedImages.around(images)
@@ -62,7 +62,7 @@ def crop_rows(
     for start in range(0, len(images), step):
         part = slice(start, min(start + step, len(images)))
         if padding:
-            padded.put(images[part])
+            padded.put_images(images[part])
         chosen = numbers[: part.stop - start] if padding else numbers[part]
         padded.crop_into(result[part], chosen, top[part], left[part], None if flip is None else flip[part])
     return _as_images(result)
@@ -109,8 +109,8 @@ class PaddedImages:
             pixels.fill_(fill)
         return cls(pixels, height, padding, mode)
 
-    def put(self, images: Tensor) -> None:
-        """Copies ``images`` ``(B, C, H, W)`` to the first places, with their padding."""
+    def put_images(self, images: Tensor) -> None:
+        """Copies ``images`` ``(B, C, H, W)`` over the first ones here, and writes their padding."""
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]
         width = source.shape[3]
@@ -125,7 +125,7 @@ class PaddedImages:
             rows[..., width + padding :, :] = source[..., width - skip - padding : width - skip, :].flip(-2)
 
     def empty_crops(self, count: int, size: Size) -> Tensor:
-        """Allocates memory for ``count`` crops, as planes."""
+        """Allocates memory for ``count`` crops of ``size``, in the layout of :attr:`pixels`."""
         return self.pixels.new_empty((count, self.pixels.shape[1], *size, self.pixels.shape[4]))
 
     def crop_into(self, out: Tensor, numbers: Tensor, top: Tensor, left: Tensor, flip: Tensor | None) -> None:
@@ -149,7 +149,7 @@ def _as_planes(images: Tensor) -> Tensor:
 
 
 def _as_images(pixels: Tensor) -> Tensor:
-    """Inverts :func:`_as_planes`."""
+    """Returns ``(B, P, H, W, E)`` as a view ``(B, C, H, W)``: the inverse of :func:`_as_planes`."""
     return pixels[:, 0].permute(0, 3, 1, 2) if pixels.shape[1] == 1 and pixels.shape[4] > 1 else pixels[..., 0]
 
 
@@ -163,7 +163,7 @@ def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> 
 
 
 def _sliding_windows(source: Tensor, length: int) -> Tensor:
-    """Views every run of ``length`` elements of contiguous ``source`` as overlapping rows."""
+    """Returns a view of contiguous ``source`` with a row for each run of ``length`` elements; rows overlap."""
     return source.as_strided((max(0, source.numel() - length + 1), length), (1, 1))
 
 
@@ -177,7 +177,7 @@ def crop_pixels(
     fill: float = 0,
     flip: Tensor | None = None,
 ) -> Tensor:
-    """Does :func:`crop` by one gather of pixels."""
+    """Crops as :func:`crop`, by gathering pixels; for any device."""
     (rows, columns), (height, width) = size, images.shape[-2:]
     across = torch.arange(columns, device=images.device)
     if flip is not None:
@@ -202,7 +202,9 @@ def crop_pixels(
 
 
 def source_index(index: Array, length: Any, mode: str) -> Array:
-    """Returns the pixel of [0, ``length``) that padding shows at ``index``; for ``"constant"`` the nearest one."""
+    """Maps indices that may be outside of [0, ``length``) to the pixels that padding of ``mode`` shows there.
+
+    ``"constant"`` maps to the nearest pixel."""
     if mode == "reflect":
         return (length - 1) - abs((length - 1) - abs(index))
     if mode == "symmetric":  # x ^ (x >> 63) is -1 - x if x is negative, else x
@@ -212,7 +214,7 @@ def source_index(index: Array, length: Any, mode: str) -> Array:
     return index.clip(0, length - 1)
 
 
-def mirror(images: Tensor, flip: Tensor) -> Tensor:
+def mirror_images(images: Tensor, flip: Tensor) -> Tensor:
     """Mirrors the images ``(B, C, H, W)`` with true ``flip`` ``(B,)`` left to right, in new memory."""
     if images.device.type != "cpu":
         return torch.where(flip[:, None, None, None], images.flip(-1), images)
@@ -226,7 +228,7 @@ def mirror(images: Tensor, flip: Tensor) -> Tensor:
 
 
 def _mirror_rows(pixels: Tensor, flip: Tensor) -> None:
-    """Mirrors some of contiguous ``pixels`` ``(b, P, H, W, E)`` in place."""
+    """Mirrors the images with true ``flip`` among contiguous ``pixels`` ``(b, P, H, W, E)``, in place."""
     chosen = flip.nonzero()[:, 0]
     turned = pixels.index_select(0, chosen).flip(3)
     # index_copy_ works element by element: with wider elements there are fewer (uint8: 8 times as fast).

@@ -14,12 +14,12 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Size
 from packstore.training.augment.geometry import where, with_window
-from packstore.training.augment.program_operation import check_probability, check_range, parse_fill
+from packstore.training.augment.program_operation import check_probability, parse_fill, parse_range
 from packstore.training.random_draws import Draws, to_float64, to_int64
 
 
 class BatchBoxes(NamedTuple):
-    """Boxes of a batch.
+    """Boxes of all images of a batch.
 
     Attributes:
         corners: float32 ``(N, 4)``: left, top, right, bottom, in pixels.
@@ -31,7 +31,7 @@ class BatchBoxes(NamedTuple):
 
 
 class _ImageByImage(GeometricOperation):
-    """Operation that gives images different sizes."""
+    """Crop or padding that gives images different sizes, so that a loader runs it image by image."""
 
     gives_sizes: ClassVar[bool] = True
 
@@ -66,12 +66,13 @@ class RandomZoomOut(_ImageByImage):
 
     def __post_init__(self) -> None:
         check_probability(self, self.p)
-        object.__setattr__(self, "side_range", check_range(self, "side_range", self.side_range, 1, 100))
+        object.__setattr__(self, "side_range", parse_range(self, "side_range", self.side_range, 1, 100))
         parse_fill(self, self.fill)
         if not isinstance(self.fill, int | float):
             object.__setattr__(self, "fill", tuple(self.fill))
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Draws windows that contain the whole image, ``side_range`` times as large with probability ``p``."""
         height, width = crops.window[:, 2], crops.window[:, 3]
         low, high = self.side_range
         ratio = draws.uniform(1) * (high - low) + low
@@ -114,17 +115,20 @@ class RandomIoUCrop(_ImageByImage):
     trials: int = 40
 
     def __post_init__(self) -> None:
-        check_range(self, "min_scale, max_scale", (self.min_scale, self.max_scale), 0, 1)
-        check_range(self, "min_aspect_ratio, max_aspect_ratio", (self.min_aspect_ratio, self.max_aspect_ratio), 0, 1e6)
+        parse_range(self, "min_scale, max_scale", (self.min_scale, self.max_scale), 0, 1)
+        parse_range(self, "min_aspect_ratio, max_aspect_ratio", (self.min_aspect_ratio, self.max_aspect_ratio), 0, 1e6)
         object.__setattr__(self, "sampler_options", tuple(map(float, self.sampler_options)))
         if not self.sampler_options or not isinstance(self.trials, int) or self.trials < 1:
             raise UsageError("RandomIoUCrop takes at least one of sampler_options, and trials of at least 1")
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Raises :class:`UsageError`: without boxes this crop cannot be drawn; see :meth:`plan_around`."""
         raise UsageError("RandomIoUCrop chooses by boxes: load a column of them, columns=(..., 'boxes')")
 
     def plan_around(self, sizes: NDArray[np.int64], boxes: BatchBoxes, draws: Draws) -> Crops:
-        """Plans crops of whole images of ``sizes``, int64 ``(B, 2)``, around their ``boxes``; ``draws`` are numpy."""
+        """Draws crops of images of ``sizes``, int64 ``(B, 2)``, that overlap enough with their ``boxes``.
+
+        Images without boxes stay whole. ``draws`` are numpy."""
         crops = Crops.full(sizes)
         crops = crops.replace(window=crops.window.copy())
         bounds = np.searchsorted(boxes.rows, np.arange(len(sizes) + 1)).tolist()
@@ -134,7 +138,8 @@ class RandomIoUCrop(_ImageByImage):
         return crops
 
     def _draw_window(self, size: NDArray[np.int64], boxes: NDArray[np.float32], draws: Draws) -> Any:
-        """Draws top, left, height and width of the crop of one image."""
+        """Draws top, left, height and width of one image's crop. Returns the whole image for an option of 1 or more, or
+        if 100 options give no crop."""
         height, width = size.tolist()
         for attempt in range(_ROUNDS):
             draw = attempt * (1 + 4 * self.trials)
@@ -183,7 +188,8 @@ class RandomSizeCrop(_ImageByImage):
                 f"{self.min_size!r} and {self.max_size!r}"
             )
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Draws height and width, then the position, of each crop."""
         lengths, places = [], []
         for draw, column in ((1, 2), (0, 3)):  # widths are drawn first
             length = crops.window[:, column]
@@ -200,14 +206,16 @@ needed with a probability of 2e-7."""
 
 
 def centres_inside(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Tells if the centres of ``boxes`` ``(N, 4)`` are inside ``part`` ``(…, 4)``; both left, top, right, bottom."""
+    """Tells which centres of ``boxes`` ``(N, 4)`` are inside the rectangles ``part`` ``(…, 4)``; both are left, top,
+    right, bottom."""
     x, y = 0.5 * (boxes[:, 0] + boxes[:, 2]), 0.5 * (boxes[:, 1] + boxes[:, 3])
     inside: NDArray[np.bool_] = (part[..., 0] < x) & (x < part[..., 2]) & (part[..., 1] < y) & (y < part[..., 3])
     return inside
 
 
 def _box_iou(boxes: NDArray[np.float32], part: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Computes intersection over union, float32, as torchvision's ``box_iou``."""
+    """Computes intersection over union of ``boxes`` and ``part``, float32, as torchvision's ``box_iou``; -1 for two
+    empty boxes."""
     shared = (np.minimum(boxes[:, 2:], part[..., 2:]) - np.maximum(boxes[:, :2], part[..., :2])).clip(0).prod(-1)
     areas = [(each[..., 2:] - each[..., :2]).prod(-1) for each in (boxes, part)]
     with np.errstate(divide="ignore", invalid="ignore"):

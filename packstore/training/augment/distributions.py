@@ -1,5 +1,5 @@
-"""Random numbers with normal, gamma and beta distributions, each a pure function of a record's draws; numpy on the
-host."""
+"""Draws random numbers with uniform, normal, gamma, beta and Dirichlet distributions, as pure functions of a record's
+draws; numpy on the host. The argument ``draw`` is the number of the first 32-bit draw that a function uses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def uniform(draws: Draws, low: float, high: float, draw: int) -> Floats:
 
 
 def chance(draws: Draws, p: float, draw: int) -> NDArray[np.bool_]:
-    """Draws bool ``(B,)``, True with probability ``p``."""
+    """Draws bool ``(B,)``: True with probability ``p``."""
     happens: NDArray[np.bool_] = draws.bits(draw) < round(p * 2**32)
     return happens
 
@@ -35,7 +35,7 @@ def normal(draws: Draws, draw: int) -> Floats:
 
 
 def box_muller(first: Floats, second: Floats) -> Floats:
-    """Converts two uniform numbers to a standard normal one (Box and Muller, 1958)."""
+    """Converts pairs of uniform numbers in [0, 1) to standard normal numbers (Box and Muller, 1958)."""
     values: Floats = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
     return values
 
@@ -49,7 +49,8 @@ def permutation(draws: Draws, count: int, draw: int) -> NDArray[np.int64]:
 def gamma(draws: Draws, shape: float, draw: int) -> Floats:
     """Draws gamma distributed numbers of scale 1, float64 ``(B,)``; uses :data:`GAMMA_DRAWS` draws from ``draw`` on.
 
-    Marsaglia and Tsang, "A simple method for generating gamma variables" (2000), with its boost for ``shape`` < 1.
+    Marsaglia and Tsang, "A simple method for generating gamma variables" (2000), with its boost for ``shape`` < 1. A
+    record whose eight attempts are all rejected gets a constant near the mean.
     """
     raised = shape + 1 if shape < 1 else shape
     d = raised - 1 / 3
@@ -79,7 +80,9 @@ def beta(draws: Draws, alpha: float, draw: int) -> Floats:
 
 
 def dirichlet(draws: Draws, alpha: float, count: int, draw: int) -> Floats:
-    """Draws weights that sum to 1, symmetric Dirichlet(``alpha``), float64 ``(B, count)``."""
+    """Draws ``count`` weights that sum to 1 from the symmetric Dirichlet(``alpha``), float64 ``(B, count)``.
+
+    Equal weights if all are rounded to 0."""
     if alpha == 1:
         parts = -np.log1p(-draws.uniform(draw, count)).T
     else:

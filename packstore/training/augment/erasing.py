@@ -14,8 +14,8 @@ from packstore.images.programs import Code, Program, join_programs, new_program,
 from packstore.training.augment.base import Size
 from packstore.training.augment.colour import seed_parameters
 from packstore.training.augment.distributions import chance, normal
-from packstore.training.augment.geometry import log_uniform, pick
-from packstore.training.augment.program_operation import ProgramOperation, check_probability, check_range
+from packstore.training.augment.geometry import log_uniform, pick_attempt
+from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
 from packstore.training.augment.warp_kernels import IMAGENET_BYTES
 from packstore.training.random_draws import Array, Draws
 
@@ -51,8 +51,8 @@ class RandomErasing(ProgramOperation):
 
     def __post_init__(self) -> None:
         check_probability(self, self.p)
-        object.__setattr__(self, "scale", check_range(self, "scale", self.scale, 0, 1))
-        object.__setattr__(self, "ratio", check_range(self, "ratio", self.ratio, 1e-6, 1e6))
+        object.__setattr__(self, "scale", parse_range(self, "scale", self.scale, 0, 1))
+        object.__setattr__(self, "ratio", parse_range(self, "ratio", self.ratio, 1e-6, 1e6))
         if isinstance(self.value, str):
             fits = self.value in ("random", "color")
         else:
@@ -78,7 +78,8 @@ class RandomErasing(ProgramOperation):
             return tuple(self.count) if len(self.count) == 2 else (0, 0)  # type: ignore[return-value]
         return self.count, self.count
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws a step per box; steps beyond an image's number of boxes do nothing."""
         least, most = self._count_range
         happens = chance(draws, self.p, 0)
         count = least + draws.integers(most - least + 1, 1) if most > least else np.full(len(draws), least)
@@ -86,6 +87,7 @@ class RandomErasing(ProgramOperation):
         return join_programs(boxes, len(draws))
 
     def _draw_boxes(self, draws: Draws, size: Size, count: Any, draw: int, where: Any) -> Program:
+        """Draws one box for each image of ``where``; the steps of the other images do nothing."""
         program, rows = new_program(len(draws), 1), np.flatnonzero(where)
         if len(rows):
             program[rows] = self._draw_box_of_each(draws[rows], size, count[rows], draw)
@@ -105,10 +107,11 @@ class RandomErasing(ProgramOperation):
         heights, widths = np.sqrt(area * ratio).round(), np.sqrt(area / ratio).round()
         fits = (heights < height) & (widths < width)
         chosen = fits.argmax(0)
-        return *(pick(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
+        return *(pick_attempt(each, chosen).astype(np.int64) for each in (heights, widths)), fits.any(0)
 
     def _draw_box_of_each(self, draws: Draws, size: Size, count: Any, draw: int) -> Program:
-        """Draws one box for each image; nothing is erased if no attempt gives a box smaller than the image."""
+        """Draws one box for each image, and its values. The step does nothing if no attempt gives a box that is smaller
+        than the image."""
         height, width = size
         tall, wide, found = self._try_boxes(draws, size, count, draw, 0, 1)
         left = np.flatnonzero(~found)
@@ -161,7 +164,8 @@ class Cutout(ProgramOperation):
         columns = self._draw_covered(draws, images.shape[-1], 1)
         return images.clone().masked_fill_((rows[:, :, None] & columns[:, None, :])[:, None], self.fill)
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws the squares as boxes, clipped to images of ``size``."""
         starts = [self._draw_start(draws, length, draw) for draw, length in enumerate(size)]
         first = [start.clip(0) for start in starts]
         sides = [
@@ -170,9 +174,11 @@ class Cutout(ProgramOperation):
         return step(len(draws), Code.ERASE, *first, *sides, *(self.fill,) * 3)
 
     def _draw_start(self, draws: Draws, length: int, draw: int) -> Array:
+        """Draws the first row or column of each square along a side of ``length``; it may be negative."""
         return draws.integers(length, draw) - self.size // 2
 
     def _draw_covered(self, draws: Draws, length: int, draw: int) -> Tensor:
+        """Draws which of ``length`` rows or columns each square covers, bool ``(B, length)``."""
         start = self._draw_start(draws, length, draw)[:, None]
         place = torch.arange(length, device=draws.records.device)
         covered: Tensor = (place >= start) & (place < start + self.size)

@@ -11,7 +11,7 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, step
 from packstore.training.augment.base import Crops, GeometricOperation, Size
-from packstore.training.augment.crop import mirror
+from packstore.training.augment.crop import mirror_images
 from packstore.training.random_draws import Array, Draws
 
 
@@ -38,7 +38,7 @@ class RandomHorizontalFlip(GeometricOperation):
             raise UsageError(f"RandomHorizontalFlip: p should be 0 … 1, got {self.p!r}")
 
     def flip_mask(self, draws: Draws) -> Array:
-        """Draws which images to mirror, bool ``(B,)``."""
+        """Draws which images to mirror, bool ``(B,)``. If ``alternating``, odd epochs invert the draws of epoch 0."""
         threshold = round(self.p * 2**32)
         if not self.alternating:
             return draws.bits(0) < threshold
@@ -46,15 +46,18 @@ class RandomHorizontalFlip(GeometricOperation):
         return ~first if draws.epoch % 2 else first
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        return mirror(images, self.flip_mask(draws))
+        return mirror_images(images, self.flip_mask(draws))
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        """Draws the flip as a program, for use in :class:`RandomApply` and other operations of operations."""
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws the flips as a program of one step, for :class:`RandomApply` and other operations that contain
+        operations."""
         return step(len(draws), Code.MIRROR, where=self.flip_mask(draws))
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns True: a flip combines with all geometric operations."""
         return True
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Returns ``crops`` with the drawn images mirrored; one that was mirrored already is not any more."""
         flags = self.flip_mask(draws)
         return crops.replace(flip=flags if crops.flip is None else crops.flip ^ flags)

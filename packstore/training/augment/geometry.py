@@ -18,9 +18,10 @@ from packstore.training.augment.resample import crop_and_resize, resize
 from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
 
 
-def as_size(size: Any, what: str) -> Size:
-    """Returns ``(height, width)`` for ``S``, a square, or ``(height, width)``. Raises :class:`UsageError` for other
-    values."""
+def parse_size(size: Any, what: str) -> Size:
+    """Converts a user's size, one number for a square or ``(height, width)``, to ``(height, width)``.
+
+    Raises :class:`UsageError`, which names the operation ``what``, for other values."""
     pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
     if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
         raise UsageError(f"{what}: size should be a positive integer or (height, width), got {size!r}")
@@ -28,7 +29,7 @@ def as_size(size: Any, what: str) -> Size:
 
 
 def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
-    """Raises :class:`UsageError` for an unknown interpolation or invalid ``antialias``."""
+    """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is no bool."""
     known = (*SAMPLINGS[:5], "random")
     name = type(operation).__name__
     if interpolation not in known:
@@ -37,15 +38,16 @@ def check_sampling(operation: GeometricOperation, interpolation: Any, antialias:
         raise UsageError(f"{name}: antialias should be True or False, got {antialias!r}")
 
 
-def samplings_of(interpolation: str, antialias: bool) -> set[int]:
-    """Returns the indices in :data:`SAMPLINGS` of an interpolation."""
+def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
+    """Returns the indices in :data:`SAMPLINGS` that an interpolation may use: two for ``"random"``, else one."""
     plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
     names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
     return {SAMPLINGS.index(plain.get(name, name)) for name in names}
 
 
 def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """Draws :attr:`Crops.sampling` for an operation that resizes, or returns None for bilinear."""
+    """Draws the interpolation of each image, an index in :data:`SAMPLINGS` ``(B,)``, if an operation has two; else
+    repeats the one. Returns None for bilinear."""
     numbers = sorted(operation.samplings)
     if numbers == [0]:
         return None
@@ -76,7 +78,7 @@ class Resize(GeometricOperation):
 
     def __post_init__(self) -> None:
         check_sampling(self, self.interpolation, self.antialias)
-        pair = as_size(self.size, "Resize")
+        pair = parse_size(self.size, "Resize")
         if not isinstance(self.size, int):
             object.__setattr__(self, "size", pair)
 
@@ -102,8 +104,9 @@ class Resize(GeometricOperation):
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return all(op.mirrors for op in before)
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
-        box = whole_pixels(crops, "Resize")
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Returns crops that resize the visible box of ``crops``. Draws the interpolation alone."""
+        box = visible_box(crops, "Resize")
         height, width = box[:, 2], box[:, 3]
         if isinstance(self.size, int):
             # The same float64 arithmetic as in size_after, so the same rounding.
@@ -118,7 +121,7 @@ class Resize(GeometricOperation):
 
     @property
     def samplings(self) -> set[int]:
-        return samplings_of(self.interpolation, self.antialias)
+        return sampling_indices(self.interpolation, self.antialias)
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,11 @@ class CenterCrop(GeometricOperation):
     size: int | Size
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", as_size(self.size, "CenterCrop"))
+        object.__setattr__(self, "size", parse_size(self.size, "CenterCrop"))
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         (rows, columns), (height, width) = self._size_pair, images.shape[-2:]
-        top, left = centre(height, rows), centre(width, columns)
+        top, left = centred_start(height, rows), centred_start(width, columns)
         if rows > height or columns > width:
             edges = (-left, columns - width + left, -top, rows - height + top)
             images = torch.nn.functional.pad(images, [max(0, n) for n in edges])
@@ -152,9 +155,10 @@ class CenterCrop(GeometricOperation):
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return crop_composes_after(self._size_pair, before)
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Sets the windows of ``crops`` to their centres. Draws nothing."""
         rows, columns = self._size_pair
-        top, left = centre(crops.window[:, 2], rows), centre(crops.window[:, 3], columns)
+        top, left = centred_start(crops.window[:, 2], rows), centred_start(crops.window[:, 3], columns)
         return with_window(crops, top, left, self._size_pair)
 
     @property
@@ -189,7 +193,7 @@ class RandomCrop(GeometricOperation):
     pad_if_needed: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", as_size(self.size, "RandomCrop"))
+        object.__setattr__(self, "size", parse_size(self.size, "RandomCrop"))
         if self.pad_if_needed and (self.padding or self.padding_mode != "constant"):
             raise UsageError("RandomCrop: pad_if_needed stands without padding, and fills with one value")
         if not isinstance(self.padding, int) or self.padding < 0:
@@ -236,11 +240,15 @@ class RandomCrop(GeometricOperation):
         return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns True without padding if no earlier crop is smaller; with black ``pad_if_needed`` only as the first
+        crop."""
         if self.pad_if_needed and (self.fill != 0 or any(isinstance(op, CenterCrop | RandomCrop) for op in before)):
             return False
         return self.padding == 0 and crop_composes_after(self._size_pair, before)
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Draws the position of a window within ``crops`` and the padding. Raises :class:`UsageError` if a record is
+        too small; does not check on a device."""
         window, padding = crops.window, self.padding
         rows, columns = self._size_pair
         if self.pad_if_needed:
@@ -298,7 +306,7 @@ class RandomResizedCrop(GeometricOperation):
 
     def __post_init__(self) -> None:
         check_sampling(self, self.interpolation, self.antialias)
-        object.__setattr__(self, "size", as_size(self.size, "RandomResizedCrop"))
+        object.__setattr__(self, "size", parse_size(self.size, "RandomResizedCrop"))
         for name in ("scale", "ratio"):
             pair = tuple(float(n) for n in getattr(self, name))
             if len(pair) != 2 or not 0 < pair[0] <= pair[1] < math.inf:
@@ -307,7 +315,7 @@ class RandomResizedCrop(GeometricOperation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
-        crops = self.plan(Crops.full(whole), draws)
+        crops = self.plan_crops(Crops.full(whole), draws)
         return crop_and_resize(images, crops.box, self._size_pair, crops.sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
@@ -316,12 +324,12 @@ class RandomResizedCrop(GeometricOperation):
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return all(op.mirrors for op in before)
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
-        """Plans the crops, in the arithmetic of torchvision's ``get_params``, in float64.
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Draws a box of each image in the arithmetic of torchvision's ``get_params``, in float64.
 
         Tries ten boxes and takes the first that fits; else the largest centred box that ``ratio`` allows.
         """
-        box = whole_pixels(crops, "RandomResizedCrop")
+        box = visible_box(crops, "RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]
         here = isinstance(box, np.ndarray)
         rows, columns, fit = self._try_boxes(draws, height, width, 0, _FIRST_ATTEMPTS if here else _ATTEMPTS)
@@ -344,8 +352,8 @@ class RandomResizedCrop(GeometricOperation):
     def _try_boxes(
         self, draws: Draws, height: Array, width: Array, first: int, count: int
     ) -> tuple[Array, Array, Array]:
-        """Draws ``count`` boxes from number ``first`` on; returns heights, widths and validity of the first that
-        fits. Sizes of invalid boxes are meaningless."""
+        """Draws ``count`` boxes for each image, from attempt ``first`` on; returns height and width of the first that
+        fits, and if any does. Without one, height and width are meaningless."""
         low, high = self.scale
         uniform = draws.uniform(2 * first, 2 * count)
         areas = to_float64(height * width) * (uniform[0::2] * (high - low) + low)
@@ -354,14 +362,14 @@ class RandomResizedCrop(GeometricOperation):
         heights = to_int64(((areas / ratios) ** 0.5).round())
         fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
         chosen = fits.argmax(0) if isinstance(fits, np.ndarray) else fits.byte().argmax(0)
-        return pick(heights, chosen), pick(widths, chosen), fits.any(0)
+        return pick_attempt(heights, chosen), pick_attempt(widths, chosen), fits.any(0)
 
     @property
     def samplings(self) -> set[int]:
-        return samplings_of(self.interpolation, self.antialias)
+        return sampling_indices(self.interpolation, self.antialias)
 
     def _central_box(self, height: Array, width: Array) -> tuple[Array, Array]:
-        """Returns height and width of the largest box whose ratio of width to height :attr:`ratio` allows."""
+        """Returns height and width of the largest box in each image whose aspect ratio :attr:`ratio` allows."""
         low, high = self.ratio
         ratio = to_float64(width) / to_float64(height)
         rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)
@@ -403,15 +411,16 @@ def where(condition: Array, yes: Array, no: Array) -> Array:
     return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else torch.where(condition, yes, no)
 
 
-def pick(values: Array, index: Array) -> Array:
-    """Returns ``values[index[b], b]`` for each ``b``."""
+def pick_attempt(values: Array, index: Array) -> Array:
+    """Returns ``values[index[b], b]`` for each ``b``: of the attempts of each image the one at ``index``."""
     if isinstance(values, np.ndarray):
         return values[index, np.arange(len(index))]
     return values.gather(0, index[None])[0]
 
 
-def centre(length: Any, cut_length: int) -> Any:
-    """Returns the start of the centred ``cut_length`` pixels of ``length``, integers or arrays.
+def centred_start(length: Any, cut_length: int) -> Any:
+    """Returns the first of the centred ``cut_length`` pixels of ``length``, an integer or an array; negative if that is
+    shorter.
 
     torchvision takes ``round((length - cut_length) / 2)``, halves to even; for shorter images it puts the rounded-down
     half of the missing pixels first.
@@ -423,32 +432,33 @@ def centre(length: Any, cut_length: int) -> Any:
 
 
 def unmirror_left(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
-    """Returns the first column of a cut of ``cut_width`` at ``left``, before ``width`` columns are mirrored by
-    ``flip``."""
+    """Returns the first column of a crop of ``cut_width`` at ``left`` before the images with true ``flip``, of
+    ``width`` columns, are mirrored."""
     return left if flip is None else where(flip, width - cut_width - left, left)
 
 
 def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
-    """Returns ``crops`` with the window of ``size``, numbers or arrays, at ``top`` and ``left`` of the visible part."""
+    """Returns ``crops`` with a window of ``size``, numbers or arrays, at ``top`` and ``left`` of their present window.
+    Takes account of mirroring."""
     window = crops.window
     left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], crops.flip)
     return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
-    """Tells if a window of ``size`` can follow the operations ``before``.
+    """Tells if a crop of ``size`` can follow the operations ``before`` in one :class:`Crops`.
 
-    It may not exceed an earlier crop, outside of which are zeros while the image has pixels there.
+    It may not be larger than an earlier crop, outside of which are zeros while the image has pixels there.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
 
 
-def whole_pixels(crops: Crops, name: str) -> Array:
-    """Returns the box of source pixels that ``crops`` show, mirrored or not, for an operation that resizes them.
+def visible_box(crops: Crops, name: str) -> Array:
+    """Returns the box of source pixels that ``crops`` show, int64 ``(B, 4)``, for an operation ``name`` that resizes.
 
-    Raises :class:`UsageError` if they are resized already or exceed the source: two resizes cannot be combined into
-    one.
+    Raises :class:`UsageError` if numpy crops are resized already or exceed the source: two resizes cannot be combined
+    into one.
     """
     box, window = crops.box, crops.window
     outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)

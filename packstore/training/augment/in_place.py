@@ -47,7 +47,8 @@ class InPlace(Operation):
 
 
 def stable_repr(fn: Any) -> str:
-    """Returns a function's ``repr`` without memory addresses, so that all processes agree."""
+    """Returns a function's ``repr``, or its module and name if that contains a memory address, which differs between
+    processes."""
     text = repr(fn)
     if " at 0x" in text:  # an address, which another process would not have
         where: Any = fn if hasattr(fn, "__qualname__") else type(fn)

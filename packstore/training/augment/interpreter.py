@@ -38,8 +38,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
-    """Runs ``program`` on ``images``: with the engine for uint8 RGB on the CPU, else with torch as
-    :func:`run_by_torch`."""
+    """Runs ``program`` on a copy of ``images``: with the engine for uint8 RGB on the CPU, else as :func:`run_by_torch`.
+
+    Returns ``images`` themselves if the program does nothing."""
     if not program["code"].any():
         return images
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1] == 3 and images.numel():
@@ -52,7 +53,8 @@ def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
 
 
 def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
-    """Applies the steps of ``program`` ``(B, n)`` to ``images`` ``(B, C, H, W)``; leaves ``images`` unchanged.
+    """Applies the steps of ``program`` ``(B, n)`` to ``images`` ``(B, C, H, W)`` with torch, on any device; leaves
+    ``images`` unchanged, but returns them if the program does nothing.
 
     Args:
         images: The images.
@@ -60,7 +62,8 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
         name: Name of the operation in messages; that of a step by default.
 
     Raises:
-        UsageError: A step on colours, and the images are not uint8 of three channels; gray ones take :data:`_IN_GRAY`.
+        UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB; :data:`_IN_GRAY` also
+            take gray.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)
@@ -106,14 +109,16 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
 
 
 def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
-    """Returns the flags that all images of one kernel call must share: of warps, those without the fill colour."""
+    """Returns the flags of steps that images must share to go through one kernel call: all flags, or for warps all but
+    the fill colour."""
     low = flags.astype(np.int64) & 0xFFFFFFFF
     warped = (codes == Code.AFFINE) | (codes == Code.PERSPECTIVE)
     return np.where(warped, low & 0xFF, low)
 
 
 def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
-    """Raises :class:`UsageError` if the images' dtype or channels do not suit the operation."""
+    """Raises :class:`UsageError` if the operation ``code`` does not support the images' dtype or number of channels;
+    says how to load other images."""
     channels = images.shape[1]
     random_erasing = code == Code.ERASE and flags != 0
     # Policies draw saturation in some batches only: they are refused in the first one.
@@ -143,23 +148,24 @@ def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
 
 
 def _parameter_columns(images: Tensor, steps: Steps, *places: int) -> list[Tensor]:
-    """Returns columns of parameters as float32 ``(B, 1, 1, 1)`` on the images' device."""
+    """Returns parameters number ``places`` of the steps, each as float32 ``(B, 1, 1, 1)`` on the images' device."""
     values = torch.from_numpy(np.ascontiguousarray(steps["p"][:, list(places)].T)).to(images.device, non_blocking=True)
     return [each[:, None, None, None] for each in values]
 
 
 def _join_seeds(steps: Steps, first: int) -> NDArray[np.int64]:
-    """Joins two parameters of 16 bits to a 32-bit seed."""
+    """Joins parameters ``first`` and ``first + 1``, 16 bits each, to a 32-bit seed per step."""
     low, high = (steps["p"][:, first + n].astype(np.int64) for n in range(2))
     return low | high << 16
 
 
 def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[Tensor, Steps], Tensor]:
-    """Wraps a kernel so that it takes its parameters from a program's steps."""
+    """Wraps a kernel so that it is called with images and steps, and takes parameters ``places`` from the steps."""
     return lambda images, steps: kernel(images, *_parameter_columns(images, steps, *places))
 
 
-def _blur(images: Tensor, steps: Steps) -> Tensor:
+def _run_blur(images: Tensor, steps: Steps) -> Tensor:
+    """Blurs images by the kernel sizes and deviations in ``steps``, all images of one kernel size at once."""
     sizes = steps["p"][:, :2].astype(np.int64)
     result = torch.empty_like(images)
     for size in np.unique(sizes, axis=0).tolist():
@@ -170,21 +176,24 @@ def _blur(images: Tensor, steps: Steps) -> Tensor:
     return result
 
 
-def _noise(images: Tensor, steps: Steps) -> Tensor:
+def _run_noise(images: Tensor, steps: Steps) -> Tensor:
+    """Adds noise by the means, deviations and seeds in ``steps``."""
     mean, sigma = _parameter_columns(images, steps, 0, 1)
     return warps.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
 
 
-def _permute(images: Tensor, steps: Steps) -> Tensor:
+def _run_permutation(images: Tensor, steps: Steps) -> Tensor:
+    """Reorders channels by the orders in ``steps``."""
     order = torch.from_numpy(steps["p"][:, : images.shape[1]].astype(np.int64)).to(images.device)
     return colours.permute_channels(images, order)
 
 
-def _erase(images: Tensor, steps: Steps) -> Tensor:
+def _run_erasing(images: Tensor, steps: Steps) -> Tensor:
+    """Overwrites the boxes in ``steps`` with their values, or with random pixels if the flag is 1."""
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
     if flags == 1:
         return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4))
-    return warps.erase(images, boxes, steps["p"][:, 4:7])
+    return warps.erase_boxes(images, boxes, steps["p"][:, 4:7])
 
 
 _KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
@@ -200,12 +209,12 @@ _KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
     Code.AUTOCONTRAST: _with_parameters(colours.autocontrast),
     Code.EQUALIZE: _with_parameters(colours.equalize),
     Code.SHARPNESS: _with_parameters(colours.adjust_sharpness, 0),
-    Code.BLUR: _blur,
-    Code.NOISE: _noise,
-    Code.PERMUTE: _permute,
-    Code.AFFINE: lambda images, steps: warps.affine(images, steps["p"][:, :6], steps["flags"]),
-    Code.PERSPECTIVE: lambda images, steps: warps.perspective(images, steps["p"], steps["flags"]),
-    Code.ERASE: _erase,
+    Code.BLUR: _run_blur,
+    Code.NOISE: _run_noise,
+    Code.PERMUTE: _run_permutation,
+    Code.AFFINE: lambda images, steps: warps.warp_affine(images, steps["p"][:, :6], steps["flags"]),
+    Code.PERSPECTIVE: lambda images, steps: warps.warp_perspective(images, steps["p"], steps["flags"]),
+    Code.ERASE: _run_erasing,
     Code.MIRROR: lambda images, steps: images.flip(-1),
     Code.FLIP: lambda images, steps: images.flip(-2),
 }

@@ -21,23 +21,26 @@ from packstore.training.augment.base import GeometricOperation, Operation, Size
 from packstore.training.augment.distributions import chance, permutation
 from packstore.training.augment.program_operation import (
     ProgramOperation,
+    can_draw_program,
     check_probability,
     contains_geometry,
-    draws_program,
 )
 from packstore.training.random_draws import Draws
 
 
-def check_parts(operation: Operation, parts: Any, geometric: bool = True) -> tuple[Any, ...]:
-    """Returns ``parts`` as a tuple. Raises :class:`UsageError` unless all of them draw programs or, if
-    ``geometric``, crop or resize."""
+def parse_operations(operation: Operation, parts: Any, geometric: bool = True) -> tuple[Any, ...]:
+    """Returns ``parts``, the operations inside ``operation``, as a tuple.
+
+    Raises :class:`UsageError` unless all of them draw programs; ``geometric`` also allows crops and resizes."""
     name = type(operation).__name__
     if isinstance(parts, Operation) or not isinstance(parts, Sequence) or isinstance(parts, str):
         raise UsageError(f"{name} takes a list of operations, got {parts!r}")
     for part in parts:
         if geometric and isinstance(part, Compose):
-            check_parts(operation, part.transforms)
-        elif not draws_program(part) and not (geometric and (isinstance(part, GeometricOperation | _Logic))):
+            parse_operations(operation, part.transforms)
+        elif not can_draw_program(part) and not (
+            geometric and (isinstance(part, GeometricOperation | _OperationGroup))
+        ):
             also = "" if geometric else " that leave the size of an image as it is"
             raise UsageError(
                 f"{name} takes packstore.augment's operations{also}, got {part!r}; put it into the list itself"
@@ -45,13 +48,13 @@ def check_parts(operation: Operation, parts: Any, geometric: bool = True) -> tup
     return tuple(parts)
 
 
-def part_programs(parts: Sequence[Any], draws: Draws, size: Size) -> list[Program]:
-    """Draws the program of each part, with independent random numbers."""
-    return [part.program(draws.child(number), size) for number, part in enumerate(parts)]
+def draw_programs(parts: Sequence[Any], draws: Draws, size: Size) -> list[Program]:
+    """Draws the program of each operation in ``parts``, each with independent random numbers."""
+    return [part.draw_program(draws.child(number), size) for number, part in enumerate(parts)]
 
 
-class _Logic(ProgramOperation):
-    """Operation that runs other operations."""
+class _OperationGroup(ProgramOperation):
+    """Operation that runs other operations, its ``transforms``, on all or some of the images."""
 
     transforms: Sequence[Any]
 
@@ -65,10 +68,11 @@ class _Logic(ProgramOperation):
 
     @abstractmethod
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
-        """Draws for each operation the records that it runs for, bool ``(B,)``."""
+        """Draws which records each operation of ``transforms`` runs for: a bool ``(B,)`` for each operation."""
 
-    def select_parts(self, draws: Draws, rows: NDArray[np.bool_]) -> Iterator[tuple[Any, Draws, NDArray[np.bool_]]]:
-        """Yields the operations in order, each with its draws and the records that it runs for.
+    def assign_rows(self, draws: Draws, rows: NDArray[np.bool_]) -> Iterator[tuple[Any, Draws, NDArray[np.bool_]]]:
+        """Yields the operations of ``transforms`` in order, each with its draws and a bool ``(B,)``: the records that
+        it runs for.
 
         Args:
             draws: Draws of the records, numpy.
@@ -84,7 +88,7 @@ class _Logic(ProgramOperation):
 
 
 @dataclass(frozen=True)
-class Compose(_Logic):
+class Compose(_OperationGroup):
     """Runs operations one after the other. In a loader's list it is replaced by its operations."""
 
     transforms: Sequence[Any]
@@ -94,10 +98,12 @@ class Compose(_Logic):
             raise UsageError(f"Compose takes a list of operations, got {self.transforms!r}")
         object.__setattr__(self, "transforms", tuple(self.transforms))
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        return join_programs(part_programs(check_parts(self, self.transforms, False), draws, size), len(draws))
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Joins the programs of all operations. Raises :class:`UsageError` for an operation without a program."""
+        return join_programs(draw_programs(parse_operations(self, self.transforms, False), draws, size), len(draws))
 
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        """Chooses all records for each operation."""
         return [np.ones(len(draws), np.bool_)] * len(self.transforms)
 
     def size_after(self, size: Size | None) -> Size | None:
@@ -105,7 +111,7 @@ class Compose(_Logic):
 
 
 @dataclass(frozen=True)
-class RandomApply(_Logic):
+class RandomApply(_OperationGroup):
     """Runs all operations of a list with probability ``p``, else none, as torchvision's ``RandomApply``."""
 
     transforms: Sequence[Any]
@@ -113,22 +119,24 @@ class RandomApply(_Logic):
 
     def __post_init__(self) -> None:
         check_probability(self, self.p)
-        object.__setattr__(self, "transforms", check_parts(self, self.transforms))
+        object.__setattr__(self, "transforms", parse_operations(self, self.transforms))
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        program = join_programs(part_programs(self.transforms, draws, size), len(draws))
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        program = join_programs(draw_programs(self.transforms, draws, size), len(draws))
         program[~chance(draws, self.p, 0)] = 0
         return program
 
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        """Draws the same records for all operations, with probability ``p``."""
         return [chance(draws, self.p, 0)] * len(self.transforms)
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns ``size`` if the operations keep it, else None, since they may not run."""
         return size if _compose_sizes(self.transforms, size) == size else None
 
 
 @dataclass(frozen=True)
-class RandomChoice(_Logic):
+class RandomChoice(_OperationGroup):
     """Runs one operation of a list, as torchvision's ``RandomChoice``.
 
     Args:
@@ -143,7 +151,7 @@ class RandomChoice(_Logic):
     p: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", parts := check_parts(self, self.transforms))
+        object.__setattr__(self, "transforms", parts := parse_operations(self, self.transforms))
         if not parts:
             raise UsageError("RandomChoice takes at least one operation, got none")
         if self.p is not None:
@@ -151,37 +159,40 @@ class RandomChoice(_Logic):
                 raise UsageError(f"RandomChoice: p should be a number of at least 0 for each operation, got {self.p!r}")
             object.__setattr__(self, "p", tuple(self.p))
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        programs = part_programs(self.transforms, draws, size)
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        programs = draw_programs(self.transforms, draws, size)
         steps = max(program.shape[1] for program in programs)
-        chosen = choose(draws, len(programs), self.p, 0)
+        chosen = draw_choice(draws, len(programs), self.p, 0)
         padded = np.stack([pad_program(program, steps) for program in programs])
         program: Program = padded[chosen, np.arange(len(draws))]
         return program
 
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
-        number = choose(draws, len(self.transforms), self.p, 0)
+        """Draws one operation for each record."""
+        number = draw_choice(draws, len(self.transforms), self.p, 0)
         return [number == part for part in range(len(self.transforms))]
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the size after any of the operations; None if it differs between them."""
         after = {part.size_after(size) for part in self.transforms}
         return after.pop() if len(after) == 1 else None
 
 
 @dataclass(frozen=True)
-class RandomOrder(_Logic):
+class RandomOrder(_OperationGroup):
     """Runs the operations of a list in a random order, as torchvision's ``RandomOrder``."""
 
     transforms: Sequence[Any]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transforms", check_parts(self, self.transforms, False))
+        object.__setattr__(self, "transforms", parse_operations(self, self.transforms, False))
 
     def choose_rows(self, draws: Draws) -> Sequence[NDArray[np.bool_]]:
+        """Raises :class:`NotImplementedError`: operations that change sizes have no random order."""
         raise NotImplementedError("its operations leave the size of an image as it is")
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        programs = part_programs(self.transforms, draws, size)
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        programs = draw_programs(self.transforms, draws, size)
         steps = max((program.shape[1] for program in programs), default=0)
         if not steps:
             return join_programs([], len(draws))
@@ -191,14 +202,14 @@ class RandomOrder(_Logic):
 
 
 def _compose_sizes(parts: Sequence[Any], size: Size | None) -> Size | None:
-    """Returns the size of images after all ``parts``."""
+    """Returns the size of images after all ``parts``, one after the other; None if it differs between images."""
     for part in parts:
         size = part.size_after(size)
     return size
 
 
-def choose(draws: Draws, count: int, weights: Sequence[float] | None, draw: int) -> Any:
-    """Draws one of ``count`` choices per record, int64 ``(B,)``, uniformly or by ``weights``."""
+def draw_choice(draws: Draws, count: int, weights: Sequence[float] | None, draw: int) -> Any:
+    """Draws a number below ``count`` per record, int64 ``(B,)``, uniformly or in proportion to ``weights``."""
     if weights is None:
         return draws.integers(count, draw)
     limits = np.cumsum(np.asarray(weights, np.float64))

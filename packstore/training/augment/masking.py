@@ -12,11 +12,11 @@ from packstore.core.errors import UsageError
 from packstore.training.random_draws import Draws
 
 MASKING_STREAM = -2
-"""Stream of the draws; the streams of operations are their indices in the list, from 0."""
+"""Number of the stream of random numbers. Streams of operations are their indices in the list, from 0."""
 
 
 class Masking(NamedTuple):
-    """Hidden patches of each image of a batch; patches are numbered row by row.
+    """Shown and hidden patches of each image of a batch; patches are numbered row by row.
 
     Attributes:
         keep: int64 ``(B, kept)``: the patches that are shown, in random order.

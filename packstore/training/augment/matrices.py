@@ -19,7 +19,7 @@ def inverse_affine(
     shear: tuple[Any, Any] = (0.0, 0.0),
     centre: tuple[Any, Any] = (0.0, 0.0),
 ) -> Matrices:
-    """Computes inverse matrices with the arithmetic of torchvision's ``_get_inverse_affine_matrix``.
+    """Computes inverse matrices ``(count, 6)`` with the arithmetic of torchvision's ``_get_inverse_affine_matrix``.
 
     Args:
         count: Number of images; all other arguments are numbers, or arrays ``(count,)``.
@@ -43,6 +43,7 @@ def inverse_affine(
     return matrix
 
 
-def rotation(count: int, angle: Any, centre: tuple[Any, Any] = (0.0, 0.0)) -> Matrices:
-    """Computes inverse matrices of rotations by ``angle`` degrees, counterclockwise, as torchvision's ``rotate``."""
+def inverse_rotation(count: int, angle: Any, centre: tuple[Any, Any] = (0.0, 0.0)) -> Matrices:
+    """Computes inverse matrices ``(count, 6)`` of counterclockwise rotations by ``angle`` degrees, as torchvision's
+    ``rotate``."""
     return inverse_affine(count, -(np.asarray(angle, np.float64) % 360), centre=centre)

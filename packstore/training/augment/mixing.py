@@ -19,12 +19,12 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import is_channels_last
 from packstore.training.augment.distributions import GAMMA_DRAWS, beta, chance
-from packstore.training.augment.logic import choose
+from packstore.training.augment.logic import draw_choice
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.random_draws import Draws
 
-STREAM = -1
-"""Stream of the draws; the streams of operations are their indices in the list, from 0."""
+MIXING_STREAM = -1
+"""Number of the stream of random numbers. Streams of operations are their indices in the list, from 0."""
 
 
 class MixedLabels(NamedTuple):
@@ -42,7 +42,7 @@ class MixedLabels(NamedTuple):
 
 
 class _Mixer:
-    """Method of mixing."""
+    """Method of mixing two images. Raises :class:`UsageError` unless ``alpha`` is a positive number."""
 
     alpha: float
 
@@ -83,7 +83,7 @@ class CutMix(_Mixer):
 
 @dataclass(frozen=True)
 class BatchMixer:
-    """Chooses a mixer per batch, pair or record.
+    """Mixes the records of a batch by mixers that are drawn per batch, pair or record.
 
     Args:
         mixers: :class:`MixUp` and :class:`CutMix` to draw from.
@@ -135,12 +135,12 @@ class BatchMixer:
                 )
             object.__setattr__(self, "weights", tuple(self.weights))
 
-    def draw(self, draws: Draws, size: tuple[int, int]) -> DrawnMix:
+    def draw_mix(self, draws: Draws, size: tuple[int, int]) -> DrawnMix:
         """Draws how a batch is mixed.
 
         Args:
-            draws: Of its records, numpy.
-            size: Height and width of its images.
+            draws: Draws of the batch's records, numpy.
+            size: Height and width of the batch's images.
         """
         (height, width), rows = size, np.arange(len(draws))
         # The records whose draws count, and their partners.
@@ -149,7 +149,7 @@ class BatchMixer:
         else:
             partners = len(draws) - 1 - rows
             deciding = np.minimum(rows, partners) if self.mode == "pair" else rows
-        chosen = choose(draws, len(self.mixers), self.weights, 0)
+        chosen = draw_choice(draws, len(self.mixers), self.weights, 0)
         share = np.ones(len(draws))
         for number, mixer in enumerate(self.mixers):
             mine = chosen == number
@@ -168,7 +168,7 @@ class BatchMixer:
         return DrawnMix(partners, share[deciding], cuts[deciding], box[deciding])
 
     def mix_labels(self, labels: Tensor, drawn: DrawnMix, classes: int | None) -> Any:
-        """Mixes the labels of a batch.
+        """Mixes the labels of a batch, as its images were mixed: to shares of classes, or :class:`MixedLabels`.
 
         Args:
             labels: int64 ``(B,)``, or shares of classes ``(B, C)``.
@@ -176,7 +176,7 @@ class BatchMixer:
             classes: Number of classes of the store, if known.
 
         Raises:
-            UsageError: The number of classes is not known, or too small.
+            UsageError: The number of classes is unknown, or, on the CPU, a label exceeds it.
         """
         share = torch.from_numpy(drawn.share.astype(np.float32)).to(labels.device)
         partners = torch.from_numpy(drawn.partners).to(labels.device)
@@ -207,7 +207,7 @@ class BatchMixer:
 
 @dataclass(frozen=True, eq=False)
 class DrawnMix:
-    """Drawn mixing of a batch's records.
+    """Says how each record of a batch is mixed with another one.
 
     Attributes:
         partners: int64 ``(B,)``: row that each record is mixed with.
@@ -222,7 +222,8 @@ class DrawnMix:
     box: NDArray[np.int64]
 
     def mix_images(self, images: Tensor) -> Tensor:
-        """Mixes ``images`` ``(B, C, H, W)`` into new memory; rounds uint8."""
+        """Mixes ``images`` ``(B, C, H, W)`` into a new batch, rounding integers. Returns ``images`` themselves if
+        nothing is mixed."""
         if not (self.share < 1).any():
             return images
         device, layout = images.device, torch.channels_last if is_channels_last(images) else torch.contiguous_format
@@ -248,8 +249,9 @@ class DrawnMix:
 
 
 def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
-    """Converts a user's ``mix=``. Raises :class:`UsageError` for anything but mixers, lists of them,
-    :class:`BatchMixer` and :class:`Mosaic`."""
+    """Converts a user's ``mix=``: one mixer or a list becomes a :class:`BatchMixer`, an empty list None.
+
+    Raises :class:`UsageError` for anything but mixers, lists of them, :class:`BatchMixer` and :class:`Mosaic`."""
     if mix is None or isinstance(mix, BatchMixer | Mosaic):
         return mix
     mixers = [mix] if isinstance(mix, MixUp | CutMix) else mix

@@ -15,8 +15,8 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance
-from packstore.training.augment.geometry import as_size
-from packstore.training.augment.program_operation import check_range
+from packstore.training.augment.geometry import parse_size
+from packstore.training.augment.program_operation import parse_range
 from packstore.training.random_draws import Draws
 
 
@@ -44,16 +44,16 @@ class Mosaic:
     p: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", as_size(self.size, "Mosaic"))
-        object.__setattr__(self, "center_range", check_range(self, "center_range", self.center_range, 0, 1))
+        object.__setattr__(self, "size", parse_size(self.size, "Mosaic"))
+        object.__setattr__(self, "center_range", parse_range(self, "center_range", self.center_range, 0, 1))
         if isinstance(self.p, bool) or not isinstance(self.p, int | float) or not 0 <= self.p <= 1:
             raise UsageError(f"Mosaic: p should be 0 … 1, got {self.p!r}")
 
-    def draw(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
-        """Draws the positions of a batch's images in mosaics.
+    def draw_tiles(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
+        """Draws which images of a batch each mosaic shows, and their positions.
 
         Args:
-            draws: Draws of its records, numpy.
+            draws: Draws of the batch's records, numpy.
             sizes: int64 ``(B, 2)``: heights and widths of the images.
         """
         assert not isinstance(self.size, int)
@@ -84,7 +84,7 @@ class Mosaic:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Positions of a batch's images in its mosaics.
+    """Positions of a batch's images in its mosaics, one mosaic for each record.
 
     Attributes:
         size: Height and width of the mosaics.
@@ -96,8 +96,10 @@ class Tiles:
     fill: float
     tiles: Sequence[Sequence[tuple[int, int, int]]]
 
-    def arrange(self, values: Any, fill: float) -> Tensor:
-        """Copies images or masks ``(…, h, w)`` of a batch, a tensor or a list, into mosaics ``(B, …, *size)``."""
+    def arrange_tiles(self, values: Any, fill: float) -> Tensor:
+        """Copies images or masks ``(…, h, w)``, a tensor or a list, into new mosaics ``(B, …, *size)``.
+
+        What exceeds a mosaic is cut off; free pixels become ``fill``."""
         like = values[0]
         result: Tensor = like.new_full((len(self.tiles), *like.shape[:-2], *self.size), fill)
         for canvas, tiles in zip(result, self.tiles, strict=True):
@@ -110,9 +112,9 @@ class Tiles:
         return result
 
     def build_images(self, images: Any, channels_last: bool) -> Tensor:
-        """Builds the mosaics of images."""
+        """Builds the mosaics of a batch's images, ``(B, C, *size)``, channels last or contiguous."""
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        return self.arrange(images, self.fill).contiguous(memory_format=layout)
+        return self.arrange_tiles(images, self.fill).contiguous(memory_format=layout)
 
     def build_columns(
         self,
@@ -131,13 +133,14 @@ class Tiles:
                 found[name], kept[name] = self._mosaic_boxes(values[name], min_area, min_visible)
         for name, column in columns.items():
             if column.type == "mask":
-                found[name] = self.arrange(values[name], mask_fill)
+                found[name] = self.arrange_tiles(values[name], mask_fill)
             elif column.type != "boxes" and (column.type == "keypoints" or column.parallel in kept):
                 found[name] = self._join_rows(values[name], kept.get(column.parallel or ""), column.type == "keypoints")
         return found
 
     def _mosaic_boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """Returns the boxes of each mosaic, clipped, and which boxes of its images are kept."""
+        """Moves and clips the boxes of each mosaic's images; drops those of which too little is left. Returns the boxes
+        of each mosaic, and bool masks of the kept boxes for each of its images."""
         results, kept = [], []
         for tiles in self.tiles:
             parts: list[Tensor] = []
@@ -156,7 +159,8 @@ class Tiles:
         return results, kept
 
     def _join_rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
-        """Joins the kept rows of each mosaic's images; moves them if they are keypoints."""
+        """Concatenates the rows of each mosaic's images; ``kept`` masks select rows, None takes all. Moves the rows if
+        they are keypoints (``points``)."""
         results = []
         for row, tiles in enumerate(self.tiles):
             parts = []
@@ -167,8 +171,8 @@ class Tiles:
         return results
 
     def _move_points(self, points: Tensor, top: int, left: int) -> Tensor:
-        """Moves keypoints ``(…, 2 or 3)``. Points with visibility become zeros if they are invisible or leave the
-        canvas, as in :func:`packstore.training.augment.targets.place_points`."""
+        """Moves a copy of keypoints ``(…, 2 or 3)``. Points with visibility become zeros if they are invisible or leave
+        the canvas, as in :func:`packstore.training.augment.targets.place_points`."""
         moved = points.clone()
         moved[..., 0] += left
         moved[..., 1] += top
@@ -180,7 +184,8 @@ class Tiles:
 
 
 def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` for columns that cannot be joined from four images."""
+    """Raises :class:`UsageError` for columns that mosaics cannot join: labels and images of one record, volumes, clips,
+    and columns with a form in ``collate``."""
     boxes = {column.name for column in columns if column.type == "boxes"}
     for column in columns:
         moves = column.traits.moves or column.parallel in boxes

@@ -20,12 +20,12 @@ from packstore.training.random_draws import Draws
 
 
 def plan_operations(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> Crops:
-    """Plans the crops that ``ops``, the first operations of a list, make of images."""
+    """Draws the crops of images after all of ``ops``, the first operations of a list; see :func:`plan_each`."""
     return plan_each(ops, sizes, draws)[-1]
 
 
 def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws: Draws) -> list[Crops]:
-    """Plans the crops of images: before the first of ``ops``, and after each of them.
+    """Draws the crops of images: before the first of ``ops``, and after each of them.
 
     Args:
         ops: The first part of :func:`split_operations`.
@@ -33,11 +33,11 @@ def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws
         draws: Draws of the records; streams are set here.
 
     Raises:
-        UsageError: As :meth:`GeometricOperation.plan`.
+        UsageError: As :meth:`GeometricOperation.plan_crops`.
     """
     crops = [Crops.full(sizes)]
     for stream, op in enumerate(ops):
-        crops.append(op.plan(crops[-1], draws.replace(stream=stream)))
+        crops.append(op.plan_crops(crops[-1], draws.replace(stream=stream)))
     return crops
 
 
@@ -62,8 +62,9 @@ def apply_operations(ops: Sequence[Step], images: Tensor, draws: Draws, first: i
 
 
 def _flip_mask_after(ops: Sequence[Step], place: int, draws: Draws, first: int) -> Any:
-    """Returns the images that the operation at ``place`` mirrors, or None if it is not a flip. The crop before a flip
-    mirrors them too, so that each pixel is read and written once."""
+    """Draws which images the operation at ``place`` mirrors, or returns None if it is not a horizontal flip.
+
+    The crop before it then mirrors them, so that each pixel is read and written once."""
     if place == len(ops) or not isinstance(flip := ops[place], RandomHorizontalFlip):
         return None
     return flip.flip_mask(draws.replace(stream=first + place))
@@ -114,8 +115,8 @@ def output_size(ops: Sequence[Step], size: Size | None = None) -> Size | None:
     return size
 
 
-def render(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]) -> None:
-    """Writes image ``index`` of ``crops`` to ``out`` from the pixels of its box: resizes, crops, mirrors.
+def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]) -> None:
+    """Resizes, crops and mirrors the pixels of one box, as ``crops`` say for image ``index``, into ``out``.
 
     Args:
         pixels: ``(h, w, C)`` with the height and width of the box, in any strides but negative ones.

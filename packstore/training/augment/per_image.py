@@ -93,15 +93,17 @@ class PerImage(Operation):
         seeds = draws.bits(0).tolist()
         with single_threaded():
             results = self.call_each(images, seeds) if self.generator else self._call_seeded(images, seeds)
-        return self.stack(results) if results else images
+        return self.stack_results(results) if results else images
 
     @cached_property
     def runs_in_threads(self) -> bool:
-        """True if :meth:`call_each` may be used."""
-        return self.generator or self.threads or all(map(_draws_from_torch, parts_of(self.fn)))
+        """True if decoding threads may call the function: its random numbers come from a generator that this class
+        seeds for each image."""
+        return self.generator or self.threads or all(map(_draws_from_torch, iterate_parts(self.fn)))
 
     def call_each(self, images: Iterable[Tensor], seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with each image and a generator with its seed. Thread-safe."""
+        """Calls the function with a copy of each image, and with a torch generator of the image's seed: as argument, or
+        in place of torch's own. Thread-safe."""
         results = []
         for image, seed in zip(images, seeds, strict=True):
             generator = torch.Generator(image.device).manual_seed(seed)
@@ -113,7 +115,8 @@ class PerImage(Operation):
         return results
 
     def _call_seeded(self, images: Tensor, seeds: Iterable[int]) -> list[Tensor]:
-        """Calls the function with each image, with the process's generators seeded; restores them afterwards."""
+        """Seeds the process's generators of torch, numpy and Python for each image, calls the function with a copy of
+        it, and restores the generators afterwards."""
         cuda = [images.device] if images.device.type == "cuda" else []
         numpys, pythons = np.random.get_state(), random.getstate()
         results = []
@@ -132,8 +135,9 @@ class PerImage(Operation):
             random.setstate(pythons)
         return results
 
-    def stack(self, results: Sequence[Any]) -> Tensor:
-        """Stacks results of the function. Raises :class:`UsageError` unless they are tensors of one shape."""
+    def stack_results(self, results: Sequence[Any]) -> Tensor:
+        """Stacks results of the function to a batch. Raises :class:`UsageError` unless they are tensors of one
+        shape."""
         for result in results:
             if not isinstance(result, Tensor) or result.shape != results[0].shape:
                 found = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
@@ -147,7 +151,8 @@ _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
 
 
 def _draws_from_torch(part: Any) -> bool:
-    """Tells if a part of a function draws numbers from torch alone: a transform of torchvision, or a wrapper."""
+    """Tells if a function is known to draw random numbers from torch alone: a transform of torchvision, or
+    :class:`InPlace`, whose function is judged by itself."""
     name, module = type(part).__name__, type(part).__module__
     if isinstance(part, InPlace):
         return True
@@ -168,11 +173,11 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
 
 
 def refuse_drawing_functions(**functions: Any) -> None:
-    """Raises :class:`UsageError`, which names the option, for functions that would draw only once per batch, and for
-    operations, which get no draws there."""
+    """Raises :class:`UsageError`, which names the option, for a random transform of torchvision, which would draw once
+    per batch, and for an :class:`Operation`, which would get no draws."""
     for name, function in functions.items():
         for part in as_operations([] if function is None else function, "put it into augment=: "):
-            inner = list(parts_of(part))[-1]
+            inner = list(iterate_parts(part))[-1]
             if isinstance(inner, Operation):
                 raise UsageError(
                     f"{name} is called with batches alone, and {inner!r} draws a record: put it into augment="
@@ -192,7 +197,7 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     """
     if isinstance(augment, str):
         augment = recipe(augment) if "-" not in augment or augment in RECIPES else [augment]
-    if _is_list(augment) or callable(augment):
+    if _is_sequence(augment) or callable(augment):
         augment = [augment]
     if getattr(augment, "views", None) is not None:
         raise UsageError(
@@ -204,17 +209,19 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     for operation in augment:
         if isinstance(operation, str):
             flat.append(TimmAugment(operation))
-        elif _is_list(operation):
+        elif _is_sequence(operation):
             parts = operation if isinstance(operation, torch.nn.Sequential) else operation.transforms
             flat += as_operations(list(parts), use)
         else:
-            for part in parts_of(operation):
+            for part in iterate_parts(operation):
                 _refuse_random(part, use)
             flat.append(operation)
     return tuple(flat)
 
 
-def _is_list(operation: Any) -> bool:
+def _is_sequence(operation: Any) -> bool:
+    """Tells if an operation is a plain sequence of others: torch's ``Sequential``, or ``Compose`` of ours or
+    torchvision's."""
     kind = type(operation)
     return kind in (torch.nn.Sequential, Compose) or (is_of_torchvision(kind) and kind.__name__ == "Compose")
 
@@ -224,20 +231,20 @@ def is_of_torchvision(kind: type) -> bool:
     return kind.__module__.startswith("torchvision.transforms")
 
 
-def parts_of(operation: Any) -> Iterator[Any]:
-    """Yields ``operation`` and, for torchvision's containers (or subclasses) and :class:`InPlace`, everything that
-    they contain."""
+def iterate_parts(operation: Any) -> Iterator[Any]:
+    """Yields ``operation``, and the operations inside if it is a container of torchvision, or :class:`InPlace`, at any
+    depth."""
     yield operation
     if isinstance(operation, InPlace):
-        yield from parts_of(operation.fn)
+        yield from iterate_parts(operation.fn)
     elif any(map(is_of_torchvision, type(operation).__mro__)):
         for part in getattr(operation, "transforms", ()):
-            yield from parts_of(part)
+            yield from iterate_parts(part)
 
 
 def _refuse_random(operation: Any, use: str) -> None:
-    """Raises :class:`UsageError` for random transforms of torchvision, which are recognised by name without
-    importing it."""
+    """Raises :class:`UsageError` for random transforms of torchvision, which would treat a batch alike. Recognises them
+    by name, without importing torchvision. ``use`` begins the advice."""
     for kind in filter(is_of_torchvision, type(operation).__mro__):
         name = kind.__name__
         bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)

@@ -1,4 +1,4 @@
-"""Policies under torchvision's names: operations and magnitudes drawn per image from a table."""
+"""Augmentation policies under torchvision's names: operations and magnitudes drawn per image from a table."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
 from packstore.training.augment.distributions import GAMMA_DRAWS, chance, dirichlet
 from packstore.training.augment.logic import RandomChoice
-from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.matrices import inverse_affine, inverse_rotation
 from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
 from packstore.training.random_draws import Draws
 
@@ -45,11 +45,10 @@ _WIDE = {
 
 
 @lru_cache(256)
-def magnitudes_of(name: str, bins: int, size: Size, policy: str) -> Magnitudes | None:
-    """Computes the ``bins`` magnitudes of an operation for images of ``size``; None for an operation without
-    magnitudes.
+def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitudes | None:
+    """Computes the ``bins`` magnitudes of an operation for images of ``size``, float64 from float32 as torchvision.
 
-    They are float64, computed in float32 as torchvision computes them.
+    Returns None for an operation without magnitudes. Cached.
 
     Args:
         name: Torchvision's name.
@@ -70,6 +69,8 @@ def magnitudes_of(name: str, bins: int, size: Size, policy: str) -> Magnitudes |
 
 
 def _largest_magnitude(name: str, length: int, policy: str) -> float:
+    """Returns the largest magnitude of an operation: pixels of a side of ``length`` for translations, degrees for
+    rotation, else a share."""
     if name.startswith("Translate"):
         return length / 3.0 if policy == "mix" else 150.0 / 331.0 * length
     return {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}.get(name, 0.9)
@@ -78,7 +79,7 @@ def _largest_magnitude(name: str, length: int, policy: str) -> float:
 def write_steps(
     program: Program, rows: NDArray[np.int64], column: int, name: str, magnitude: Any, size: Size, flags: int
 ) -> None:
-    """Writes the step of an operation into ``column`` of some rows of a program.
+    """Writes the step of an operation into ``column`` of the given rows of a program.
 
     Args:
         program: ``(B, n)``.
@@ -87,7 +88,7 @@ def write_steps(
         name: Torchvision's name.
         magnitude: float64 ``(k,)``, signed; ignored by operations without one.
         size: Height and width of the images.
-        flags: Flags of warps.
+        flags: Interpolation and fill of warps, encoded.
     """
     steps = np.zeros(len(rows), program.dtype)
     if name in _FACTORS:
@@ -108,7 +109,7 @@ def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
     """Computes the matrices that map pixels of the result to the source, for an operation that moves pixels."""
     count, (height, width) = len(magnitude), size
     if name == "Rotate":
-        return rotation(count, magnitude)
+        return inverse_rotation(count, magnitude)
     if name.startswith("Translate"):
         pixels = np.trunc(magnitude)
         return inverse_affine(count, translate=(pixels, 0.0) if name[-1] == "X" else (0.0, pixels))
@@ -118,7 +119,7 @@ def _warp_matrix(name: str, magnitude: Any, size: Size) -> NDArray[np.float64]:
 
 
 class _Policy(Operation):
-    """Base of policies; holds interpolation and fill of warps."""
+    """Base of policies: checks interpolation and fill of warps, and looks up steps in a table."""
 
     interpolation: str
     fill: Any
@@ -133,6 +134,7 @@ class _Policy(Operation):
 
     @property
     def _warp_flags(self) -> int:
+        """Interpolation and fill of warps, encoded for a program."""
         return int(warp_flags(INTERPOLATIONS.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _select_steps(
@@ -144,26 +146,29 @@ class _Policy(Operation):
         level: NDArray[np.int64] | int,
         negative: NDArray[np.bool_],
     ) -> Program:
-        """Returns the steps of the operations ``names[chosen]`` at magnitudes ``level``, ``(B,)`` or ``(B, n)``."""
-        table = step_table(tuple(names), policy, size, self._warp_flags)
+        """Returns the steps of operations ``names[chosen]`` at magnitude number ``level``, of the shape of ``chosen``.
+
+        ``policy`` is its name and its number of magnitudes; ``negative`` says which magnitudes are negated."""
+        table = tabulate_steps(tuple(names), policy, size, self._warp_flags)
         steps: Program = table[chosen, level, negative.astype(np.int64)]
         return steps
 
 
 @lru_cache(32)
-def step_table(names: tuple[str, ...], policy: tuple[str, int], size: Size, flags: int) -> Program:
-    """Tabulates the steps of operations by magnitude and sign, ``(names, bins, 2)``: positive, then negative.
+def tabulate_steps(names: tuple[str, ...], policy: tuple[str, int], size: Size, flags: int) -> Program:
+    """Builds the table of steps of operations by magnitude and sign, ``(names, bins, 2)``: positive, then negative.
+    Cached.
 
     Args:
         names: Torchvision's names.
-        policy: Policy as for :func:`magnitudes_of`, and the number of bins.
+        policy: Policy as for :func:`compute_magnitudes`, and the number of bins.
         size: Height and width of the images.
-        flags: Flags of warps.
+        flags: Interpolation and fill of warps, encoded.
     """
     kind, bins = policy
     table = np.empty((len(names), bins, 2), new_program(0).dtype)
     for name, steps in zip(names, table, strict=True):
-        magnitudes = magnitudes_of(name, bins, size, kind)
+        magnitudes = compute_magnitudes(name, bins, size, kind)
         magnitude = np.zeros(bins) if magnitudes is None else magnitudes
         for column, sign in enumerate((1, -1 if name in _SIGNED else 1)):
             write_steps(steps, np.arange(bins), column, name, sign * magnitude, size, flags)
@@ -215,7 +220,8 @@ class RandAugment(_Policy, ProgramOperation):
                 f"RandAugment: magnitude should be 0 … {self.num_magnitude_bins - 1}, got {self.magnitude!r}"
             )
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws ``num_ops`` operations of the one magnitude for each image, with replacement."""
         if not self.num_ops:
             return new_program(len(draws), 0)
         chosen = draws.integers(len(RAND_AUGMENT), 0, self.num_ops).T
@@ -246,7 +252,8 @@ class TrivialAugmentWide(_Policy, ProgramOperation):
         super().__post_init__()
         check_bins(self, self.num_magnitude_bins)
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws one operation and its magnitude for each image."""
         policy, chosen = ("wide", self.num_magnitude_bins), draws.integers(len(RAND_AUGMENT), 0)
         level = draws.integers(self.num_magnitude_bins, 1)
         return self._select_steps(RAND_AUGMENT, policy, size, chosen, level, chance(draws, 0.5, 2))[:, None]
@@ -274,7 +281,8 @@ class AutoAugment(_Policy, ProgramOperation):
         if self.policy not in POLICIES:
             raise UsageError(f"AutoAugment: policy should be one of {', '.join(POLICIES)}, got {self.policy!r}")
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws a pair of the policy for each image, and if each of its operations runs."""
         pairs = POLICIES[self.policy]
         program = new_program(len(draws), 2)
         chosen = draws.integers(len(pairs), 0)
@@ -323,9 +331,9 @@ class AugMix(_Policy, ProgramOperation):
         if not isinstance(self.alpha, int | float) or not 0 < self.alpha < 1e6:
             raise UsageError(f"AugMix: alpha should be positive, got {self.alpha!r}")
 
-    def chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
-        """Draws the program of each chain, and float32 weights ``(B, 1 + chains)``: of the image itself, then of
-        each chain."""
+    def draw_chains(self, draws: Draws, size: Size) -> tuple[list[Program], NDArray[np.float32]]:
+        """Draws the program of each chain of operations, and float32 weights ``(B, 1 + chains)``: of the image itself,
+        then of each chain's result."""
         names = _AUG_MIX if self.all_ops else _AUG_MIX[:_PARTIAL]
         own, most, chains = draws.child(2), max(self.chain_depth, 0) or 3, self.mixture_width
         count = chains * most
@@ -338,23 +346,24 @@ class AugMix(_Policy, ProgramOperation):
         if self.chain_depth < 1:
             depth = 1 + (bits[:, 3 * count :] * 3 >> 32)
             program[np.arange(most) >= depth[..., None]] = 0
-        weights = chain_weights(draws, self.alpha, chains)
+        weights = draw_chain_weights(draws, self.alpha, chains)
         return [program[:, number] for number in range(chains)], weights
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        return mix_chains(*self.chains(draws, size))
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        return mix_chains(*self.draw_chains(draws, size))
 
 
-def chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.float32]:
-    """Draws AugMix's weights, float32 ``(B, 1 + chains)``: of the image itself, then of each chain."""
+def draw_chain_weights(draws: Draws, alpha: float, chains: int) -> NDArray[np.float32]:
+    """Draws AugMix's weights, float32 ``(B, 1 + chains)``, which sum to 1: of the image itself, then of each chain's
+    result."""
     own = dirichlet(draws, alpha, 2, 0)
     shares = dirichlet(draws, alpha, chains, 2 * GAMMA_DRAWS)
     return np.concatenate([own[:, :1], shares * own[:, 1:]], 1).astype(np.float32)
 
 
 def mix_chains(chains: Sequence[Program], weights: NDArray[np.float32]) -> Program:
-    """Joins the programs of ``chains`` to one that mixes their results with the image, by the ``weights`` of
-    :func:`chain_weights`."""
+    """Joins the programs of ``chains`` to one program, which runs each chain on the image and sums image and results by
+    the ``weights`` of :func:`draw_chain_weights`."""
     program = new_program(len(weights), 2 + sum(chain.shape[1] + 1 for chain in chains))
     codes, shares, place = program["code"], program["p"][..., 0], 1
     codes[:, 0], shares[:, 0], codes[:, -1] = Code.KEEP, weights[:, 0], Code.MIX
@@ -367,7 +376,7 @@ def mix_chains(chains: Sequence[Program], weights: NDArray[np.float32]) -> Progr
 
 
 def check_bins(operation: Operation, bins: Any) -> None:
-    """Raises :class:`UsageError` unless ``bins`` is a valid number of magnitudes."""
+    """Raises :class:`UsageError` unless ``bins``, a number of magnitudes, is a whole number from 2 to 1000."""
     if not isinstance(bins, int) or not 2 <= bins <= 1000:
         raise UsageError(f"{type(operation).__name__}: num_magnitude_bins should be 2 … 1000, got {bins!r}")
 
@@ -380,8 +389,8 @@ class ThreeAugment(ProgramOperation):
     deviation.
     """
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        return _THREE.program(draws, size)
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        return _THREE.draw_program(draws, size)
 
 
 _THREE = RandomChoice([Grayscale(), RandomSolarize(128, p=1.0), GaussianBlur(15, (0.1, 2.0))])

@@ -1,4 +1,5 @@
-"""Operations that draw programs for pixels; a program runs anywhere: in the engine or in torch."""
+"""Operations that draw programs: arrays of pixel operations with their parameters, a row for each image. A program
+runs in the engine or in torch."""
 
 from __future__ import annotations
 
@@ -27,38 +28,39 @@ class ProgramOperation(Operation):
         return True
 
     @abstractmethod
-    def program(self, draws: Draws, size: Size) -> Program:
-        """Draws the parameters of the steps.
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws the random parameters of this operation for each image.
 
         Args:
             draws: Draws of B records, numpy.
             size: Height and width of all their images.
 
         Returns:
-            A program ``(B, n)``; n is the same whatever is drawn.
+            A program ``(B, n)``: ``n`` steps for each image, which may be steps that do nothing. ``n`` does not depend
+            on what is drawn.
         """
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
-        program = self.program(draws.on_host(), (images.shape[-2], images.shape[-1]))
+        program = self.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
         return run_program(images, program, operation_name(self))
 
 
 def operation_name(operation: Any) -> str:
-    """Returns the name of an operation's class, followed by the names of the operations that it contains, in
-    brackets."""
+    """Returns the name of an operation's class, with the names of the operations that it contains in brackets, as
+    ``RandomApply([ColorJitter])``."""
     parts = getattr(operation, "transforms", ())
     return type(operation).__name__ + (f"([{', '.join(map(operation_name, parts))}])" if parts else "")
 
 
 def check_probability(operation: Operation, p: Any) -> None:
-    """Raises :class:`UsageError` unless ``p`` is a probability."""
+    """Raises :class:`UsageError` unless ``p`` is a number from 0 to 1."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
         raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
 
 
-def check_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
-    """Returns ``pair`` as two ascending numbers from ``low`` to ``high``. Raises :class:`UsageError` for other
-    values."""
+def parse_range(operation: Any, name: str, pair: Any, low: float, high: float) -> tuple[float, float]:
+    """Returns a user's pair as floats. Raises :class:`UsageError` unless it is two ascending numbers between ``low``
+    and ``high``."""
     values = tuple(pair) if isinstance(pair, list | tuple) else ()
     numbers = len(values) == 2 and all(isinstance(n, int | float) and not isinstance(n, bool) for n in values)
     if not numbers or not low <= values[0] <= values[1] <= high:
@@ -68,19 +70,21 @@ def check_range(operation: Any, name: str, pair: Any, low: float, high: float) -
     return float(values[0]), float(values[1])
 
 
-def draws_program(part: Any) -> bool:
-    """Tells if an entry of a list draws programs: a :class:`ProgramOperation`, or a flip."""
-    return isinstance(part, Operation) and callable(getattr(part, "program", None)) and not contains_geometry(part)
+def can_draw_program(part: Any) -> bool:
+    """Tells if an entry of a user's list can draw a program: a :class:`ProgramOperation` without crops and resizes in
+    it, or a flip."""
+    return isinstance(part, Operation) and callable(getattr(part, "draw_program", None)) and not contains_geometry(part)
 
 
 def contains_geometry(part: Any) -> bool:
-    """Tells if an entry of a list contains operations that crop or resize."""
+    """Tells if an operation contains others that cannot draw programs, such as crops and resizes."""
     parts = part.transforms if isinstance(part, ProgramOperation) and hasattr(part, "transforms") else ()
-    return any(not draws_program(each) for each in parts)
+    return any(not can_draw_program(each) for each in parts)
 
 
 def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
-    """Converts a fill to three bytes, or returns None for none. Raises :class:`UsageError` for other values."""
+    """Converts a fill colour, a number or three, to three bytes; None stays None. Raises :class:`UsageError` for other
+    values."""
     values = (fill,) * 3 if isinstance(fill, int | float) else fill
     if values is None:
         return None

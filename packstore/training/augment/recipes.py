@@ -31,8 +31,8 @@ IMAGENET_MEAN = (124, 116, 104)
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Definition of a recipe.
+class _RecipeDefinition:
+    """Definition of a recipe; its operations are created on demand.
 
     Attributes:
         make: Makes the list of operations, or a dict of views.
@@ -82,15 +82,17 @@ def _format_operations(operations: Any, indent: str) -> str:
     return "".join(f"\n{indent}{operation!r}," for operation in operations)
 
 
-def _timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _Source:
-    return _Source(
+def _define_timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _RecipeDefinition:
+    """Returns the definition of a recipe of "ResNet strikes back", which differ in these four values."""
+    return _RecipeDefinition(
         lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), TimmAugment(policy)],
         "Wightman, Touvron, Jégou, 'ResNet strikes back' (2021), table 2; timm 1.0, data/transforms_factory.py",
         lambda: BatchMixer([MixUp(mixup), CutMix(1.0)], label_smoothing=smoothing),
     )
 
 
-def _deit3() -> list[Step]:
+def _make_deit3() -> list[Step]:
+    """Creates the operations of DeiT III."""
     return [
         RandomResizedCrop(224, scale=(0.08, 1.0), interpolation="bicubic"),
         RandomHorizontalFlip(),
@@ -99,11 +101,12 @@ def _deit3() -> list[Step]:
     ]
 
 
-def _self_supervised_view(
+def _make_self_supervised_view(
     crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
 ) -> list[Step]:
-    """Returns the operations of a self-supervised view: colour jitter, gray, blur and solarisation, with
-    probabilities."""
+    """Creates the operations of a self-supervised view: ``crop``, flip, colour jitter, gray, blur and solarisation.
+
+    ``blur`` and ``solarize`` are probabilities; ``kernel`` is the side of the blur's kernel."""
     operations: list[Step] = [
         crop,
         RandomHorizontalFlip(),
@@ -120,26 +123,28 @@ _DETR = tuple(range(480, 801, 32))
 _JITTER = (0.4, 0.4, 0.2, 0.1)
 
 
-def _dino(large: float, kernel: int) -> dict[str, tuple[int, list[Step]]]:
+def _make_dino_views(large: float, kernel: int) -> dict[str, tuple[int, list[Step]]]:
+    """Creates the views of DINO: two large crops, of at least the share ``large`` of the area, and eight small ones."""
     whole = RandomResizedCrop(224, scale=(large, 1.0), interpolation="bicubic")
     part = RandomResizedCrop(96, scale=(0.05, large), interpolation="bicubic")
     return {
-        "global1": (1, _self_supervised_view(whole, _JITTER, kernel, 1.0)),
-        "global2": (1, _self_supervised_view(whole, _JITTER, kernel, 0.1, 0.2)),
-        "local": (8, _self_supervised_view(part, _JITTER, kernel, 0.5)),
+        "global1": (1, _make_self_supervised_view(whole, _JITTER, kernel, 1.0)),
+        "global2": (1, _make_self_supervised_view(whole, _JITTER, kernel, 0.1, 0.2)),
+        "local": (8, _make_self_supervised_view(part, _JITTER, kernel, 0.5)),
     }
 
 
-def _byol(interpolation: str) -> dict[str, tuple[int, list[Step]]]:
+def _make_byol_views(interpolation: str) -> dict[str, tuple[int, list[Step]]]:
+    """Creates the two views of BYOL: equal crops, with different probabilities of blur and solarisation."""
     crop = RandomResizedCrop(224, interpolation=interpolation)
     return {
-        "first": (1, _self_supervised_view(crop, _JITTER, 23, 1.0)),
-        "second": (1, _self_supervised_view(crop, _JITTER, 23, 0.1, 0.2)),
+        "first": (1, _make_self_supervised_view(crop, _JITTER, 23, 1.0)),
+        "second": (1, _make_self_supervised_view(crop, _JITTER, 23, 0.1, 0.2)),
     }
 
 
 _RECIPES = {
-    "torchvision-resnet50-v2": _Source(
+    "torchvision-resnet50-v2": _RecipeDefinition(
         lambda: [
             RandomResizedCrop(176),
             RandomHorizontalFlip(),
@@ -150,20 +155,20 @@ _RECIPES = {
         "pytorch/vision, references/classification/presets.py",
         lambda: BatchMixer([MixUp(0.2), CutMix(1.0)], label_smoothing=0.1),
     ),
-    "timm-rsb-a1": _timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.2, 0.1),
-    "timm-rsb-a2": _timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.1, 0.0),
-    "timm-rsb-a3": _timm_rsb(160, "rand-m6-mstd0.5-inc1", 0.1, 0.0),
-    "deit3": _Source(
-        _deit3,
+    "timm-rsb-a1": _define_timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.2, 0.1),
+    "timm-rsb-a2": _define_timm_rsb(224, "rand-m7-mstd0.5-inc1", 0.1, 0.0),
+    "timm-rsb-a3": _define_timm_rsb(160, "rand-m6-mstd0.5-inc1", 0.1, 0.0),
+    "deit3": _RecipeDefinition(
+        _make_deit3,
         "Touvron, Cord, Jégou, 'DeiT III: Revenge of the ViT' (2022); facebookresearch/deit, augment.py and "
         "README_revenge.md",
         lambda: BatchMixer([MixUp(0.8), CutMix(1.0)]),
     ),
-    "mae-pretrain": _Source(
+    "mae-pretrain": _RecipeDefinition(
         lambda: [RandomResizedCrop(224, scale=(0.2, 1.0), interpolation="bicubic"), RandomHorizontalFlip()],
         "He et al., 'Masked autoencoders are scalable vision learners' (2021); facebookresearch/mae, main_pretrain.py",
     ),
-    "mae-finetune": _Source(
+    "mae-finetune": _RecipeDefinition(
         lambda: [
             RandomResizedCrop(224, interpolation="bicubic"),
             RandomHorizontalFlip(),
@@ -173,46 +178,48 @@ _RECIPES = {
         "He et al. (2021), table 9; facebookresearch/mae, main_finetune.py and util/datasets.py",
         lambda: BatchMixer([MixUp(0.8), CutMix(1.0)], label_smoothing=0.1),
     ),
-    "dino": _Source(
-        lambda: _dino(0.4, 15),
+    "dino": _RecipeDefinition(
+        lambda: _make_dino_views(0.4, 15),
         "Caron et al., 'Emerging properties in self-supervised vision transformers' (2021); facebookresearch/dino, "
         "main_dino.py, DataAugmentationDINO",
     ),
-    "dinov2": _Source(
-        lambda: _dino(0.32, 9),
+    "dinov2": _RecipeDefinition(
+        lambda: _make_dino_views(0.32, 9),
         "Oquab et al., 'DINOv2' (2023); facebookresearch/dinov2, data/augmentations.py, ssl_default_config.yaml",
     ),
-    "simclr": _Source(
+    "simclr": _RecipeDefinition(
         lambda: {
             "views": (
                 2,
-                _self_supervised_view(RandomResizedCrop(224, interpolation="bicubic"), (0.8, 0.8, 0.8, 0.2), 23, 0.5),
+                _make_self_supervised_view(
+                    RandomResizedCrop(224, interpolation="bicubic"), (0.8, 0.8, 0.8, 0.2), 23, 0.5
+                ),
             ),
         },
         "Chen et al., 'A simple framework for contrastive learning' (2020), appendix A; google-research/simclr, "
         "data_util.py",
         normalize="none",
     ),
-    "byol": _Source(
-        lambda: _byol("bicubic"),
+    "byol": _RecipeDefinition(
+        lambda: _make_byol_views("bicubic"),
         "Grill et al., 'Bootstrap your own latent' (2020), table 6; google-deepmind/deepmind-research, byol",
     ),
-    "moco-v3": _Source(
-        lambda: _byol("bilinear"),
+    "moco-v3": _RecipeDefinition(
+        lambda: _make_byol_views("bilinear"),
         "Chen, Xie, He, 'An empirical study of training self-supervised vision transformers' (2021); "
         "facebookresearch/moco-v3, main_moco.py, with --crop-min .08",
     ),
-    "open-clip": _Source(
+    "open-clip": _RecipeDefinition(
         lambda: [RandomResizedCrop(224, scale=(0.9, 1.0), interpolation="bicubic")],
         "mlfoundations/open_clip, transform.py, image_transform",
         normalize="0.48145466,0.4578275,0.40821073/0.26862954,0.26130258,0.27577711",
     ),
-    "segmentation-reference": _Source(
+    "segmentation-reference": _RecipeDefinition(
         lambda: [RandomResize(260, 1040), RandomHorizontalFlip(), RandomCrop(480, pad_if_needed=True)],
         "pytorch/vision, references/segmentation/presets.py, SegmentationPresetTrain, base_size 520, crop_size 480; "
         "masks with mask_fill=255",
     ),
-    "ssd": _Source(
+    "ssd": _RecipeDefinition(
         lambda: [
             RandomPhotometricDistort(),
             RandomZoomOut(fill=(123, 117, 104)),
@@ -223,7 +230,7 @@ _RECIPES = {
         "Liu et al., 'SSD: Single Shot MultiBox Detector' (2016); pytorch/vision, references/detection/presets.py, "
         "'ssd', and the resizing that SSD300 begins with; with columns=('image', 'boxes', ...)",
     ),
-    "detr": _Source(
+    "detr": _RecipeDefinition(
         lambda: [
             RandomHorizontalFlip(),
             RandomChoice(
@@ -242,7 +249,7 @@ _RECIPES = {
         "Carion et al., 'End-to-end object detection with transformers' (2020); facebookresearch/detr, "
         "datasets/coco.py; with collate={'image': 'padded'} or 'list'",
     ),
-    "yolo-cls": _Source(
+    "yolo-cls": _RecipeDefinition(
         lambda: [
             RandomResizedCrop(224, scale=(0.5, 1.0)),
             RandomHorizontalFlip(),
@@ -252,7 +259,7 @@ _RECIPES = {
         "ultralytics, data/augment.py, classify_augmentations, with the defaults of cfg/default.yaml",
         normalize="none",
     ),
-    "cifar-airbench": _Source(
+    "cifar-airbench": _RecipeDefinition(
         lambda: [
             RandomHorizontalFlip(alternating=True),
             RandomCrop(32, padding=4, padding_mode="reflect"),
@@ -269,10 +276,10 @@ RECIPES = tuple(_RECIPES)
 
 
 def recipe(name: str) -> Recipe:
-    """Returns the operations of a recipe as a new list, for ``augment=``.
+    """Creates the operations of a recipe as a list, for ``augment=``; a recipe of views has them in ``views``.
 
     Raises:
-        UsageError: An unknown name.
+        UsageError: An unknown name; the message proposes the most similar one.
     """
     found = _RECIPES.get(name)
     if found is None:

@@ -24,7 +24,7 @@ class RASampler:
         seed: Seed of the order, which also depends on the epoch.
 
     Raises:
-        UsageError: ``repeats`` is not positive.
+        UsageError: ``repeats`` is not a positive whole number, or ``seed`` not a whole number.
     """
 
     def __init__(self, dataset: Any, repeats: int = 3, seed: int = 0) -> None:
@@ -42,5 +42,5 @@ class RASampler:
         yield from np.repeat(order, self.repeats)[: self.length].tolist()
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration."""
+        """Sets the epoch, which determines the order of the next iteration."""
         self.epoch = epoch

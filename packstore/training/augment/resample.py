@@ -54,7 +54,9 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
 
 
 def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
-    """Resizes uint8 RGB images with Pillow; copies images on a device to the host and back."""
+    """Resizes uint8 RGB images with Pillow; copies images on a device to the host and back.
+
+    Raises :class:`UsageError` for other images."""
     if images.dtype != torch.uint8 or images.shape[1] != 3:
         raise UsageError(
             f"{sampling} resizes bytes of three channels, and these images are {images.dtype}: use bicubic"
@@ -72,7 +74,7 @@ def _resize_by_pillow(images: Tensor, size: Size, sampling: str) -> Tensor:
 
 
 def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
-    """Crops the box of each image and resizes it to ``size``.
+    """Crops the box of each image and resizes it to ``size``, into a new batch.
 
     Args:
         images: ``(B, C, H, W)``, uint8 or floating point.
@@ -99,7 +101,7 @@ def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | 
 
 
 def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tensor | None = None) -> Tensor:
-    """Does :func:`crop_and_resize` image by image."""
+    """Crops and resizes image by image; otherwise as :func:`crop_and_resize`."""
     batch, channels = images.shape[:2]
     layout = torch.channels_last if is_channels_last(images) else torch.contiguous_format
     result = torch.empty((batch, channels, *size), dtype=images.dtype, memory_format=layout, device=images.device)
@@ -111,17 +113,17 @@ def crop_and_resize_each(images: Tensor, box: Tensor, size: Size, sampling: Tens
 
 
 def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
-    """Does :func:`crop_and_resize` by two products with matrices of weights.
+    """Crops and resizes as :func:`crop_and_resize`, by two products with matrices of weights; bilinear or bicubic.
 
-    ``box`` may be a single one, ``(1, 4)``, for all images.
+    ``box`` may be ``(1, 4)``: one box for all images.
     """
     results = []
     step = max(1, _WEIGHTS // max(1, images.shape[-2] * size[0], images.shape[-1] * size[1]))
     for start in range(0, max(1, len(images)), step):
         part, boxes = images[start : start + step], box if len(box) == 1 else box[start : start + step]
         wide = part.double() if part.dtype in (torch.float64, torch.int32) else part.float()
-        rows = weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0], sampling).to(wide.dtype)
-        columns = weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1], sampling).to(wide.dtype)
+        rows = resize_weights(boxes[:, 0], boxes[:, 2], images.shape[-2], size[0], sampling).to(wide.dtype)
+        columns = resize_weights(boxes[:, 1], boxes[:, 3], images.shape[-1], size[1], sampling).to(wide.dtype)
         with _full_precision(images.device.type):
             if sampling == "bilinear" or images.dtype != torch.uint8:
                 product = torch.matmul(torch.matmul(rows[:, None], wide), columns[:, None].mT)
@@ -138,7 +140,7 @@ def resize_by_products(images: Tensor, box: Tensor, size: Size, sampling: str = 
 
 
 def _full_precision(device: str) -> AbstractContextManager[object]:
-    """Disables autocast, in whose half precision pixels would be off by more than one."""
+    """Returns a context without autocast, whose half precision would make pixels wrong by more than one."""
     known = torch.amp.autocast_mode.is_autocast_available(device)
     return torch.autocast(device, enabled=False) if known else nullcontext()
 
@@ -148,11 +150,12 @@ _WEIGHTS = 1 << 23
 
 
 def _triangle_filter(distance: Tensor) -> Tensor:
+    """Computes the weights of the bilinear filter."""
     return (1 - distance.abs()).clamp(min=0)
 
 
 def _cubic_filter(distance: Tensor, a: float = -0.5) -> Tensor:
-    """Computes Keys' cubic convolution kernel."""
+    """Computes the weights of the bicubic filter, Keys' cubic convolution kernel."""
     distance = distance.abs()
     near = ((a + 2) * distance - (a + 3)) * distance * distance + 1
     far = (((distance - 5) * distance + 8) * distance - 4) * a
@@ -163,7 +166,7 @@ _FILTERS = {"bilinear": _triangle_filter, "bicubic": _cubic_filter}
 """Filters: weight of a pixel by its distance in units of the scale."""
 
 
-def weights(start: Tensor, length: Tensor, source: int, target: int, sampling: str = "bilinear") -> Tensor:
+def resize_weights(start: Tensor, length: Tensor, source: int, target: int, sampling: str = "bilinear") -> Tensor:
     """Computes the weights of source pixels in target pixels along one side, float64 ``(B, target, source)``.
 
     The filter of Pillow and torch (``_compute_indices_weights_aa`` in UpSampleKernel.cpp): as wide as the scale when

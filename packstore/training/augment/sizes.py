@@ -19,12 +19,12 @@ from packstore.training.augment.crop import source_index
 from packstore.training.augment.geometry import (
     CenterCrop,
     RandomCrop,
-    as_size,
     check_sampling,
     draw_sampling,
-    samplings_of,
+    parse_size,
+    sampling_indices,
+    visible_box,
     where,
-    whole_pixels,
     with_window,
 )
 from packstore.training.augment.resample import resize
@@ -32,7 +32,7 @@ from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
 class _DrawnSize(GeometricOperation):
-    """Resizes each image to a drawn size; ``interpolation="random"`` uses the last draw."""
+    """Resizes each image to a size of its own, which is drawn; ``interpolation="random"`` is drawn after the size."""
 
     resizes: ClassVar[bool] = True
     gives_sizes: ClassVar[bool] = True
@@ -41,13 +41,12 @@ class _DrawnSize(GeometricOperation):
 
     @abstractmethod
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws the sizes to which images of these heights and widths, int64 ``(B,)``, are resized; float64, not yet
-        truncated."""
+        """Draws new heights and widths for images of ``height`` and ``width`` ``(B,)``; float64, to be truncated."""
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Resizes one image, or several that get the same size."""
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
-        crops = self.plan(Crops.full(whole), draws)
+        crops = self.plan_crops(Crops.full(whole), draws)
         sizes = crops.size.unique(dim=0).tolist()
         samplings = [0] if crops.sampling is None else crops.sampling.unique().tolist()
         if len(sizes) != 1 or len(samplings) != 1:
@@ -63,15 +62,16 @@ class _DrawnSize(GeometricOperation):
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         return all(op.mirrors for op in before)
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
-        box = whole_pixels(crops, type(self).__name__)
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Draws the size of each image by :meth:`draw_size`, of at least one pixel, and the interpolation."""
+        box = visible_box(crops, type(self).__name__)
         found = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
         size = join([to_int64(each).clip(1) for each in found])
         return Crops(box, size, join([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
 
     @property
     def samplings(self) -> set[int]:
-        return samplings_of(self.interpolation, self.antialias)
+        return sampling_indices(self.interpolation, self.antialias)
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class RandomResize(_DrawnSize):
             )
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        """Draws the length of the shorter side; the aspect ratio stays."""
         shorter = to_float64(self.min_size + draws.integers(self.max_size - self.min_size, 0))
         upright = width <= height
         return where(upright, shorter * height / width, shorter), where(upright, shorter, shorter * width / height)
@@ -138,6 +139,7 @@ class RandomShortestSize(_DrawnSize):
         object.__setattr__(self, "min_size", sizes)
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        """Draws one of the lengths for the shorter side; shrinks both sides if the longer one exceeds ``max_size``."""
         assert not isinstance(self.min_size, int)
         chosen, shorter = draws.integers(len(self.min_size), 0), height * 0
         for number, size in enumerate(self.min_size):
@@ -174,13 +176,14 @@ class ScaleJitter(_DrawnSize):
 
     def __post_init__(self) -> None:
         check_sampling(self, self.interpolation, self.antialias)
-        object.__setattr__(self, "target_size", as_size(self.target_size, "ScaleJitter"))
+        object.__setattr__(self, "target_size", parse_size(self.target_size, "ScaleJitter"))
         low, high = map(float, self.scale_range)
         if not 0 < low <= high < float("inf"):
             raise UsageError(f"ScaleJitter: scale_range should be (low, high), 0 < low <= high, got {self.scale_range}")
         object.__setattr__(self, "scale_range", (low, high))
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
+        """Draws a factor of the size that fits the target; the aspect ratio stays."""
         assert not isinstance(self.target_size, int)
         low, high = self.scale_range
         # Arrays by arrays: torch multiplies a number by the reciprocal.
@@ -235,12 +238,14 @@ class Pad(GeometricOperation):
         return None if size is None else (size[0] + top + bottom, size[1] + left + right)
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns True for black padding that no crop precedes: outside of a crop the image has pixels."""
         crops = any(
             isinstance(op, CenterCrop | RandomCrop) for op in before
         )  # crops outside of the image show other pixels
         return self.padding_mode == "constant" and self.fill == 0 and not crops
 
-    def plan(self, crops: Crops, draws: Draws) -> Crops:
+    def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
+        """Enlarges the windows of ``crops`` by the padding. Draws nothing."""
         left, top, right, bottom = self._paddings
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)

@@ -22,7 +22,7 @@ from packstore.training.augment.base import Crops, GeometricOperation, PaddingMo
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.detection import centres_inside
 from packstore.training.augment.in_place import InPlace, stable_repr
-from packstore.training.augment.per_image import PerImage, is_of_torchvision, parts_of
+from packstore.training.augment.per_image import PerImage, is_of_torchvision, iterate_parts
 from packstore.training.augment.policies import AugMix
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.timm_policies import TimmAugment
@@ -38,10 +38,10 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """Effect of one geometric operation on the images of a batch.
+    """Crops, resizes or flips of a batch's images by one operation, for moving their masks, boxes and keypoints.
 
     Attributes:
-        crops: numpy crops of its input.
+        crops: numpy crops of the images before this operation.
         pads: Padding outside the resized box.
         drops: bool ``(B,)``: images whose boxes are dropped if their centres are outside the window; None for none.
     """
@@ -53,7 +53,7 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Sources of a batch's pixels, operation by operation.
+    """All moves of a batch's pixels by the operations of a list, for moving masks, boxes and keypoints alike.
 
     Attributes:
         moves: Moves and warps of the operations that move pixels, in order.
@@ -65,23 +65,24 @@ class Placement:
 
     @cached_property
     def has_warps(self) -> bool:
-        """True if rows and columns do not map to rows and columns."""
+        """True if there are warps, under which rows and columns do not stay rows and columns."""
         return any(isinstance(move, Warp) for move in self.moves)
 
     @cached_property
     def parts(self) -> tuple[Placement | Warp, ...]:
-        """Placements without warps, and the warps between them, in order."""
+        """All moves in order: each move as a placement of its own, and the warps."""
         parts: list[Placement | Warp] = []
         for move in self.moves:
             parts.append(Placement((move,), move.crops.window[:, 2:]) if isinstance(move, Move) else move)
         return tuple(parts)
 
     def rows_needed(self, row: int) -> int | None:
-        """Returns how many rows of the mask of image ``row`` are needed, from the top; None for all."""
+        """Returns how many rows of the mask of image ``row``, from the top, are shown in the result; None for all, if
+        there are warps."""
         return None if self.has_warps else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
 
     def prepare_masks(self) -> None:
-        """Computes the row and column tables for masks once, before threads use them."""
+        """Computes and caches the row and column tables for masks, before threads use them."""
         for part in self.parts if self.has_warps else (self,):
             if isinstance(part, Placement):
                 _ = part.rows, part.columns
@@ -117,7 +118,7 @@ class Placement:
 
 
 def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops | None = None) -> Placement:
-    """Plans how ``ops`` move the pixels of images of ``sizes``.
+    """Draws how the operations ``ops`` move the pixels of images of ``sizes``.
 
     Each operation is planned by itself, even if several are combined while decoding: so rounding to float32, and to the
     nearest pixel of a mask, equals torchvision's and does not depend on where an operation runs.
@@ -129,29 +130,29 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
         first: Crops of the first operation, if they are planned already.
 
     Raises:
-        UsageError: As :meth:`GeometricOperation.plan`.
+        UsageError: As :meth:`GeometricOperation.plan_crops`.
     """
     moves: list[Move | Warp] = []
     for stream, op in enumerate(ops):
         if isinstance(op, GeometricOperation):
             crops = first if stream == 0 else None
             if crops is None:
-                crops = op.crops_of_whole(sizes, draws.replace(stream=stream))
+                crops = op.plan_whole_images(sizes, draws.replace(stream=stream))
             moves.append(Move(crops, op.pads))
             sizes = crops.window[:, 2:]
         elif isinstance(op, ProgramOperation) and op.moves_pixels:
-            moves += find_warps(draw_program(op, draws.replace(stream=stream), sizes), sizes)
+            moves += find_warps(draw_program_by_size(op, draws.replace(stream=stream), sizes), sizes)
     return Placement(tuple(moves), sizes)
 
 
-def draw_program(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
-    """Draws the program of images of ``sizes``, which may differ."""
+def draw_program_by_size(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
+    """Draws the program of images of ``sizes``, which may differ: then image by image, if it depends on the size."""
     same = np.unique(sizes, axis=0)
     if len(same) == 1 or not op.depends_on_size:
-        drawn: Program = op.program(draws, (int(same[0, 0]), int(same[0, 1])))
+        drawn: Program = op.draw_program(draws, (int(same[0, 0]), int(same[0, 1])))
         return drawn
-    each = [op.program(draws[n : n + 1], (int(h), int(w))) for n, (h, w) in enumerate(sizes.tolist())]
-    return np.concatenate(each) if each else op.program(draws, (1, 1))
+    each = [op.draw_program(draws[n : n + 1], (int(h), int(w))) for n, (h, w) in enumerate(sizes.tolist())]
+    return np.concatenate(each) if each else op.draw_program(draws, (1, 1))
 
 
 def place_mask(
@@ -248,7 +249,7 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
     places = flat[:, None, :2]
     for move in placement.moves:
         if isinstance(move, Warp):
-            places = move.move(places, rows, last=1)
+            places = move.move_points(places, rows, last=1)
         else:
             places = _move_points(move.crops, places, rows, clip=False, last=1)
     result = np.concatenate([places[:, 0], flat[:, 2:]], 1)
@@ -261,7 +262,8 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
 
 def _trace_move(move: Move, axis: int) -> Numbers:
-    """Maps each row (``axis`` 0) or column of the result of ``move`` to one of its input; -1 for none."""
+    """Returns the input row (``axis`` 0) or column that each row or column of the result of ``move`` shows, int64 ``(B,
+    n)``; -1 for padding."""
     crops = move.crops
     start, length = crops.box[:, [axis]], crops.box[:, [2 + axis]]
     resized, window = crops.size[:, [axis]], crops.window[:, [2 + axis]]
@@ -277,7 +279,9 @@ def _trace_move(move: Move, axis: int) -> Numbers:
 
 
 def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -> Floats:
-    """Moves boxes float32 ``(N, 4)`` of images ``rows``; clips them to the results if ``clip``."""
+    """Moves boxes float32 ``(N, 4)`` with images ``rows``; clips them to the results if ``clip``.
+
+    Boxes whose centre is outside of a crop that drops such boxes become zeros."""
     corners = boxes.reshape(-1, 2, 2)
     for move in placement.moves:
         if isinstance(move, Warp):
@@ -297,7 +301,7 @@ def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -
 
 
 def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: int = 0) -> Floats:
-    """Moves ``points`` ``(N, m, 2)``, x and y, of images ``rows`` by ``crops``.
+    """Moves ``points`` ``(N, m, 2)``, x and y, with images ``rows``, by ``crops``.
 
     Args:
         crops: numpy crops.
@@ -324,7 +328,7 @@ def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: 
 
 
 def _box_areas(boxes: Floats) -> NDArray[np.float64]:
-    """Computes the area of each box, float64; 0 for a box whose right or bottom side is before the other."""
+    """Computes the area of each box, float64; 0 for a box whose right or bottom is before its left or top."""
     sides = (boxes[:, 2:] - boxes[:, :2]).clip(0).astype(np.float64)
     area: NDArray[np.float64] = sides[:, 0] * sides[:, 1]
     return area
@@ -349,8 +353,8 @@ _INSTEAD = "packstore.augment's operations, or a DataLoader with output='tv_tens
 
 
 def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INSTEAD) -> None:
-    """Raises :class:`UsageError` for operations that targets cannot follow, and for functions that might move
-    pixels.
+    """Raises :class:`UsageError` for operations that masks, boxes or keypoints cannot follow, and for functions that
+    might move pixels.
 
     Args:
         ops: The user's whole list, and all other functions that are called with images.
@@ -364,7 +368,7 @@ def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INS
     if not moved:
         return
     for op in ops:
-        for part, stays in _all_parts(op):
+        for part, stays in _iterate_nested_parts(op):
             if kind := next(filter(_is_moving_transform, type(part).__mro__), None):
                 raise UsageError(
                     f"torchvision's {kind.__name__} would move the images, and leave {' and '.join(moved)} where they "
@@ -389,20 +393,20 @@ def _contains_augmix(op: Any) -> bool:
     return timm or isinstance(op, AugMix) or any(map(_contains_augmix, getattr(op, "transforms", ())))
 
 
-def _all_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yields all operations within an entry of a list; each with True if the user has wrapped it in
+def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
+    """Yields an entry of a list and all operations inside it, at any depth; each with True if it is inside an
     :class:`InPlace`."""
-    for part in parts_of(op):
+    for part in iterate_parts(op):
         stays = stays or isinstance(part, InPlace)
         yield part, stays
         inner = [part.fn] if isinstance(part, PerImage) else part if type(part) is torch.nn.Sequential else ()
         for each in inner:
-            yield from _all_parts(each, stays)
+            yield from _iterate_nested_parts(each, stays)
 
 
 def _keeps_places(part: Any) -> bool:
-    """Tells if a step is known to keep pixels in place: packstore's own, or a transform of torchvision. The caller
-    has already refused transforms that move pixels."""
+    """Tells if masks and boxes are right after an operation: packstore's own, which they follow, or a transform of
+    torchvision, of which the caller has refused those that move pixels."""
     kind = type(part)
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"

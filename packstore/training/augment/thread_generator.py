@@ -27,12 +27,13 @@ class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            func, kwargs = _with_generator(func), kwargs | {"generator": self._generator}
+            func, kwargs = _find_generator_overload(func), kwargs | {"generator": self._generator}
         return func(*args, **kwargs)
 
 
-def _with_generator(operation: Any) -> Any:
-    """Returns the overload of a random operation that takes a generator."""
+def _find_generator_overload(operation: Any) -> Any:
+    """Returns the overload of a random torch operation that takes a generator. Raises :class:`UsageError` if there is
+    none."""
     if any(argument.name == "generator" for argument in operation._schema.arguments):
         return operation
     versions = operation.overloadpacket

@@ -1,4 +1,4 @@
-"""Policies in timm's notation, such as ``rand-m9-mstd0.5-inc1``.
+"""Augmentation policies in timm's notation, such as ``rand-m9-mstd0.5-inc1``.
 
 Names, levels and tables are from timm 1.0, ``data/auto_augment.py``. timm calls Pillow; the arithmetic here is
 torchvision's, except for warps, whose edges and fills are Pillow's.
@@ -21,8 +21,8 @@ from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program
 from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import box_muller
-from packstore.training.augment.matrices import rotation
-from packstore.training.augment.policies import chain_weights, mix_chains
+from packstore.training.augment.matrices import inverse_rotation
+from packstore.training.augment.policies import draw_chain_weights, mix_chains
 from packstore.training.augment.program_operation import ProgramOperation, check_interpolation, parse_fill
 from packstore.training.random_draws import Draws
 
@@ -101,21 +101,23 @@ class TimmAugment(ProgramOperation):
     def moves_pixels(self) -> bool:
         return True
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws one chain of operations for each image; for augmix several, which are mixed."""
         plan = _parse_notation(self.config)
         if not plan.chains:
             return self._draw_chain(plan, draws, size)
         mixed = draws.child(2)
         chains = [self._draw_chain(plan, mixed.child(number), size) for number in range(plan.chains)]
-        return mix_chains(chains, chain_weights(draws, plan.alpha, plan.chains))
+        return mix_chains(chains, draw_chain_weights(draws, plan.alpha, plan.chains))
 
-    def _draw_chain(self, plan: _Plan, draws: Draws, size: Size) -> Program:
-        """Draws the steps of one chain for all images and steps at once: numpy takes microseconds a call."""
+    def _draw_chain(self, plan: _PolicyPlan, draws: Draws, size: Size) -> Program:
+        """Draws the program of one chain of operations, for all images and steps at once: numpy takes microseconds a
+        call."""
         steps = plan.steps
         program = new_program(len(draws), steps)
         if not steps:
             return program
-        chosen, shares, levels = plan.choose(draws)
+        chosen, shares, levels = plan.draw_operations(draws)
         own = draws.child(0)
         bits = own.bits(0, 7 * steps).reshape(7, steps, -1).transpose(0, 2, 1)  # all at once, likewise
         happens = shares >= bits[0] * 2.0**-32
@@ -130,8 +132,8 @@ class TimmAugment(ProgramOperation):
         kinds = kinds[order]
         found = new_program(len(order), 1)[:, 0]
         found["code"] = plan.codes[chosen.reshape(-1)[order]]
-        ends = np.searchsorted(kinds, np.arange(len(plan.makers)), "right").tolist()
-        for make, start, stop in zip(plan.makers, [0, *ends], ends, strict=False):
+        ends = np.searchsorted(kinds, np.arange(len(plan.writers)), "right").tolist()
+        for make, start, stop in zip(plan.writers, [0, *ends], ends, strict=False):
             if start < stop:
                 rows = slice(start, stop)
                 make(found[rows], level[rows], sign[rows], size, flags[rows], drawn[rows])
@@ -139,7 +141,7 @@ class TimmAugment(ProgramOperation):
         return program
 
     def _warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Returns the flags of warps; if the interpolation is random, ``bits`` choose it."""
+        """Encodes interpolation and fill of warps, of the shape of ``bits``; these choose a random interpolation."""
         if self.interpolation == "random":
             way: Any = 1 + (bits >> 31)
         else:
@@ -149,16 +151,21 @@ class TimmAugment(ProgramOperation):
 
 
 @dataclass(eq=False)
-class _Plan:
-    """Parsed notation.
+class _PolicyPlan:
+    """Parsed notation of a policy.
 
     Attributes:
         steps: Number of operations per image.
-        names: Operations to choose from, or pairs of (name, probability, magnitude) in lists.
-        weights: Weights of the names; None for equal ones, with replacement.
+        names: Operations to choose from, unless pairs were learned.
+        weights: Weights of the names, drawn without replacement; None for equal ones, with replacement.
+        magnitude: Magnitude of operations.
+        share: Probability that a drawn operation runs.
+        deviation: Standard deviation of the magnitude; above 100 it is uniform.
+        most: Largest magnitude.
         chains: Number of chains that are mixed; 0 for a single unmixed one.
         random_depth: Draw the number of steps, from 1 on.
         alpha: Parameter of the distributions of the chains' weights.
+        learned: Learned lists of operations to choose from: name, probability and magnitude of each.
     """
 
     steps: int = 2
@@ -174,36 +181,37 @@ class _Plan:
     learned: list[list[tuple[str, float, int]]] = field(default_factory=list)
 
     @cached_property
-    def makers(self) -> list[Maker]:
-        """Functions that write the parameters of operations, each once."""
+    def writers(self) -> list[ParameterWriter]:
+        """Functions that write the parameters of this policy's operations, each listed once."""
         return list(dict.fromkeys(_OPERATIONS[name][1] for name in self.operations))
 
     @cached_property
     def kinds(self) -> NDArray[np.int64]:
-        """Index in :attr:`makers` for each name."""
-        return np.array([self.makers.index(_OPERATIONS[name][1]) for name in self.operations])
+        """Index in :attr:`writers` for each of :attr:`operations`."""
+        return np.array([self.writers.index(_OPERATIONS[name][1]) for name in self.operations])
 
     @cached_property
     def codes(self) -> NDArray[np.int32]:
-        """The :class:`Code` of each name."""
+        """The :class:`Code` of each of :attr:`operations`."""
         return np.array([_OPERATIONS[name][0] for name in self.operations], np.int32)
 
     @cached_property
     def operations(self) -> list[str]:
-        """Names of all operations."""
+        """Names of all operations that may be drawn."""
         if self.learned:
             return sorted({name for pair in self.learned for name, _, _ in pair})
         return list(self.names)
 
     @cached_property
     def _pair_table(self) -> Floats:
-        """Learned pairs: of each step the number of its name, its probability and its magnitude."""
+        """Learned lists as ``(lists, steps, 3)``: index in :attr:`operations`, probability and magnitude."""
         names = self.operations
         pairs = [[(names.index(name), share, level) for name, share, level in pair] for pair in self.learned]
         return np.array(pairs, np.float64)
 
-    def choose(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
-        """Draws for each image and step, ``(B, steps)``: operation, probability and magnitude."""
+    def draw_operations(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
+        """Draws the operation of each image and step, an index in :attr:`operations` ``(B, steps)``; returns it with
+        its probability and magnitude."""
         if self.learned:
             found = self._pair_table[draws.integers(len(self.learned), 0)]
             return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
@@ -222,19 +230,20 @@ _PARTS: dict[str, dict[str, str]] = {
     "augmix": _AUGMIX_PARTS,
     **{key: {"mstd": "deviation"} for key in TIMM_POLICIES},
 }
-"""Attributes of :class:`_Plan` by the letters of the notation."""
+"""Attributes of :class:`_PolicyPlan` by the letters of the notation."""
 
 
 @lru_cache(64)
-def _parse_notation(config: str) -> _Plan:
-    """Parses a policy in timm's notation, as ``rand-m9-mstd0.5``. Raises :class:`UsageError` for unknown parts."""
+def _parse_notation(config: str) -> _PolicyPlan:
+    """Parses a policy in timm's notation, as ``rand-m9-mstd0.5``. Raises :class:`UsageError` for unknown parts, and
+    numbers out of range. Cached."""
     first, *parts = config.split("-") if isinstance(config, str) else [""]
-    plan, chosen, increasing = _Plan(), "", False
+    plan, chosen, increasing = _PolicyPlan(), "", False
     if first in TIMM_POLICIES:
         plan.learned = TIMM_POLICIES[first]
         plan.steps = len(plan.learned[0])
     elif first == "augmix":
-        plan = _Plan(3, _AUGMIX, magnitude=3, share=1.0, deviation=math.inf, chains=3, random_depth=True)
+        plan = _PolicyPlan(3, _AUGMIX, magnitude=3, share=1.0, deviation=math.inf, chains=3, random_depth=True)
     elif first != "rand":
         raise UsageError(
             f"a policy in timm's notation begins with rand, augmix, {', '.join(TIMM_POLICIES)}, got {config!r}"
@@ -272,7 +281,7 @@ def _parse_notation(config: str) -> _Plan:
     return plan
 
 
-def _draw_magnitudes(uniform: Floats, level: Floats, plan: _Plan) -> Floats:
+def _draw_magnitudes(uniform: Floats, level: Floats, plan: _PolicyPlan) -> Floats:
     """Draws magnitudes ``(B, steps)``, cut off at 0 and ``plan.most``, from uniform numbers ``(2, B, steps)``.
 
     ``plan.deviation`` is the standard deviation around ``level``: 0 returns ``level``, more than 100 draws uniformly
@@ -285,16 +294,18 @@ def _draw_magnitudes(uniform: Floats, level: Floats, plan: _Plan) -> Floats:
     return level.clip(0, plan.most)
 
 
-Maker = Callable[[Any, Floats, Floats, Size, NDArray[np.int32], Floats], None]
+ParameterWriter = Callable[[Any, Floats, Floats, Size, NDArray[np.int32], Floats], None]
 """Writes parameters into steps ``(N,)``: of magnitudes as shares of the largest, of signs, -1 or 1, of the height and
 width of the images, of the flags of warps, and of uniform numbers."""
 
 
-def _factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes factors from 0.1 to 1.9, which grow with the magnitude."""
     steps["p"][:, 0] = part * 1.8 + 0.1
 
 
-def _growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes factors whose distance from 1, in either direction, grows with the magnitude."""
     steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
 
 
@@ -302,57 +313,69 @@ def _write_nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: An
     """Writes nothing, for operations without parameters."""
 
 
-def _posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes numbers of kept bits: more for larger magnitudes, from 0 on."""
     steps["p"][:, 0] = np.trunc(part * 4).clip(0, 8)
 
 
-def _growing_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_growing_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes numbers of kept bits: fewer for larger magnitudes, from 4 down."""
     steps["p"][:, 0] = (4 - np.trunc(part * 4)).clip(0, 8)
 
 
-def _original_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_original_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes numbers of kept bits: more for larger magnitudes, from 4 on, as AutoAugment's paper."""
     steps["p"][:, 0] = (4 + np.trunc(part * 4)).clip(0, 8)
 
 
-def _solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes thresholds: higher for larger magnitudes, so that fewer values are inverted."""
     steps["p"][:, 0] = np.trunc(part * 256).clip(max=256)
 
 
-def _growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes thresholds: lower for larger magnitudes, so that more values are inverted."""
     steps["p"][:, 0] = 256 - np.trunc(part * 256).clip(max=256)
 
 
-def _solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes numbers to add, which grow with the magnitude, and the threshold 128."""
     steps["p"][:, 0], steps["p"][:, 1] = np.trunc(part * 110).clip(max=128), 128
 
 
-def _desaturate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_desaturation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes factors of saturation, from 0.5 down to 0 for larger magnitudes."""
     steps["p"][:, 0] = (0.5 - 0.5 * part).clip(0, 1)
 
 
-def _blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes the kernel's side, and deviations from 0.1 to 2, which grow with the magnitude."""
     most = (0.1 + 1.9 * part).clip(0.1, 2.0)
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most[:, None]
 
 
-def _random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes the kernel's side, and random deviations whose largest value grows with the magnitude."""
     most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
 
 
-def _rotate(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    steps["flags"], steps["p"][:, :6] = flags, rotation(len(part), sign * part * 30.0)
+def _write_rotation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes matrices of rotations by up to 30 degrees in either direction."""
+    steps["flags"], steps["p"][:, :6] = flags, inverse_rotation(len(part), sign * part * 30.0)
 
 
-def _shear_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    _shear(steps, sign * part * 0.3, flags, 1, size[0])
+def _write_shear_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes matrices that shear rows by up to 0.3 in either direction."""
+    _write_shear(steps, sign * part * 0.3, flags, 1, size[0])
 
 
-def _shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    _shear(steps, sign * part * 0.3, flags, 3, size[1])
+def _write_shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes matrices that shear columns by up to 0.3 in either direction."""
+    _write_shear(steps, sign * part * 0.3, flags, 3, size[1])
 
 
-def _shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
+def _write_shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
     """Writes Pillow's matrix (1, factor, 0, 0, 1, 0), or its counterpart for columns, relative to the centre."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
@@ -360,22 +383,24 @@ def _shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> N
     steps["flags"] = flags
 
 
-def _translate_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    _translate(steps, sign * part * 0.45 * size[1], flags, 2)
+def _write_translation_x(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes translations by up to 0.45 of the width in either direction."""
+    _write_translation(steps, sign * part * 0.45 * size[1], flags, 2)
 
 
-def _translate_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    _translate(steps, sign * part * 0.45 * size[0], flags, 5)
+def _write_translation_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
+    """Writes translations by up to 0.45 of the height in either direction."""
+    _write_translation(steps, sign * part * 0.45 * size[0], flags, 5)
 
 
-def _translate(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
+def _write_translation(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
     """Writes a translation by ``pixels`` to the left, or up."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], steps["flags"] = pixels, flags
 
 
-_OPERATIONS: dict[str, tuple[Code, Maker]] = {
+_OPERATIONS: dict[str, tuple[Code, ParameterWriter]] = {
     **{
         name + suffix: (code, make)
         for name, code in (
@@ -384,24 +409,24 @@ _OPERATIONS: dict[str, tuple[Code, Maker]] = {
             ("Brightness", Code.BRIGHTNESS),
             ("Sharpness", Code.SHARPNESS),
         )
-        for suffix, make in (("", _factor), ("Increasing", _growing_factor))
+        for suffix, make in (("", _write_factor), ("Increasing", _write_growing_factor))
     },
     "AutoContrast": (Code.AUTOCONTRAST, _write_nothing),
     "Equalize": (Code.EQUALIZE, _write_nothing),
     "Invert": (Code.INVERT, _write_nothing),
-    "Posterize": (Code.POSTERIZE, _posterize),
-    "PosterizeIncreasing": (Code.POSTERIZE, _growing_posterize),
-    "PosterizeOriginal": (Code.POSTERIZE, _original_posterize),
-    "Solarize": (Code.SOLARIZE, _solarize),
-    "SolarizeIncreasing": (Code.SOLARIZE, _growing_solarize),
-    "SolarizeAdd": (Code.SOLARIZE_ADD, _solarize_add),
-    "Desaturate": (Code.SATURATION, _desaturate),
-    "GaussianBlur": (Code.BLUR, _blur),
-    "GaussianBlurRand": (Code.BLUR, _random_blur),
-    "Rotate": (Code.AFFINE, _rotate),
-    "ShearX": (Code.AFFINE, _shear_x),
-    "ShearY": (Code.AFFINE, _shear_y),
-    "TranslateXRel": (Code.AFFINE, _translate_x),
-    "TranslateYRel": (Code.AFFINE, _translate_y),
+    "Posterize": (Code.POSTERIZE, _write_posterize),
+    "PosterizeIncreasing": (Code.POSTERIZE, _write_growing_posterize),
+    "PosterizeOriginal": (Code.POSTERIZE, _write_original_posterize),
+    "Solarize": (Code.SOLARIZE, _write_solarize),
+    "SolarizeIncreasing": (Code.SOLARIZE, _write_growing_solarize),
+    "SolarizeAdd": (Code.SOLARIZE_ADD, _write_solarize_add),
+    "Desaturate": (Code.SATURATION, _write_desaturation),
+    "GaussianBlur": (Code.BLUR, _write_blur),
+    "GaussianBlurRand": (Code.BLUR, _write_random_blur),
+    "Rotate": (Code.AFFINE, _write_rotation),
+    "ShearX": (Code.AFFINE, _write_shear_x),
+    "ShearY": (Code.AFFINE, _write_shear_y),
+    "TranslateXRel": (Code.AFFINE, _write_translation_x),
+    "TranslateYRel": (Code.AFFINE, _write_translation_y),
 }
 """Code of each of timm's operations, and the function that computes its parameters from the magnitude."""

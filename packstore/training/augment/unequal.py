@@ -1,4 +1,4 @@
-"""Operations after which images differ in size: drawn for a batch at once, run image by image."""
+"""Operations after which images differ in size: they are drawn for a batch at once, and run image by image."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from packstore.training.augment.operations import output_size
 from packstore.training.augment.per_image import PerImage
 from packstore.training.augment.program_operation import ProgramOperation, contains_geometry, operation_name
 from packstore.training.augment.resample import resize
-from packstore.training.augment.targets import Move, Placement, draw_program, move_boxes
+from packstore.training.augment.targets import Move, Placement, draw_program_by_size, move_boxes
 from packstore.training.augment.warp_targets import Warp, find_warps
 from packstore.training.random_draws import Draws
 
 _Four = tuple[int, int, int, int]
 
 
-def gives_sizes(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
-    """Tells if images must be augmented one by one, because their sizes differ on the way.
+def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
+    """Tells if images must be augmented one by one, because operations give them different sizes on the way.
 
     Args:
         ops: The user's list.
@@ -61,7 +61,7 @@ def gives_sizes(ops: Sequence[Step], planned: int, size: Size | None) -> bool:
 
 @dataclass(frozen=True)
 class Cut:
-    """Source of one image's pixels: a row of :class:`Crops`, with the same attributes."""
+    """Crop of one image, perhaps resized, padded and mirrored: a row of :class:`Crops`, with the same attributes."""
 
     box: _Four
     size: Size
@@ -77,8 +77,8 @@ class Cut:
         return cls((0, 0, height, width), (height, width), (0, 0, height, width))
 
     @classmethod
-    def of_each(cls, move: Move) -> list[Cut]:
-        """Returns the cut of each image by ``move``."""
+    def for_each_image(cls, move: Move) -> list[Cut]:
+        """Lists the crop that ``move``, an operation drawn for a batch, makes of each image."""
         crops = move.crops
         none = [0] * len(crops)
         return [
@@ -94,8 +94,8 @@ class Cut:
         ]
 
     @classmethod
-    def of_row(cls, move: Move, row: int) -> Cut:
-        """Returns the cut of one image by ``move``."""
+    def for_image(cls, move: Move, row: int) -> Cut:
+        """Returns the crop that ``move``, an operation drawn for a batch, makes of image ``row``."""
         crops = move.crops
         box, size, window = (tuple(each[row].tolist()) for each in (crops.box, crops.size, crops.window))
         flip = crops.flip is not None and bool(crops.flip[row])
@@ -114,7 +114,9 @@ class Cut:
         return min(top, left) < 0 or top + height > self.size[0] or left + width > self.size[1]
 
     def compose(self, other: Cut) -> Cut | None:
-        """Combines this cut and a following one into one, or returns None if that is not possible."""
+        """Combines this crop and a following one into one crop, with at most one resize.
+
+        Returns None if that is not possible: both resize, or the second shows pixels outside of the first."""
         top, left, height, width = self.window
         if not other.resizes:
             tall, wide = other.window[2:]
@@ -148,7 +150,7 @@ class Cut:
         return images.flip(-1) if self.flip else images
 
     def _pad_window(self, images: Tensor) -> Tensor:
-        """Returns the window with padding around the resized box."""
+        """Returns the window of resized ``images``, padded where it exceeds them."""
         (height, width), (top, left, rows, columns) = self.size, self.window
         if self.pads != "constant":
             y, x = (
@@ -168,12 +170,14 @@ class Cut:
 
 
 def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
+    """Returns the first column of a crop of ``cut_width`` at ``left``, before ``width`` columns are mirrored by
+    ``flip``."""
     return width - cut_width - left if flip else left
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnOperation:
-    """One operation, drawn for a batch: a move, a program, or a function with its draws."""
+    """One operation, drawn for a batch: crops (``move``), a program, or a function with its draws."""
 
     move: Move | None = None
     program: Program | None = None
@@ -183,19 +187,21 @@ class DrawnOperation:
 
     @cached_property
     def cuts(self) -> list[Cut]:
-        """Cut of each image by the move."""
+        """Crop of each image by the move."""
         assert self.move is not None
-        return Cut.of_each(self.move)
+        return Cut.for_each_image(self.move)
 
-    def run(self, row: int, image: Tensor) -> Tensor:
-        """Runs the program or function on the image of ``row``, ``(1, C, H, W)``."""
+    def run_on_image(self, row: int, image: Tensor) -> Tensor:
+        """Runs the program or function on the image of ``row``, ``(1, C, H, W)``; returns the result.
+
+        Raises :class:`UsageError` if a function returns anything but one image."""
         if self.program is not None:
             return run_program(image, self.program[row : row + 1], self.name)
         assert self.call is not None
         assert self.draws is not None
         if isinstance(self.call, PerImage):
             draws = self.draws[row : row + 1]
-            found = self.call.stack(self.call.call_each([image[0]], draws.bits(0).tolist()))
+            found = self.call.stack_results(self.call.call_each([image[0]], draws.bits(0).tolist()))
         elif isinstance(self.call, Operation):
             found = self.call(image, self.draws[row : row + 1])
         else:
@@ -224,7 +230,7 @@ class DrawnOperations:
             boxes: Boxes of the images, if an operation chooses crops by them.
 
         Raises:
-            UsageError: As :meth:`GeometricOperation.plan`; an operation needs boxes and there are none.
+            UsageError: As :meth:`GeometricOperation.plan_crops`; an operation needs boxes and there are none.
         """
         self._stages: list[DrawnOperation] = []
         self._sizes, self._first = sizes, sizes
@@ -236,14 +242,15 @@ class DrawnOperations:
         self.placement = Placement(tuple(self._moves), self._sizes)
 
     def _draw_operation(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Draws an operation for the images ``rows``, and adds its moves and programs to those drawn before."""
+        """Draws an operation for the images with true ``rows``, and appends it to the drawn ones; first draws which
+        images get the operations inside, if there are any."""
         if contains_geometry(op):
-            for part, own, mine in op.select_parts(draws, rows):
+            for part, own, mine in op.assign_rows(draws, rows):
                 self._draw_operation(part, own, mine)
         elif isinstance(op, GeometricOperation):
             self._add_move(op, draws, rows)
         elif isinstance(op, ProgramOperation):
-            program = draw_program(op, draws, self._sizes)
+            program = draw_program_by_size(op, draws, self._sizes)
             program[~rows] = 0
             self._stages.append(DrawnOperation(program=program, name=operation_name(op)))
             for warp in find_warps(program, self._sizes) if op.moves_pixels else ():
@@ -252,6 +259,8 @@ class DrawnOperations:
             self._stages.append(DrawnOperation(call=op, draws=draws))
 
     def _add_move(self, op: GeometricOperation, draws: Draws, rows: NDArray[np.bool_]) -> None:
+        """Draws the crops of the images with true ``rows``, by their boxes if the operation needs them; the others stay
+        whole. Updates the sizes."""
         chosen = np.flatnonzero(rows)
         if not len(chosen):
             return
@@ -264,21 +273,23 @@ class DrawnOperations:
             drops = np.zeros(len(rows), np.bool_)
             drops[chosen] = (part.window != part.box).any(1)
         else:
-            part = op.crops_of_whole(sizes, own)
+            part = op.plan_whole_images(sizes, own)
         move = Move(part if len(chosen) == len(rows) else _scatter_crops(part, self._sizes, chosen), op.pads, drops)
         self._stages.append(DrawnOperation(move=move))
         self._append_move(move)
         self._sizes = move.crops.window[:, 2:]
 
     def _append_move(self, move: Move | Warp) -> None:
+        """Appends a move for masks, boxes and keypoints, and moves the boxes by which operations choose crops."""
         self._moves.append(move)
         if self._boxes is not None:
             corners, rows = self._boxes
             self._boxes = BatchBoxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
 
     def first_cut(self, row: int) -> tuple[Cut, int]:
-        """Combines the first operations that the engine can do while it decodes the image of ``row``; returns the
-        cut and their number."""
+        """Combines the first operations into one crop that the engine can do while it decodes the image of ``row``.
+
+        Returns the crop, and the number of operations that it replaces."""
         cut, done = Cut.full(*self._first[row].tolist()), 0
         for stage in self._stages:
             joined = None if stage.move is None else cut.compose(stage.cuts[row])
@@ -287,13 +298,15 @@ class DrawnOperations:
             cut, done = joined, done + 1
         return cut, done
 
-    def run(self, row: int, image: Tensor, done: int = 0) -> Tensor:
-        """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``."""
+    def run_on_image(self, row: int, image: Tensor, done: int = 0) -> Tensor:
+        """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``; returns the result.
+
+        Raises :class:`UsageError` if a user's function changes the size before other operations."""
         cut = Cut.full(image.shape[-2], image.shape[-1])
         for place, stage in enumerate(self._stages[done:], done + 1):
             if stage.move is None:
                 image = cut(image)
-                size, image = image.shape[-2:], stage.run(row, image)
+                size, image = image.shape[-2:], stage.run_on_image(row, image)
                 if image.shape[-2:] != size and any(later.call is None for later in self._stages[place:]):
                     raise UsageError(
                         f"{stage.call!r} changed the size of an image, and operations after it were drawn for the size "
@@ -309,7 +322,7 @@ class DrawnOperations:
 
 
 def _scatter_crops(part: Crops, sizes: NDArray[np.int64], chosen: NDArray[np.int64]) -> Crops:
-    """Spreads the crops of the images ``chosen`` over all of ``sizes``; the other images stay whole."""
+    """Returns crops for all images of ``sizes``: those in ``part`` for the images ``chosen``, whole images else."""
     crops = Crops.full(sizes)
     box, size, window = crops.box.copy(), crops.size.copy(), crops.window.copy()
     box[chosen], size[chosen], window[chosen] = part.box, part.size, part.window

@@ -1,4 +1,4 @@
-"""Views: several crops of a record in a batch, each with its own list of operations."""
+"""Views (``views=`` of a loader): several crops of a record in a batch, each view with its own list of operations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from packstore.training.random_draws import Array, derive_key
 
 _MOST = 1 << 12
 _COPY = 48
-"""Number of bits of an id below the number of a crop: the record and its occurrence in the epoch."""
+"""First bit of a crop's number in an id; the bits below hold the record and its occurrence in the epoch."""
 
 
 @dataclass(frozen=True)
 class View:
-    """Crops of one kind.
+    """One view of the records: a number of random crops of each record by one list of operations.
 
     Attributes:
         name: Name in the batch.
@@ -32,26 +32,26 @@ class View:
     count: int
     operations: tuple[Step, ...]
 
-    def seed(self, seed: int) -> int:
-        """Returns the seed of the random numbers of these crops."""
+    def derive_seed(self, seed: int) -> int:
+        """Derives the seed of this view's random numbers from the loader's ``seed`` and the view's name."""
         return derive_key(seed, int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "big"))
 
-    def ids(self, ids: Array) -> Array:
-        """Returns distinct ids of all crops of records ``ids`` ``(B,)``: ``(B * count,)``, all crops of a record
-        together."""
+    def all_crop_ids(self, ids: Array) -> Array:
+        """Returns a distinct id for each crop of the records ``ids`` ``(B,)``: ``(B * count,)``, the crops of a record
+        adjacent."""
         return join([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
 
     def crop_ids(self, ids: Array, number: int) -> Array:
-        """Returns the ids of crop ``number`` of each record in ``ids``."""
+        """Returns the id of crop ``number`` of each record in ``ids``, of the same shape."""
         return ids + (number << _COPY)
 
 
 @dataclass(frozen=True)
 class Views:
-    """Views of a loader.
+    """All views of a loader.
 
     Attributes:
-        parts: The views.
+        parts: The views, in the user's order.
         as_list: Batches contain a list of ``(B, 3, H, W)``, not a dict of ``(B, count, 3, H, W)``.
     """
 
@@ -66,8 +66,8 @@ def parse_views(views: Any) -> Views | None:
     """Converts a user's ``views=``; None stays None.
 
     Raises:
-        UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists, or a view's crops have
-            no common size.
+        UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations, is empty,
+            or a view's crops have no common size.
     """
     if views is None or isinstance(views, Views):
         return views
@@ -94,7 +94,9 @@ def parse_views(views: Any) -> Views | None:
 
 
 def _parse_count(name: Any, value: Any) -> tuple[int, Any]:
-    """Returns number of crops and operations of a view. Raises :class:`UsageError` for another value."""
+    """Returns number of crops and operations of a view's value, ``(count, operations)`` or a list of operations for 1.
+
+    Raises :class:`UsageError` for other values, and for a name that is no text."""
     if not isinstance(name, str):
         raise UsageError(f"a view should have a text as its name, got {name!r}")
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], int):

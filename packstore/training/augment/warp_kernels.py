@@ -15,10 +15,10 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, WARP_FILLS, unpack_fill
-from packstore.training.random_draws import MASK, mix
+from packstore.training.random_draws import MASK, mix_bits
 
 
-def affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
+def warp_affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
     """Warps images: each pixel of the result shows the source at ``matrix`` times its position.
 
     Args:
@@ -32,12 +32,12 @@ def affine(images: Tensor, matrix: NDArray[np.float32], flags: NDArray[np.int32]
     x = torch.linspace((1.0 - width) * 0.5, (width - 1.0) * 0.5, width, device=device)
     y = torch.linspace((1.0 - height) * 0.5, (height - 1.0) * 0.5, height, device=device)[:, None]
     scaled = matrix / np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
-    m = [values[:, None, None] for values in _on_device(scaled.T, device)]
+    m = [values[:, None, None] for values in _copy_to_device(scaled.T, device)]
     grid = torch.stack((x * m[0] + y * m[1] + m[2], x * m[3] + y * m[4] + m[5]), 3)
     return _sample_grid(images, grid, flags)
 
 
-def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
+def warp_perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArray[np.int32]) -> Tensor:
     """Warps images by perspective ``coefficients``, float32 ``(B, 8)``, from the result to the source."""
     height, width = images.shape[-2:]
     device = images.device
@@ -46,7 +46,7 @@ def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArra
     scaled = coefficients.copy()
     scaled[:, :3] /= np.float32(0.5 * width)
     scaled[:, 3:6] /= np.float32(0.5 * height)
-    c = [values[:, None, None] for values in _on_device(scaled.T, device)]
+    c = [values[:, None, None] for values in _copy_to_device(scaled.T, device)]
     below = x * c[6] + y * c[7] + 1
     across = (x * c[0] + y * c[1] + c[2]) / below - 1
     down = (x * c[3] + y * c[4] + c[5]) / below - 1
@@ -54,7 +54,10 @@ def perspective(images: Tensor, coefficients: NDArray[np.float32], flags: NDArra
 
 
 def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tensor:
-    """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``; fills outside pixels."""
+    """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``; fills outside pixels, and
+    rounds to the images' dtype.
+
+    ``flags`` say interpolation, fill method and fill colour; only the colour may differ between images."""
     mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
     if way == "blend":  # as torchvision: a channel of ones gives the share of each pixel that is in the image
@@ -62,7 +65,7 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tens
     edges = "border" if way == "edge" else "zeros"
     found = torch.nn.functional.grid_sample(values, grid.to(values.dtype), mode, edges, align_corners=False)
     if way != "zeros":
-        fill = _on_device(np.array([unpack_fill(each) for each in flags.tolist()], np.float32), images.device)
+        fill = _copy_to_device(np.array([unpack_fill(each) for each in flags.tolist()], np.float32), images.device)
         fill = _match_channels(fill, images.shape[1]).to(found.dtype)[:, :, None, None]
         if way == "edge":  # as Pillow: fill pixels whose centre is outside
             outside = (grid.abs() > 1).any(3)[:, None]
@@ -78,20 +81,24 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tens
 
 
 def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int64], clips: bool) -> Tensor:
-    """Adds normally distributed noise with ``mean`` and ``sigma``, float32 ``(B, 1, 1, 1)`` in values of 255."""
+    """Adds nearly normal noise to uint8 images, of ``mean`` and deviation ``sigma``, float32 ``(B, 1, 1, 1)`` in units
+    of 1/255.
+
+    ``seeds`` ``(B,)`` determine the noise of each image. Results are clipped to 0 … 255 if ``clips``, else they wrap
+    around."""
     noise = torch.stack([_normal_noise(seed, images.shape[1:], images.device) for seed in seeds.tolist()])
     result = images.to(torch.int16) + (mean + noise * sigma).to(torch.int16)
     return (result.clamp_(0, 255) if clips else result).to(torch.uint8)
 
 
-def erase(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
+def erase_boxes(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
     """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width, with ``values`` ``(B, 3)`` for red, green and
     blue."""
     device = images.device
-    top, left, height, width = (each[:, None] for each in _on_device(boxes.T, device))
+    top, left, height, width = (each[:, None] for each in _copy_to_device(boxes.T, device))
     y, x = (torch.arange(length, device=device) for length in images.shape[-2:])
     rows, columns = (y >= top) & (y < top + height), (x >= left) & (x < left + width)
-    colours = _match_channels(_on_device(values, device), images.shape[1]).to(images.dtype)[:, :, None, None]
+    colours = _match_channels(_copy_to_device(values, device), images.shape[1]).to(images.dtype)[:, :, None, None]
     return torch.where((rows[:, :, None] & columns[:, None, :])[:, None], colours, images)
 
 
@@ -109,7 +116,8 @@ def _match_channels(values: Tensor, channels: int) -> Tensor:
 
 
 def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np.int64]) -> Tensor:
-    """Overwrites boxes of uint8 images with random pixels, of the mean and deviation of ImageNet."""
+    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width, of uint8 images with random pixels of ImageNet's
+    mean and deviation; ``seeds`` determine them."""
     result = images.clone()
     for row, (top, left, height, width) in enumerate(boxes.tolist()):
         part = result[row, :, top : top + height, left : left + width]
@@ -118,6 +126,7 @@ def erase_with_noise(images: Tensor, boxes: NDArray[np.int64], seeds: NDArray[np
 
 
 def _random_pixels(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
+    """Computes random pixels ``(C, H, W)`` of ImageNet's mean and deviation, as whole float32 in 0 … 255."""
     mean, deviation = (torch.tensor(v, device=device)[: shape[0], None, None] for v in IMAGENET_BYTES)
     return (_normal_noise(seed, shape, device) * deviation + mean).round_().clamp_(0, 255)
 
@@ -133,7 +142,7 @@ def _normal_noise(seed: int, shape: torch.Size, device: torch.device) -> Tensor:
     """
     channels, height, width = shape
     place = torch.arange(height * width * channels, device=device)
-    bits = mix((place * _GOLDEN + seed) & MASK)
+    bits = mix_bits((place * _GOLDEN + seed) & MASK)
     total = (bits & 255) + (bits >> 8 & 255) + (bits >> 16 & 255) + (bits >> 24)
     values: Tensor = (total - 510).float() / _DEVIATION
     return values.view(height, width, channels).permute(2, 0, 1)
@@ -144,5 +153,6 @@ _DEVIATION = ((256**2 - 1) / 3) ** 0.5
 """Standard deviation of a sum of four random bytes."""
 
 
-def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+def _copy_to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Copies an array to a device, without making the host wait."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)

@@ -16,7 +16,7 @@ Matrices = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Warp:
-    """Warp of a batch's images by one step of a program.
+    """Affine or perspective warp, or flip, of each image of a batch by one step of a program.
 
     Attributes:
         codes: int ``(B,)``: :class:`Code`; ``IDENTITY`` if the image does not move.
@@ -34,7 +34,8 @@ class Warp:
 
     @classmethod
     def from_steps(cls, steps: Any, sizes: Numbers) -> Warp | None:
-        """Builds the warp of a column of a program, or returns None if it moves nothing."""
+        """Builds the warp that one column of a program, its steps for all images, makes. Returns None if the column
+        moves no pixels."""
         codes = np.where(np.isin(steps["code"], GEOMETRIC), steps["code"], 0)
         if not codes.any():
             return None
@@ -42,8 +43,8 @@ class Warp:
             codes, steps["p"], steps["flags"], sizes, _forward_matrices(codes, steps["p"].astype(np.float64), sizes)
         )
 
-    def move(self, points: Any, rows: Numbers, last: int = 0) -> Any:
-        """Moves ``points`` float32 ``(N, m, 2)``, x and y, of images ``rows``; returns new memory.
+    def move_points(self, points: Any, rows: Numbers, last: int = 0) -> Any:
+        """Moves ``points`` float32 ``(N, m, 2)``, x and y, with images ``rows`` ``(N,)``; returns a new array.
 
         Mirroring maps x to ``width - last - x``.
         """
@@ -57,16 +58,21 @@ class Warp:
         return np.where((codes != 0)[:, None, None], moved, wide).astype(np.float32)
 
     def move_boxes(self, corners: Any, rows: Numbers, clip: bool) -> Any:
-        """Moves boxes ``(N, 2, 2)``, first and last corners; returns the boxes around the results."""
+        """Moves boxes ``(N, 2, 2)``, first and last corners, with images ``rows``; returns upright boxes around the
+        moved corners.
+
+        ``clip`` clips them to the images. Boxes of images that do not move stay exact."""
         left, top, right, bottom = corners.reshape(-1, 4).T
         four = np.stack([left, top, right, top, right, bottom, left, bottom], 1).reshape(-1, 4, 2)
-        moved = self.move(four, rows)
+        moved = self.move_points(four, rows)
         found = np.stack([moved.min(1), moved.max(1)], 1)
         found = np.where((self.codes[rows] != 0)[:, None, None], found, corners)
         return np.clip(found, 0, self.sizes[rows, None, ::-1].astype(np.float32)) if clip else found
 
     def move_mask(self, row: int, mask: NDArray[Any], fill: float) -> NDArray[Any]:
-        """Warps the mask of image ``row``, ``(…, H, W)``, without interpolation."""
+        """Warps the mask of image ``row``, ``(…, H, W)``, without interpolation; pixels from outside get ``fill``.
+
+        Returns a view of ``mask`` for flips and unmoved images."""
         code, p = self.codes[row], self.parameters[row]
         if code == Code.MIRROR:
             return mask[..., ::-1]
@@ -85,12 +91,15 @@ class Warp:
 
 
 def find_warps(program: Program, sizes: Numbers) -> list[Warp]:
-    """Returns the steps of a program that move pixels, as warps."""
+    """Returns a warp for each column of a program that moves pixels, in order."""
     found = (Warp.from_steps(program[:, column], sizes) for column in range(program.shape[1]))
     return [warp for warp in found if warp is not None]
 
 
 def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matrices:
+    """Computes the matrices ``(B, 3, 3)`` from image to result, as inverses of the warps' parameters ``p``.
+
+    A matrix that cannot be inverted is pseudo-inverted."""
     count = len(codes)
     height, width = sizes[:, 0].astype(np.float64), sizes[:, 1].astype(np.float64)
     inverse = np.tile(np.eye(3), (count, 1, 1))
@@ -109,7 +118,9 @@ def _forward_matrices(codes: NDArray[np.int32], p: Any, sizes: Numbers) -> Matri
 
 
 def _sampling_grid(code: Code, p: NDArray[np.float32], height: int, width: int) -> tuple[Any, Any]:
-    """Computes where a warp samples, in float32 and in the order of :mod:`packstore.training.augment.warp_kernels`."""
+    """Computes the x and y of the source for each pixel of the result, in the coordinates of torch's ``grid_sample``.
+
+    In float32 and in the order of :mod:`packstore.training.augment.warp_kernels`, so that both agree."""
     half = np.array([0.5 * width] * 3 + [0.5 * height] * 3, np.float32)
     m = p[:6] / half
     if code == Code.AFFINE:

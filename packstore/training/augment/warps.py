@@ -13,13 +13,13 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import INTERPOLATIONS, Code, Program, step, warp_flags
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance, uniform
-from packstore.training.augment.matrices import inverse_affine, rotation
+from packstore.training.augment.matrices import inverse_affine, inverse_rotation
 from packstore.training.augment.program_operation import (
     ProgramOperation,
     check_interpolation,
     check_probability,
-    check_range,
     parse_fill,
+    parse_range,
 )
 from packstore.training.random_draws import Draws
 
@@ -42,12 +42,12 @@ class RandomVerticalFlip(ProgramOperation):
     def moves_pixels(self) -> bool:
         return True
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         return step(len(draws), Code.FLIP, where=chance(draws, self.p, 0))
 
 
-class _Warp(ProgramOperation):
-    """Operation that samples an image at transformed positions."""
+class _WarpOperation(ProgramOperation):
+    """Operation that samples an image at transformed positions. Validates ``interpolation`` and ``fill``."""
 
     interpolation: str
     fill: Any
@@ -61,11 +61,13 @@ class _Warp(ProgramOperation):
         return True
 
     def _warp_flags(self) -> int:
+        """Encodes interpolation and fill for a step of a program."""
         return int(warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
 
-    def _check_angles(self, name: str, value: Any) -> Range:
+    def _parse_angles(self, name: str, value: Any) -> Range:
+        """Converts an angle to the range around 0, or returns a pair. Raises :class:`UsageError` for other values."""
         pair = (-value, value) if isinstance(value, int | float) and value >= 0 else value
-        return check_range(self, name, pair, -3600, 3600)
+        return parse_range(self, name, pair, -3600, 3600)
 
     def _relative_centre(self, centre: Any, size: Size) -> Range:
         """Converts ``centre``, x and y from the upper left corner, to coordinates relative to the image's centre."""
@@ -74,13 +76,14 @@ class _Warp(ProgramOperation):
         return centre[0] - size[1] * 0.5, centre[1] - size[0] * 0.5
 
     def _check_centre(self, centre: Any) -> None:
+        """Raises :class:`UsageError` unless ``centre`` is None or two numbers."""
         numbers = isinstance(centre, list | tuple) and len(centre) == 2
         if centre is not None and not (numbers and all(isinstance(n, int | float) for n in centre)):
             raise UsageError(f"{type(self).__name__}: center should be (x, y) in pixels, got {centre!r}")
 
 
 @dataclass(frozen=True)
-class RandomRotation(_Warp):
+class RandomRotation(_WarpOperation):
     """Rotates images by a random angle, as torchvision's ``RandomRotation`` without ``expand``.
 
     Args:
@@ -100,17 +103,17 @@ class RandomRotation(_Warp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_angles("degrees", self.degrees)
+        self._parse_angles("degrees", self.degrees)
         self._check_centre(self.center)
 
-    def program(self, draws: Draws, size: Size) -> Program:
-        low, high = self._check_angles("degrees", self.degrees)
-        matrix = rotation(len(draws), uniform(draws, low, high, 0), self._relative_centre(self.center, size))
+    def draw_program(self, draws: Draws, size: Size) -> Program:
+        low, high = self._parse_angles("degrees", self.degrees)
+        matrix = inverse_rotation(len(draws), uniform(draws, low, high, 0), self._relative_centre(self.center, size))
         return step(len(draws), Code.AFFINE, *matrix.T, flags=self._warp_flags())
 
 
 @dataclass(frozen=True)
-class RandomAffine(_Warp):
+class RandomAffine(_WarpOperation):
     """Rotates, translates, scales and shears images, as torchvision's ``RandomAffine``.
 
     Args:
@@ -136,34 +139,35 @@ class RandomAffine(_Warp):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_angles("degrees", self.degrees)
+        self._parse_angles("degrees", self.degrees)
         self._check_centre(self.center)
         self._shear_ranges()
         if self.translate is not None:
             for share in self.translate if isinstance(self.translate, list | tuple) else (None,):
-                check_range(self, "translate", (0, share), 0, 1)
+                parse_range(self, "translate", (0, share), 0, 1)
             if len(self.translate) != 2:
                 raise UsageError(f"RandomAffine: translate should be two shares, got {self.translate!r}")
         if self.scale is not None:
-            check_range(self, "scale", self.scale, 1e-6, 1e6)
+            parse_range(self, "scale", self.scale, 1e-6, 1e6)
 
     def _shear_ranges(self) -> tuple[Range, Range]:
-        """Returns the ranges of degrees by which to shear in x and in y."""
+        """Returns the ranges of degrees by which to shear in x and in y. Raises :class:`UsageError` for invalid
+        ones."""
         if self.shear is None:
             return (0.0, 0.0), (0.0, 0.0)
         if isinstance(self.shear, list | tuple) and len(self.shear) == 4:
-            return self._check_angles("shear", self.shear[:2]), self._check_angles("shear", self.shear[2:])
-        return self._check_angles("shear", self.shear), (0.0, 0.0)
+            return self._parse_angles("shear", self.shear[:2]), self._parse_angles("shear", self.shear[2:])
+        return self._parse_angles("shear", self.shear), (0.0, 0.0)
 
     def _draw_shift(self, draws: Draws, most: float, draw: int) -> NDArray[np.float64]:
         """Draws a translation in whole pixels, uniform up to ``most`` either way."""
         return np.rint(uniform(draws, -most, most, draw))
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         height, width = size
         across, down = self._shear_ranges()
         shares = (0.0, 0.0) if self.translate is None else self.translate
-        low, high = self._check_angles("degrees", self.degrees)
+        low, high = self._parse_angles("degrees", self.degrees)
         matrix = inverse_affine(
             len(draws),
             uniform(draws, low, high, 0),
@@ -176,7 +180,7 @@ class RandomAffine(_Warp):
 
 
 @dataclass(frozen=True)
-class RandomPerspective(_Warp):
+class RandomPerspective(_WarpOperation):
     """Distorts images with probability ``p`` by moving their corners inwards, as torchvision's
     ``RandomPerspective``.
 
@@ -198,9 +202,9 @@ class RandomPerspective(_Warp):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_probability(self, self.p)
-        check_range(self, "distortion_scale", (0, self.distortion_scale), 0, 1)
+        parse_range(self, "distortion_scale", (0, self.distortion_scale), 0, 1)
 
-    def program(self, draws: Draws, size: Size) -> Program:
+    def draw_program(self, draws: Draws, size: Size) -> Program:
         height, width = size
         moved = np.stack([self._move_corners(draws, width, 1), self._move_corners(draws, height, 5)], 2)
         corners = np.array([[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])
@@ -212,7 +216,7 @@ class RandomPerspective(_Warp):
         )
 
     def _move_corners(self, draws: Draws, length: int, draw: int) -> NDArray[np.int64]:
-        """Draws by how many pixels each of four corners moves along a side, ``(B, 4)``."""
+        """Draws by how many pixels each of an image's four corners moves along a side of ``length``, ``(B, 4)``."""
         moved: NDArray[np.int64] = draws.integers(int(self.distortion_scale * (length // 2)) + 1, draw, 4).T
         return moved
 
@@ -220,8 +224,8 @@ class RandomPerspective(_Warp):
 def _perspective_coefficients(starts: NDArray[Any], ends: NDArray[Any]) -> NDArray[np.float64]:
     """Computes the coefficients that map ``ends`` ``(B, 4, 2)`` to ``starts`` ``(4, 2)``: float64 ``(B, 8)``.
 
-    Solves the equations of torchvision's ``_get_perspective_coeffs`` by least squares in float64, since the corners of
-    an image of one pixel a side coincide.
+    Solves the equations of torchvision's ``_get_perspective_coeffs`` by least squares in float64. Returns the identity
+    for images of one pixel a side, whose corners coincide.
     """
     count = len(ends)
     x, y = (ends[..., n].astype(np.float64) for n in range(2))

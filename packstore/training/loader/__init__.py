@@ -66,8 +66,8 @@ _open: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
 @atexit.register
 def _close_iterators() -> None:
-    """Closes the open iterators at exit, while the modules that they need still exist, except those that a thread is
-    running."""
+    """Closes the open iterators of all loaders at exit, while the modules that they need still exist. Leaves out
+    iterators that a thread is running."""
     for items in list(_open):
         if (
             inspect.getgeneratorstate(items) != inspect.GEN_RUNNING
@@ -276,6 +276,7 @@ class PackedLoader:
         return self.options.sampler
 
     def _repr_html_(self) -> str:
+        """Returns HTML that shows the loader in a notebook."""
         return notebook_html(self)
 
     def __repr__(self) -> str:
@@ -288,10 +289,10 @@ class PackedLoader:
 
     def __len__(self) -> int:
         """Number of batches of an epoch on this rank."""
-        return self._epochs.count()
+        return self._epochs.count_batches()
 
     def __iter__(self) -> Iterator[Any]:
-        self._epochs.begin()
+        self._epochs.begin_epoch()
         if (epoch := self._epochs.take_epoch_of_sampler()) is not None:
             self.set_epoch(epoch)
         if self._resume is not None:
@@ -306,9 +307,11 @@ class PackedLoader:
         return items
 
     def _iterate_items(self, epoch: int, first: int) -> Generator[Any, None, None]:
-        """Yields the items of an epoch from batch ``first`` on, and counts them in the statistics."""
+        """Yields the items of an epoch from batch ``first`` on; counts them in the statistics, and for resuming.
+
+        Raises :class:`UsageError` if it is continued in a forked child."""
         process = os.getpid()
-        with closing(self._producer.batches(epoch, first)) as batches:
+        with closing(self._producer.iterate_epoch(epoch, first)) as batches:
             for batch in batches:  # enumerate would hold the batch
                 first += 1
                 self.pipeline.stats.add_batch(batch.images, batch.skipped)
@@ -326,20 +329,25 @@ class PackedLoader:
                 del item  # the consumer's alone from here on, so that its memory is free before the next batch
 
     def _as_arrays(self, item: Any) -> Any:
+        """Replaces the tensors of an item by numpy arrays over the same memory."""
         dataset = self.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).traits.has_images]
         columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]
         return as_arrays(item, columns, images, dataset.output == "dict", self.options.channels_last)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration, as ``DistributedSampler.set_epoch`` does."""
+        """Sets the epoch of the next iteration, which then begins at its first batch, even after ``load_state_dict``.
+
+        Raises:
+            UsageError: ``epoch`` is not a whole number from 0.
+        """
         if not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
         self.epoch = epoch
         self._resume = None
 
     def stats(self) -> dict[str, float]:
-        """Returns where the time has gone since the loader was made or ``reset_stats()``.
+        """Returns counts, and the seconds of each stage, since the loader was made or ``reset_stats()``.
 
         ``images``, ``batches``, ``skipped``, ``unindexed`` (images decoded without their seek index, since it was
         invalid), ``decoded`` (image files that were decoded; several views of a record take one decoding),
@@ -353,6 +361,7 @@ class PackedLoader:
         return self.pipeline.stats.snapshot(self.pipeline.fetches)
 
     def reset_stats(self) -> None:
+        """Sets all counts and seconds of :meth:`stats` to 0."""
         self.pipeline.stats.reset(self.pipeline.fetches)
 
     # Resume -----------------------------------------------------------------------------------------------------
@@ -360,18 +369,20 @@ class PackedLoader:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the latest iteration; a loader that resumes from it continues after its batches."""
         if self._running is None:
-            self._epochs.begin()
+            self._epochs.begin_epoch()
         epoch, batches = self._running or (self.epoch, 0)
-        epoch, records = self._resume or (epoch, self._epochs.position(batches))
+        epoch, records = self._resume or (epoch, self._epochs.count_records(batches))
         where = {"version": VERSION, "epoch": epoch, "records": records}
         return where | self._identity() | {"store": self._store, "generator": self._epochs.generator_state}
 
     @cached_property
     def _store(self) -> dict[str, Any]:
+        """Number and digest of the dataset's records, for the state."""
         return describe_records(self.dataset)
 
     def _identity(self) -> dict[str, Any]:
-        """Returns everything that determines the batches of an epoch, except the number of ranks."""
+        """Returns everything that determines the batches of an epoch, except the number of ranks, for comparing
+        states."""
         options = self.options
         return {
             "dataset": self.dataset.manifest.dataset_digest,
@@ -403,20 +414,21 @@ class PackedLoader:
             UsageError: ``state`` is not a state, or of another dataset, order, augmentation or global batch size; names
                 the difference, and says if the store has grown since.
         """
-        self._epochs.begin()
+        self._epochs.begin_epoch()
         check_state(state, self._identity(), self.dataset)
         epoch, given = state["epoch"], state["records"]
         self.set_epoch(epoch)
         self._epochs.set_epoch_of_sampler(epoch)
         self._epochs.restore_generator(state.get("generator"))
         self._resume = epoch, given
-        left = self._epochs.position(self._epochs.batches_before(given)) - given
+        left = self._epochs.count_records(self._epochs.batches_before(given)) - given
         if left:  # of a last batch that fewer ranks were about to share
             _log.warning("%d records of epoch %d are left out: too few for %d ranks", left, epoch, self.world_size)
 
 
 def _describe_operation(operation: Any) -> str:
-    """Describes an operation of ``augment``: packstore's with its parameters, others by name."""
+    """Describes an operation of ``augment`` for the state: packstore's with its parameters, others by module and
+    name."""
     if isinstance(operation, Operation):
         return repr(operation)
     named = operation if hasattr(operation, "__qualname__") else type(operation)

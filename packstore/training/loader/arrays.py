@@ -9,13 +9,15 @@ import torch
 
 
 def as_arrays(item: Any, columns: Collection[str], images: Collection[str], as_dict: bool, channels_last: bool) -> Any:
-    """Replaces the tensors of a batch by arrays without a copy; an array keeps its memory alive.
+    """Replaces the tensors of a batch by arrays over the same memory, which lives as long as an array does.
+
+    Only bfloat16 is copied, to float32. The tensors must be on the CPU.
 
     Args:
         item: The batch, from :meth:`packstore.training.loader.pipeline.Pipeline.make_batch`.
-        columns: Names of its columns, in order.
+        columns: Names of the batch's columns, in order.
         images: Names of the image columns: with ``channels_last`` they become ``(B, H, W, 3)``.
-        as_dict: It is a dict; else a tuple, or with one column the value itself.
+        as_dict: The batch is a dict; else a tuple, or with one column the value itself.
         channels_last: See :class:`packstore.PackedLoader`.
     """
     if as_dict:
@@ -26,7 +28,9 @@ def as_arrays(item: Any, columns: Collection[str], images: Collection[str], as_d
 
 
 def _to_numpy(value: Any, channels_last: bool) -> Any:
-    """Converts the tensors in a batch, however nested, to numpy arrays; bfloat16 to float32."""
+    """Converts the tensors in nested tuples, lists and dicts to numpy arrays, bfloat16 to float32.
+
+    Leaves other values unchanged. ``channels_last`` moves the third axis from the end to the end."""
     if isinstance(value, torch.Tensor):
         tensor = value.detach()
         tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor

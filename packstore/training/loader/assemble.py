@@ -1,4 +1,4 @@
-"""Assembles records as rows of a batch buffer in worker threads. A class for each way:
+"""Writes images of records into the rows of a batch buffer, in worker threads. A class for each way:
 
 - :class:`RecordAssembler`: image files, which are decoded, and arrays that are read one by one; with
   :class:`ViewAssembler` for several crops, and :class:`UnequalAssembler` for images that differ in size;
@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError
-from packstore.training.loader.checks import Checks, ImagesByNumber
+from packstore.training.loader.checks import ChecksumPolicy, ImagesByNumber
 from packstore.training.loader.fields import Failures
 from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.planning import Share
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.planning import GroupShare
+from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import StoredImages
 from packstore.training.pictures import locate_error
@@ -44,7 +44,9 @@ class Assembler(ABC):
     shape: tuple[int, ...]
     _stage = "decode"
 
-    def __init__(self, images: StoredImages, stats: Stats, checks: Checks | None, finish: RowFormat | None) -> None:
+    def __init__(
+        self, images: StoredImages, stats: Stats, checks: ChecksumPolicy | None, finish: RowFormat | None
+    ) -> None:
         """
         Args:
             images: Images of the records.
@@ -59,20 +61,18 @@ class Assembler(ABC):
         made = finish or images.stored
         self.planes, self.dtype = made.planes, made.dtype
 
-    def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        """Returns the shape of a row of a batch of ``records``: :attr:`shape`; the image's own shape for a single
-        record whose size may differ.
-
-        Reads that from the image's header; if the header is damaged or too large, decoding raises.
+    def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
+        """Returns the shape of a row in a batch of ``records``: :attr:`shape`. For a single record whose size may
+        differ, it is the image's own shape by its header; :attr:`shape` if the header is damaged or too large.
         """
         return self.shape
 
     def as_images(self, rows: torch.Tensor) -> torch.Tensor:
-        """Returns rows of a buffer as ``(B, C, H, W)``: a view, channels last if pixels are stored like that."""
+        """Returns the rows of a buffer as a view ``(B, C, H, W)``."""
         return rows if self.planes else rows.permute(0, 3, 1, 2)
 
-    def bytes_made(self, prepared: Prepared) -> int:
-        """Estimates the bytes of pixels of a prepared batch."""
+    def estimate_bytes(self, prepared: PreparedBatch) -> int:
+        """Estimates the bytes of pixels that writing a prepared batch makes, for dividing it among threads."""
         return prepared.out.nbytes
 
     def prepare(
@@ -84,9 +84,9 @@ class Assembler(ABC):
         errors: Failures,
         absent: Set[int] = frozenset(),
         check_all: bool = False,
-        share: Share | None = None,
-    ) -> Prepared:
-        """Reads the records of ``ids`` and plans their rows. Decodes nothing.
+        share: GroupShare | None = None,
+    ) -> PreparedBatch:
+        """Reads the records of ``ids`` and plans their rows; chooses the checksums to verify. Decodes nothing.
 
         Args:
             out: Rows of a batch buffer, ``(B, *shape)``.
@@ -103,36 +103,39 @@ class Assembler(ABC):
         """
         start = perf_counter()
         records = ids & MASK
-        prepared = Prepared(out, ids, seed, epoch, records.tolist(), failed=[*absent], finish=self._finish)
+        prepared = PreparedBatch(out, ids, seed, epoch, records.tolist(), failed=[*absent], finish=self._finish)
         if self._checks is not None:
-            prepared.suspects = self._checks.choose(records, epoch, check_all)
-            if prepared.suspects.faults:
+            prepared.pending = self._checks.choose_checksums(records, epoch, check_all)
+            if prepared.pending.faults:
                 self._note_faults(prepared, errors)
         plan = None
         if share is not None and not prepared.failed:
-            plan = share.group.plan(lambda ids: self._plan_group(ids, seed, epoch))
+            plan = share.group.plan_once(lambda ids: self._plan_group(ids, seed, epoch))
         if share is None or plan is None:
-            read = self._plan(prepared, records, errors)
+            read = self._plan_batch(prepared, records, errors)
         else:
             read = perf_counter()
-            prepared.adopt(plan, share.rows)
-        self._stats.add("read", read - start)
-        self._stats.add("decode", perf_counter() - read)
+            prepared.take_group_rows(plan, share.rows)
+        self._stats.add_seconds("read", read - start)
+        self._stats.add_seconds("decode", perf_counter() - read)
         return prepared
 
     @abstractmethod
-    def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
-        """Reads ``records`` and plans their rows; returns the time when they were read."""
+    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+        """Reads ``records``, and plans their rows in ``prepared``. Returns the time at which reading ended.
 
-    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
-        """Plans the records of several batches, without rows, or returns None if each batch is to be planned on its
-        own."""
+        Adds records that cannot be read to ``prepared.failed``; raises the error if ``errors`` is None."""
+
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
+        """Plans the records of several batches at once, without a buffer. Returns None if each batch must be planned by
+        itself, which is the default."""
         return None
 
-    def fill(
-        self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()
+    def fill_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int] = frozenset()
     ) -> list[int]:
-        """Decodes and writes rows ``first`` … ``stop - 1`` of a prepared batch; may leave out rows in ``skip``.
+        """Verifies, decodes and writes rows ``first`` … ``stop - 1`` of a prepared batch; may leave out rows in
+        ``skip``. Adds the seconds to the statistics.
 
         Returns:
             Rows that failed here, not those that failed while preparing.
@@ -143,31 +146,38 @@ class Assembler(ABC):
         """
         start = perf_counter()
         failed = self._write_rows(prepared, first, stop, errors, skip)
-        self._stats.add(self._stage, perf_counter() - start)
+        self._stats.add_seconds(self._stage, perf_counter() - start)
         return failed
 
     @abstractmethod
-    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
-        """Does :meth:`fill`."""
+    def _write_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
+    ) -> list[int]:
+        """Does the work of :meth:`fill_rows`."""
 
-    def _note_faults(self, prepared: Prepared, errors: Failures) -> None:
-        """Notes errors in other columns; or raises the first error of the batch, images included."""
-        assert prepared.suspects is not None
-        faults = prepared.suspects.faults
+    def _note_faults(self, prepared: PreparedBatch, errors: Failures) -> None:
+        """Marks records with damaged values in other columns as failed. If ``errors`` is None, raises the batch's first
+        error instead, of images too."""
+        assert prepared.pending is not None
+        faults = prepared.pending.faults
         if errors is None:
             self._verify_images(prepared, 0, [self._images.view(i) for i in prepared.numbers[: min(faults)]], errors)
         for row, error in sorted(faults.items()):
             prepared.failed.append(self._note_error(errors, row, prepared.numbers[row], error))
 
-    def _verify_images(self, prepared: Prepared, first: int, images: ImagesByNumber, errors: Failures) -> list[int]:
-        """Verifies checksums of ``images``, which belong to the rows from ``first`` on; returns the damaged rows."""
-        if prepared.suspects is None:
+    def _verify_images(
+        self, prepared: PreparedBatch, first: int, images: ImagesByNumber, errors: Failures
+    ) -> list[int]:
+        """Verifies pending checksums of ``images``, which belong to the rows from ``first`` on; returns the damaged
+        rows. Raises the first error if ``errors`` is None."""
+        if prepared.pending is None:
             return []
-        damaged = prepared.suspects.find_damaged(first, images, prepared.failed)
+        damaged = prepared.pending.find_damaged(first, images, prepared.failed)
         return [self._note_error(errors, row, prepared.numbers[row], error) for row, error in damaged]
 
     def _note_error(self, errors: Failures, row: int, record: int, error: PackstoreError) -> int:
-        """Notes the error of a record, or raises it if ``errors`` is None; returns the row."""
+        """Stores the error of a record in ``errors``, with the record's key in its text; returns ``row``. Raises the
+        error if ``errors`` is None."""
         if isinstance(error, CorruptRecordError):  # it names the record itself
             if errors is None:
                 raise error
@@ -181,5 +191,5 @@ class Assembler(ABC):
 
 
 def wrong_header_error(said: Sequence[int], found: Sequence[int]) -> DecodeError:
-    """Returns the error for an image whose size differs from its header."""
+    """Returns the error for an image whose height and width ``found`` differ from those its header ``said``."""
     return DecodeError(f"its header says {said[0]}x{said[1]}, and it is {found[0]}x{found[1]}")

@@ -11,7 +11,7 @@ import torch
 
 from packstore.core.parallel import default_workers
 from packstore.images.engine import Requests, get_engine
-from packstore.training.loader.kernel import Kernel
+from packstore.training.loader.kernel import EngineKernel
 from packstore.training.loader.pipeline import Pipeline
 from packstore.training.loader.rows import as_numpy
 from packstore.training.random_draws import Draws
@@ -22,13 +22,14 @@ _LEAST = 1 << 15
 
 
 class EngineGatherer:
-    """Gathers resident images by index; the engine crops, resizes, mirrors and normalises them in the same pass.
+    """Gathers resident images by index; the engine crops, resizes, mirrors and normalises them in the same pass, in
+    threads.
 
     Attributes:
-        pixels: Pixels of an image, or of its result if that is larger.
+        pixels: Number of pixels of an image, or of its result if that is larger.
     """
 
-    def __init__(self, pipeline: Pipeline, kernel: Kernel, images: torch.Tensor) -> None:
+    def __init__(self, pipeline: Pipeline, kernel: EngineKernel, images: torch.Tensor) -> None:
         """``images`` are all images, ``(N, C, H, W)``: bytes with channels last, or contiguous floating point."""
         self._kernel = kernel
         self._images = as_numpy(images.permute(0, 2, 3, 1) if images.dtype == torch.uint8 else images)
@@ -44,9 +45,9 @@ class EngineGatherer:
         w)``."""
         kernel = self._kernel
         with torch.inference_mode(False):
-            rows = self._memory.empty((len(places), *kernel.shape), kernel.finish.dtype)
+            rows = self._memory.allocate((len(places), *kernel.shape), kernel.finish.dtype)
         draws = Draws(self._seed, epoch, ids.numpy())
-        crops = kernel.plan(draws)[-1]
+        crops = kernel.plan_crops(draws)[-1]
         requests = kernel.make_requests(self._images, places.numpy(), crops, rows, draws)
         parts = max(1, min(self._threads, len(places), len(places) * self.pixels // _LEAST))
         bounds = [len(places) * part // parts for part in range(parts + 1)]
@@ -63,11 +64,12 @@ class EngineGatherer:
         return kernel.finish.as_images(rows)
 
     def close(self) -> None:
-        """Stops the threads."""
+        """Waits for the threads and stops them. Does nothing in a forked child."""
         if self._pool is not None and os.getpid() == self._process:
             self._pool.shutdown()
 
 
 def _run_requests(requests: Requests, first: int, stop: int) -> None:
+    """Lets the engine process images ``first`` … ``stop - 1``. Raises :class:`MemoryError` if it refuses any."""
     if get_engine().run(requests, first, stop, 0).any():
         raise MemoryError("the engine has no memory for what is made of resident images")

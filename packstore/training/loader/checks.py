@@ -1,4 +1,4 @@
-"""Chooses the records of a batch whose checksums are verified. Images are verified after reading, in threads."""
+"""Chooses the records of a batch whose checksums are verified. Threads verify images after they have read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from packstore.stores.sparingly_checked import ARRAY_SHARE
 
 
 class ImagesByNumber(Protocol):
-    """Images by number."""
+    """Sized collection of images that are accessed by index."""
 
     def __len__(self) -> int: ...
 
@@ -26,15 +26,15 @@ class ImagesByNumber(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Suspects:
-    """Checksums to verify for the images of a batch, and known faults of its other columns.
+class PendingChecksums:
+    """Checksums that are still to be verified for the images of a batch, and known faults of its other columns.
 
     Attributes:
         reader: The store.
         records: Numbers of the batch's records, ``(B,)``.
         faults: Errors in other columns, by row.
         rows: Rows whose images are verified, in order.
-        expected: Checksums of these images.
+        expected: Stored checksums of these images.
     """
 
     reader: Reader
@@ -46,8 +46,10 @@ class Suspects:
     def find_damaged(
         self, first: int, images: ImagesByNumber, skip: Collection[int]
     ) -> Iterator[tuple[int, StoreError]]:
-        """Yields row and error of each damaged image among ``images``, which belong to the rows from ``first`` on.
-        Leaves out the rows in ``skip``."""
+        """Computes checksums; yields row and error of each damaged image, except rows in ``skip``.
+
+        ``images`` belong to the rows from ``first`` on. Marks damaged records in the reader, so that a cached copy of
+        their shard is verified before its next use."""
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
             image = images[row - first]
@@ -58,8 +60,7 @@ class Suspects:
                 yield row, self._mismatch_error(int(self.records[row]), self.expected[place], found)
 
     def _mismatch_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
-        """Returns the error for a wrong checksum. Marks the record, so that a cached copy of its shard is verified
-        before its next use."""
+        """Returns the error for a wrong checksum, and marks the record in the reader as suspect."""
         try:
             key = self.reader.unchecked_reader.key(record)
         except StoreError:
@@ -68,8 +69,8 @@ class Suspects:
         return CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}")
 
 
-class Checks:
-    """Policy of a store's verification in training. Thread-safe.
+class ChecksumPolicy:
+    """Decides which checksums of a store are verified in training. Thread-safe.
 
     Whether an image is verified depends only on record and epoch. Streamed arrays are verified if record number plus
     epoch is a multiple of :data:`ARRAY_SHARE`: so :data:`ARRAY_SHARE` epochs verify all of them. Everything else is
@@ -94,8 +95,8 @@ class Checks:
             c.name for c in reader.manifest.columns[1:] if c.name in names and (c.kind == "fixed" or c.name == "key")
         ]
 
-    def choose(self, records: NDArray[np.int64], epoch: int, every: bool) -> Suspects:
-        """Chooses the checksums to verify for a batch.
+    def choose_checksums(self, records: NDArray[np.int64], epoch: int, every: bool) -> PendingChecksums:
+        """Chooses the image checksums to verify for a batch; verifies numbers and keys of its other columns at once.
 
         Args:
             records: Numbers of its records, ``(B,)``.
@@ -107,9 +108,9 @@ class Checks:
             {row: faults[record] for row, record in enumerate(records.tolist()) if record in faults} if faults else {}
         )
         if not self._checks_images:
-            return Suspects(self._reader, records, by_row, (), ())
+            return PendingChecksums(self._reader, records, by_row, (), ())
         rows = np.arange(len(records))
         if not every and self._share > 1:
             rows = np.flatnonzero((records + epoch) % self._share == 0)
         expected = self._reader.unchecked_reader.values("checksum", records[rows])
-        return Suspects(self._reader, records, by_row, rows.tolist(), expected.tolist())
+        return PendingChecksums(self._reader, records, by_row, rows.tolist(), expected.tolist())

@@ -1,4 +1,4 @@
-"""All columns of a loader's batches besides the main image."""
+"""Reads all columns of a loader's batches besides the main image."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.decoded_fields import ImageField, ImageListField, MaskField
 from packstore.training.loader.fields import (
     BatchField,
+    ColumnContext,
     ColumnRows,
-    Context,
     Failures,
     NewBuffer,
     NumberField,
@@ -27,44 +27,44 @@ from packstore.training.loader.fields import (
     RaggedField,
 )
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.random_draws import Draws
 
 
 class BatchColumns:
-    """Columns of a batch in progress, in host memory.
+    """Columns of a batch in progress besides the main image, in host memory.
 
     Attributes:
-        failed: Rows that have failed, while gathering or before.
+        failed: Rows that have failed so far: a value could not be read or decoded.
     """
 
-    def __init__(self, context: Context, rows: Mapping[str, ColumnRows]) -> None:
+    def __init__(self, context: ColumnContext, rows: Mapping[str, ColumnRows]) -> None:
         self.failed = context.failed
         self._context = context
         self._rows = rows
 
-    def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
-        """Decodes masks, and images of columns beside the main one, of rows ``first`` … ``stop - 1``, except rows in
-        ``failed``.
+    def fill_rows(self, first: int, stop: int, failed: list[int]) -> list[int]:
+        """Decodes masks and further images of rows ``first`` … ``stop - 1``, except rows in ``failed``.
 
         Returns:
             Rows that fail here.
         """
         found: list[int] = []
         for rows in self._rows.values():
-            found += rows.fill(self._context, first, stop, self.failed | {*failed, *found})
+            found += rows.fill_rows(self._context, first, stop, self.failed | {*failed, *found})
         return found
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the tensors to copy to the device, of the rows ``kept`` or all."""
-        return [tensor for rows in self._rows.values() for tensor in rows.tensors(kept)]
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns the tensors to copy to the device, with the rows ``kept``, or all."""
+        return [tensor for rows in self._rows.values() for tensor in rows.host_tensors(kept)]
 
-    def values(
+    def build_values(
         self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Builds the batch's values by column from tensors on the device and the records' ``ids``; also lists the
-        values that may share memory with the ring."""
-        values = {name: rows.value(there, kept, ids) for name, rows in self._rows.items()}
+        """Builds the batch's values by column from its tensors on the device, which it takes from ``there``.
+
+        Also lists the values that may share memory with the ring of batch buffers."""
+        values = {name: rows.build_value(there, kept, ids) for name, rows in self._rows.items()}
         return values, [values[name] for name, rows in self._rows.items() if rows.in_ring]
 
 
@@ -152,10 +152,12 @@ class BatchFields:
         """Number of columns that are read, boxes for other columns included."""
         return len(self._fields)
 
-    def gather(
-        self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
+    def read_batch(
+        self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> BatchColumns:
-        """Reads the columns of a batch whose main images are prepared. Does not decode masks and further images yet.
+        """Reads the columns of a batch whose main images are prepared, and moves boxes and keypoints with the images.
+
+        Does not decode masks and further images yet.
 
         Args:
             prepared: The prepared batch.
@@ -173,17 +175,18 @@ class BatchFields:
             sizes = prepared.sizes
             draws = Draws(prepared.seed, prepared.epoch, ids)
             placement = plan_targets(sizes, self._options.augment, draws, prepared.first_crops)
-        context = Context(
+        context = ColumnContext(
             self._dataset.reader, ids, prepared.seed, prepared.epoch, sizes, placement, set(prepared.failed), errors
         )
         rows = {}
         for place, field in enumerate(self._fields):
-            rows[field.column.name] = field.gather(context, new_buffer(place))
+            rows[field.column.name] = field.read_batch(context, new_buffer(place))
         return BatchColumns(context, {name: rows[name] for name in self._asked})
 
 
 def refuse_lists(columns: Sequence[str]) -> None:
-    """Raises :class:`UsageError` for columns of lists of images beside operations that move pixels."""
+    """Raises :class:`UsageError`, which names ``columns``: lists of images cannot follow operations that move
+    pixels."""
     names = ", ".join(columns)
     raise UsageError(
         f"augment= moves the pixels of the column 'image', and the lists of images in {names} would stay as they are: "
@@ -193,7 +196,7 @@ def refuse_lists(columns: Sequence[str]) -> None:
 
 
 def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` if ``collate`` asks for a form that a column does not have."""
+    """Raises :class:`UsageError` if ``collate`` names an unknown column, or a form that a column does not have."""
     known = {column.name: column for column in columns}
     for name, form in collate.items():
         if name == "image":
@@ -213,8 +216,9 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
 
 
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
-    """Returns the reason why a dataset's columns prevent a resident loader, or None if they do not: only keys and
-    numbers of one shape can be resident."""
+    """Returns the reason why a dataset's columns cannot be kept in device memory, or None if they can.
+
+    Only images, keys and numbers of one shape can, without missing values."""
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))
@@ -227,7 +231,8 @@ _BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
 
 
 def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
-    """Raises :class:`UsageError` if the first record has boxes in a JSON column: no operation would move them."""
+    """Raises :class:`UsageError` if the first record has boxes in one of the JSON ``columns``, which no operation
+    moves."""
     for name in columns:
         record = dataset._record_of_item(0)
         if _has_boxes(dataset.reader.item(name, record)):
@@ -238,7 +243,7 @@ def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
 
 
 def _has_boxes(value: Any) -> bool:
-    """Tells if a JSON value has a key for boxes, at any depth."""
+    """Tells if a JSON value has a key for boxes, at any depth; looks into the first entry of lists only."""
     if isinstance(value, dict):
         return not _BOX_KEYS.isdisjoint(value) or any(map(_has_boxes, value.values()))
     return isinstance(value, list) and any(map(_has_boxes, value[:1]))

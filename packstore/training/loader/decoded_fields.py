@@ -1,4 +1,5 @@
-"""Columns of a batch that are decoded row by row, besides the main image: masks, volumes, clips, further images."""
+"""Reads columns of a batch whose values are decoded row by row, besides the main image: masks, volumes, clips, further
+images."""
 
 from __future__ import annotations
 
@@ -21,22 +22,23 @@ from packstore.training.augment.targets import place_mask
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.fields import (
     BatchField,
+    ColumnContext,
     ColumnRows,
-    Context,
     NewBuffer,
     Padded,
     TensorRows,
     fill_missing,
     select_rows,
 )
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.rows import SizeError
-from packstore.training.pictures import ImageListReader, stored_array, stored_files
+from packstore.training.pictures import ImageListReader, read_stored_array, read_stored_files
 
 
 @dataclass(eq=False)
 class MaskRows(TensorRows):
-    """Masks, volumes or clips, ``(B, …, h, w)``; or if they differ in shape, one after the other in ``host``."""
+    """Masks, volumes or clips of a batch, ``(B, …, h, w)``; or if they differ in shape, one after the other in
+    ``host``."""
 
     column: Column
     stored: list[Any]  # of each row the file or array
@@ -49,37 +51,42 @@ class MaskRows(TensorRows):
 
     @cached_property
     def _masks_of_rows(self) -> torch.Tensor | list[torch.Tensor]:
-        """Mask of each row."""
+        """Mask of each row, as views of :attr:`host`."""
         return self.host if self.shapes is None else split_flat(self.host, self.shapes.tolist())
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         if self.shapes is None:
-            return super().tensors(kept)
+            return super().host_tensors(kept)
         host = self.host
         if kept is not None:
             host = torch.cat([self._masks_of_rows[row].reshape(-1) for row in kept.tolist()] or [host[:0]])
         return [host, torch.from_numpy(select_rows(self.shapes, kept))]
 
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         if self.shapes is None:
-            return super().value(there, kept, ids)
+            return super().build_value(there, kept, ids)
         masks, shapes = split_flat(next(there), select_rows(self.shapes, kept).tolist()), next(there)
         if self.form == "padded":
             return pad_to_largest(masks, shapes, self.fill_value)
         return fill_missing(masks, self.missing, kept)
 
-    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
+    def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
+        """Decodes the masks of rows, and moves them as their images; returns the rows that failed."""
         failed = []
         for row in range(first, stop):
             if row not in skip:
                 try:
                     self._fill_row(context, row)
                 except PackstoreError as error:
-                    context.note(row, error, self.column.name)
+                    context.note_failure(row, error, self.column.name)
                     failed.append(row)
         return failed
 
-    def _fill_row(self, context: Context, row: int) -> None:
+    def _fill_row(self, context: ColumnContext, row: int) -> None:
+        """Decodes the mask of a row, moves it as its image, and writes it; writes zeros for a missing one.
+
+        Raises :class:`DecodeError` if it differs in size from its image, and :class:`SizeError` if it differs from the
+        batch's masks."""
         placement, out = context.placement, self._masks_of_rows[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None or not out.size:
@@ -108,7 +115,7 @@ class MaskRows(TensorRows):
 
 
 class MaskField(BatchField):
-    """Column of masks, volumes or clips."""
+    """Reads a column of masks, volumes or clips for batches."""
 
     def __init__(
         self, column: Column, optional: bool, fill_value: int, max_pixels: int, form: str | None = None
@@ -126,8 +133,9 @@ class MaskField(BatchField):
         self._fill_value = fill_value
         self._max_pixels = max_pixels
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
-        reader, column, missing = context.reader, self.column, self.missing(context)
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads the stored masks and their headers, and allocates the rows; decodes none. Notes unreadable ones."""
+        reader, column, missing = context.reader, self.column, self.find_missing(context)
         stored: list[Any] = [None] * len(context.numbers)
         headers: list[MaskHeader | None] = [None] * len(stored)
         for row, record in enumerate(context.numbers):
@@ -139,9 +147,9 @@ class MaskField(BatchField):
                     headers[row] = read_mask_header(data, self._max_pixels)
                     stored[row] = data
                 else:
-                    stored[row] = stored_array(reader, column, record)
+                    stored[row] = read_stored_array(reader, column, record)
             except PackstoreError as error:
-                context.note(row, error, column.name)
+                context.note_failure(row, error, column.name)
         if context.placement is not None:
             context.placement.prepare_masks()
         dtype = self._batch_dtype(headers)
@@ -152,8 +160,9 @@ class MaskField(BatchField):
         host = new_buffer((len(stored), *column.shape[:-2], *self._common_size(context, stored, headers)), dtype)
         return MaskRows(host, missing, column, stored, headers, self._fill_value)
 
-    def _row_shapes(self, context: Context, stored: Sequence[Any]) -> NDArray[np.int64]:
-        """Returns the shape of each row; of missing volumes the leading axes are 0."""
+    def _row_shapes(self, context: ColumnContext, stored: Sequence[Any]) -> NDArray[np.int64]:
+        """Returns the final shape of each row's mask or volume, ``(B, axes)``; a missing volume has 0 for axes that no
+        image determines."""
         axes = len(self.column.layout or "HW")
         if axes == 2:
             assert context.placement is not None
@@ -164,7 +173,8 @@ class MaskField(BatchField):
         return shapes
 
     def _batch_dtype(self, headers: Sequence[MaskHeader | None]) -> torch.dtype:
-        """Returns float32, uint8, or int32 if values or the fill value do not fit uint8."""
+        """Returns the dtype of the batch: float32 for a float32 column, int32 if values or the fill value do not fit
+        uint8, else uint8."""
         if self.column.dtype == "float32":
             return torch.float32
         narrow = self.column.dtype == "uint8" and 0 <= self._fill_value <= 255
@@ -172,9 +182,10 @@ class MaskField(BatchField):
         return torch.uint8 if narrow else torch.int32
 
     def _common_size(
-        self, context: Context, stored: Sequence[Any], headers: Sequence[MaskHeader | None]
+        self, context: ColumnContext, stored: Sequence[Any], headers: Sequence[MaskHeader | None]
     ) -> tuple[int, int]:
-        """Returns height and width of the batch's masks, which all rows must have."""
+        """Returns height and width of the batch's masks, which all rows must have: those of the first augmented image,
+        or without operations of the first mask; 0 x 0 without any."""
         if context.placement is not None:
             height, width = context.placement.sizes[0].tolist()
             return height, width
@@ -185,15 +196,16 @@ class MaskField(BatchField):
 
 
 def split_flat(values: torch.Tensor, shapes: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Views consecutive parts of ``values`` as tensors of ``shapes``."""
+    """Returns consecutive parts of one-dimensional ``values`` as views of ``shapes``."""
     ends = np.cumsum([math.prod(shape) for shape in shapes]).tolist()
     return [values[start:stop].view(*shape) for start, stop, shape in zip([0, *ends], ends, shapes, strict=False)]
 
 
 def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: float = 0) -> Padded:
-    """Pads tensors ``(…, h, w)`` to the largest height and width, each in the upper left corner; or along as many last
-    axes as ``sizes``, int64 ``(B, 2)``, has. Returns them with their sizes. Raises :class:`UsageError` if there are
-    none."""
+    """Pads tensors ``(…, h, w)`` on the right and below with ``fill``, to the largest height and width of all.
+
+    ``sizes``, int64 ``(B, 2)``, are the heights and widths; with more columns, as many last axes are padded. Returns
+    one tensor with ``sizes``. Raises :class:`UsageError` without tensors."""
     if not values:
         raise UsageError("a batch without images cannot be padded")
     axes = sizes.shape[1]
@@ -206,29 +218,29 @@ def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: fl
 
 @dataclass(eq=False)
 class ImageRows(ColumnRows):
-    """Rows of images of a column beside the main one, in a buffer like the buffer of the main images."""
+    """Images of a batch in a column beside the main one, in a buffer like the buffer of the main images."""
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None
     assembler: Assembler
-    prepared: Prepared
+    prepared: PreparedBatch
     finish: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     in_ring = True
 
-    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
-        return self.assembler.fill(self.prepared, first, stop, context.errors, skip)
+    def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
+        return self.assembler.fill_rows(self.prepared, first, stop, context.errors, skip)
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         return [select_rows(self.host, kept)]
 
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         images = self.finish(self.assembler.as_images(next(there)), ids)
         return fill_missing(images, self.missing, kept)
 
 
 class ImageField(BatchField):
-    """Further column of images, decoded by an assembler of its own."""
+    """Reads a column of images beside the main one for batches; an assembler of its own decodes them."""
 
     def __init__(
         self,
@@ -253,14 +265,17 @@ class ImageField(BatchField):
         """Leaves out the assembler, which belongs to this process."""
         return self.__dict__ | {"_assembler": None}
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
-        missing = self.missing(context)
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Prepares the images for decoding; creates the assembler on first use. Rows without an image become zeros.
+
+        Notes images that differ in size from the main one, if both are moved."""
+        missing = self.find_missing(context)
         if self._assembler is None:
             self._assembler = self._new_assembler(self.column)
         assembler, absent = self._assembler, set(context.failed)
         if missing is not None:
             absent |= set(np.flatnonzero(missing).tolist())
-        host = new_buffer((len(context.ids), *assembler.shape_for(context.records)), assembler.dtype)
+        host = new_buffer((len(context.ids), *assembler.row_shape_for(context.records)), assembler.dtype)
         prepared = assembler.prepare(host, context.ids, context.seed, context.epoch, context.errors, absent)
         context.failed |= set(prepared.failed) - absent
         if context.sizes is not None:
@@ -269,7 +284,7 @@ class ImageField(BatchField):
                 if row not in absent and row not in context.failed:
                     (height, width), (tall, wide) = sizes[row].tolist(), context.sizes[row].tolist()
                     error = DecodeError(f"the image is {height}x{width}, and the first one {tall}x{wide}")
-                    context.note(row, error, self.column.name)
+                    context.note_failure(row, error, self.column.name)
         for row in absent:
             host[row] = 0
         finish = partial(self._finish, self.column, epoch=context.epoch)
@@ -278,56 +293,59 @@ class ImageField(BatchField):
 
 @dataclass(eq=False)
 class ImageListRows(ColumnRows):
-    """Rows of lists of images, decoded and otherwise unchanged."""
+    """Lists of images of a batch, decoded and otherwise unchanged."""
 
     lists: ImageListReader
     files: list[Sequence[Buffer] | None]
     images: list[list[NDArray[Any]]]
 
-    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
+    def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
+        """Decodes all files of rows; returns the rows with a file that cannot be decoded."""
         failed = []
         for row in range(first, stop):
             files = self.files[row]
             if files is None or row in skip:
                 continue
-            found = self.lists.decode(files)
+            found = self.lists.decode_files(files)
             wrong = next((n for n, image in enumerate(found) if isinstance(image, DecodeError)), None)
             if wrong is None:
                 self.images[row] = found
             else:
                 error = DecodeError(f"image {wrong}: {found[wrong]}")
-                context.note(row, error, self.lists.pictures.column.name)
+                context.note_failure(row, error, self.lists.pictures.column.name)
                 failed.append(row)
         return failed
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns one flat tensor of the pixels of all images of the rows ``kept``, or all."""
         pixels = [image.reshape(-1) for images in select_rows(self.images, kept) for image in images]
         return [torch.from_numpy(np.concatenate(pixels) if pixels else np.empty(0, np.uint8))]
 
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         rows = select_rows(self.images, kept)
         images = iter(split_flat(next(there), [image.shape for images in rows for image in images]))
-        finish = self.lists.pictures.finish
+        finish = self.lists.pictures.convert_pixels
         found = [[finish(next(images)) for _ in range(len(row))] for row in rows]
         return [None if files is None else row for files, row in zip(select_rows(self.files, kept), found, strict=True)]
 
 
 class ImageListField(BatchField):
-    """Column of lists of images."""
+    """Reads a column of lists of image files for batches."""
 
     def __init__(self, lists: ImageListReader, optional: bool) -> None:
         """``lists`` reads and decodes the column; ``optional`` allows records without a list."""
         super().__init__(lists.pictures.column, optional)
         self._lists = lists
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
-        missing = self.missing(context)
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads the files of each record; decodes none. Notes unreadable records."""
+        missing = self.find_missing(context)
         files: list[Sequence[Buffer] | None] = [None] * len(context.numbers)
         for row, record in enumerate(context.numbers):
             if row in context.failed or (missing is not None and missing[row]):
                 continue
             try:
-                files[row] = stored_files(context.reader, self.column, record)
+                files[row] = read_stored_files(context.reader, self.column, record)
             except PackstoreError as error:
-                context.note(row, error, self.column.name)
+                context.note_failure(row, error, self.column.name)
         return ImageListRows(self._lists, files, [[] for _ in files])

@@ -17,7 +17,7 @@ from packstore.training.augment.base import GeometricOperation, Operation, Size,
 from packstore.training.augment.in_place import InPlace
 from packstore.training.augment.interpreter import run_program
 from packstore.training.augment.masking import MASKING_STREAM, Masking
-from packstore.training.augment.mixing import STREAM, BatchMixer, DrawnMix
+from packstore.training.augment.mixing import MIXING_STREAM, BatchMixer, DrawnMix
 from packstore.training.augment.mosaic import Mosaic, Tiles
 from packstore.training.augment.operations import apply_operations, output_size
 from packstore.training.augment.per_image import PerImage
@@ -25,17 +25,17 @@ from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.loader.decoded_fields import pad_to_largest
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.places import Division
+from packstore.training.loader.places import WorkDivision
 from packstore.training.loader.stats import Stats
 from packstore.training.pictures import TENSOR_DTYPES
 from packstore.training.random_draws import Draws
 
 
 class DrawnForBatch(NamedTuple):
-    """Draws for a whole batch.
+    """Random choices for a batch as a whole, by which its other columns are processed like its images.
 
     Attributes:
-        mixed: Drawn mixing; None if the batch was not mixed.
+        mixed: How records are mixed; None if they are not.
         masks: Hidden patches; None without masking.
         tiles: Positions in mosaics; None without mosaics.
     """
@@ -46,11 +46,11 @@ class DrawnForBatch(NamedTuple):
 
 
 class DeviceSteps:
-    """Converts a batch of stored images on the device to the model's input.
+    """Converts a batch of stored images on the device to the model's input: operations, normalisation, mixing, the
+    user's transform.
 
     Attributes:
-        batched: There are operations that work on whole batches.
-        in_decoding: Operations that decoding threads call image by image.
+        in_decoding: Operations that decoding threads call image by image instead.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class DeviceSteps:
         manifest: Manifest,
         options: LoaderOptions,
         stats: Stats,
-        division: Division,
+        division: WorkDivision,
         normalizer: Normalizer | None,
         mode: Mode = RGB,
         seed: int | None = None,
@@ -85,22 +85,26 @@ class DeviceSteps:
 
     @property
     def works_on_batches(self) -> bool:
+        """True if there are operations that run on whole batches."""
         return bool(self._operations)
 
     @property
     def calls_user_code(self) -> bool:
         """True if batches go through functions of the user."""
         return self._options.transform is not None or any(
-            not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _Timed) for op in self._operations
+            not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _TimedOperation)
+            for op in self._operations
         )
 
     def _with_timing(self, operation: Step) -> Step:
-        return _Timed(operation, self._stats) if isinstance(operation, PerImage) else operation
+        """Wraps a :class:`PerImage` so that its seconds are measured; returns other operations unchanged."""
+        return _TimedOperation(operation, self._stats) if isinstance(operation, PerImage) else operation
 
-    def call_each(
+    def call_per_image(
         self, images: torch.Tensor, records: NDArray[np.int64], epoch: int, skip: Collection[int]
     ) -> list[torch.Tensor | None]:
-        """Applies :attr:`in_decoding` to each image; None for rows in ``skip``. Thread-safe."""
+        """Calls the functions of :attr:`in_decoding` with each image; returns the results, None for rows in ``skip``.
+        Thread-safe."""
         rows = [row for row in range(len(images)) if row not in skip]
         results, first = [images[row] for row in rows], self._first - len(self.in_decoding)
         with self._stats.measure("per_image"):
@@ -113,17 +117,17 @@ class DeviceSteps:
         return found
 
     def largest_pixels(self, images: torch.Tensor) -> int:
-        """Returns the largest number of pixels of an image, as it is or after any operation.
+        """Estimates the largest number of pixels that an image has, as it is or after any operation.
 
-        Results of ``pre_transform`` need not be images: then a pixel is three values. A user's function is assumed to
-        double both sides.
+        If ``pre_transform`` has made other tensors of images, three values count as a pixel. A user's function is
+        assumed to double both sides.
         """
         size = (images.shape[2], images.shape[3]) if images.ndim == 4 else (1, -(-images[:1].numel() // 3))
         after = [output_size(self._operations[:n], size) for n in range(1, len(self._operations) + 1)]
         return max(1, *(h * w for h, w in (size, *(s or (2 * size[0], 2 * size[1]) for s in after))))
 
-    def augment(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
-        """Applies the batch operations.
+    def augment_batch(self, images: torch.Tensor, records: torch.Tensor, epoch: int) -> torch.Tensor:
+        """Applies the operations that run on batches; returns the augmented images.
 
         Args:
             images: ``(B, 3, H, W)`` on the device.
@@ -132,17 +136,18 @@ class DeviceSteps:
         """
         return apply_operations(self._operations, images, Draws(self._seed, epoch, records), self._first)
 
-    def move(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
-        """Applies the geometric operations from index ``first`` on to images of another column of the records."""
+    def move_images(self, images: torch.Tensor, records: torch.Tensor, epoch: int, first: int) -> torch.Tensor:
+        """Applies only crops, resizes, flips and warps, from index ``first`` of the list on, to images of another
+        column, by the same draws."""
         operations = self._options.augment[first:]
-        moving = [_keep_moves(op) for op in operations]
+        moving = [_moving_part(op) for op in operations]
         return apply_operations(moving, images, Draws(self._seed, epoch, records), first)
 
-    def convert(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
-        """Applies normalisation, dtype and memory format.
+    def convert_batch(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
+        """Converts images to the final memory format, normalisation and dtype.
 
-        ``mode`` is that of a further column if it differs from the main images': then mean and standard deviation do
-        not apply, and values are scaled to 0 … 1.
+        Images that are floating point already are not normalised. ``mode`` is that of a further column if it differs
+        from the main images': then values are scaled to 0 … 1 instead.
         """
         wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format
@@ -159,43 +164,43 @@ class DeviceSteps:
         """Applies all steps in order, the user's ``transform`` last.
 
         Args:
-            images: As for :meth:`augment`.
-            records: As for :meth:`augment`.
-            epoch: As for :meth:`augment`.
+            images: As for :meth:`augment_batch`.
+            records: As for :meth:`augment_batch`.
+            epoch: As for :meth:`augment_batch`.
             ids: The same records on the host.
 
         Returns:
-            As :meth:`mix`.
+            As :meth:`mix_batch`.
         """
         with self._stats.measure("augment"):
-            return self.mix(self.convert(self.augment(images, records, epoch)), ids, epoch)
+            return self.mix_batch(self.convert_batch(self.augment_batch(images, records, epoch)), ids, epoch)
 
-    def convert_each(
+    def convert_unequal(
         self, images: Sequence[torch.Tensor], sizes: torch.Tensor, form: str, ids: NDArray[np.int64], epoch: int
     ) -> tuple[Any, DrawnForBatch]:
-        """Converts images ``(3, h, w)`` that differ in size; returns them and the batch's draws.
+        """Converts augmented images ``(3, h, w)`` that differ in size: to a list, to :class:`Padded` with the ``form``
+        ``"padded"``, or to mosaics. Then calls the user's ``transform``; returns its result and the draws of the batch.
 
-        They become a list, :class:`Padded` with the ``form`` ``"padded"``, or mosaics; then the user's ``transform`` is
-        called. ``sizes``, int64 ``(B, 2)``, are their heights and widths; ``ids`` are those of the records, on the
-        host.
+        ``sizes``, int64 ``(B, 2)``, are the heights and widths; ``ids`` are those of the records, on the host.
         """
         mix = self._options.mix
         with self._stats.measure("augment"):
-            found: Any = [self.convert(image[None])[0] for image in images]
+            found: Any = [self.convert_batch(image[None])[0] for image in images]
             tiles = None
             if isinstance(mix, Mosaic) and found:
                 host_sizes = np.array([image.shape[-2:] for image in found], np.int64)
-                tiles = mix.draw(Draws(self._seed, epoch, ids, STREAM), host_sizes)
+                tiles = mix.draw_tiles(Draws(self._seed, epoch, ids, MIXING_STREAM), host_sizes)
                 found = tiles.build_images(found, self._options.channels_last)
             elif form == "padded":
                 found = pad_to_largest(found, sizes)
-            return self.transform(found), DrawnForBatch(tiles=tiles)
+            return self.call_transform(found), DrawnForBatch(tiles=tiles)
 
-    def mix(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
-        """Mixes a batch with itself, after the user's ``transform``; returns it and the draws."""
+    def mix_batch(self, images: torch.Tensor, ids: NDArray[np.int64], epoch: int) -> tuple[Any, DrawnForBatch]:
+        """Mixes a batch with itself or builds mosaics, draws its hidden patches, and then calls the user's
+        ``transform``; returns the result and the draws. Without such options only calls ``transform``."""
         mix, masking = self._options.mix, self._options.masking
         if not self._options.draws_for_batches:  # results of pre_transform need not be images
-            return self.transform(images), DrawnForBatch()
+            return self.call_transform(images), DrawnForBatch()
         draws, size = Draws(self._seed, epoch, ids), (images.shape[-2], images.shape[-1])
         mixed = masks = None
         if masking is not None:
@@ -203,23 +208,26 @@ class DeviceSteps:
             masks = Masking(*(each.to(images.device, non_blocking=True) for each in found))
         tiles = None
         if isinstance(mix, Mosaic):
-            tiles = mix.draw(draws.replace(stream=STREAM), np.tile(np.array(size), (len(images), 1)))
+            tiles = mix.draw_tiles(draws.replace(stream=MIXING_STREAM), np.tile(np.array(size), (len(images), 1)))
             images = tiles.build_images(images, self._options.channels_last)
         elif mix is not None:
-            mixed = mix.draw(draws.replace(stream=STREAM), size)
+            mixed = mix.draw_mix(draws.replace(stream=MIXING_STREAM), size)
             images = mixed.mix_images(images)
-        return self.transform(images), DrawnForBatch(mixed, masks, tiles)
+        return self.call_transform(images), DrawnForBatch(mixed, masks, tiles)
 
-    def transform(self, images: Any) -> Any:
-        """Calls the user's ``transform`` with a batch's images, or with all of its views."""
+    def call_transform(self, images: Any) -> Any:
+        """Calls the user's ``transform`` with a batch's images, or all of its views; without one returns them
+        unchanged."""
         return images if self._options.transform is None else self._options.transform(images)
 
     def mix_labels(self, labels: torch.Tensor, mixed: DrawnMix, classes: int | None) -> Any:
-        """Mixes the labels of a mixed batch; ``classes`` is the number of classes, if the store has names for them."""
+        """Mixes the labels of a batch as its images were mixed. ``classes`` is the number of the store's class names;
+        None without names."""
         assert isinstance(self._options.mix, BatchMixer)
         return self._options.mix.mix_labels(labels, mixed, classes)
 
-    def transform_labels(self, labels: Any) -> Any:
+    def call_target_transform(self, labels: Any) -> Any:
+        """Calls the user's ``target_transform`` with a batch's labels. Returns them unchanged without one."""
         return labels if self._options.target_transform is None else self._options.target_transform(labels)
 
 
@@ -238,16 +246,16 @@ class ImageSet(NamedTuple):
     ids: NDArray[np.int64]
     per_record: int = 1
 
-    def call_each(self, first: int, stop: int, epoch: int, skip: Collection[int]) -> list[torch.Tensor | None]:
-        """Does :meth:`DeviceSteps.call_each` for records ``first`` … ``stop - 1``, except the records in ``skip``."""
+    def call_per_image(self, first: int, stop: int, epoch: int, skip: Collection[int]) -> list[torch.Tensor | None]:
+        """Does :meth:`DeviceSteps.call_per_image` for records ``first`` … ``stop - 1``, except those in ``skip``."""
         rows = slice(first * self.per_record, stop * self.per_record)
         left_out = {(row - first) * self.per_record + number for row in skip for number in range(self.per_record)}
-        return self.steps.call_each(self.images[rows], self.ids[rows], epoch, left_out)
+        return self.steps.call_per_image(self.images[rows], self.ids[rows], epoch, left_out)
 
 
 @dataclass(frozen=True, repr=False)
-class _Timed(Operation):
-    """Runs a :class:`PerImage` and adds its seconds to the stats."""
+class _TimedOperation(Operation):
+    """Runs a :class:`PerImage`, and adds its seconds to the stats."""
 
     operation: PerImage
     stats: Stats
@@ -261,23 +269,25 @@ class _Timed(Operation):
 
 
 @dataclass(frozen=True, repr=False)
-class _Moving(Operation):
-    """Runs only those steps of an operation's programs that move pixels."""
+class _MovingOperation(Operation):
+    """Runs only the steps of an operation's program that move pixels."""
 
     operation: ProgramOperation
 
     def __call__(self, images: torch.Tensor, draws: Draws) -> torch.Tensor:
-        program = self.operation.program(draws.on_host(), (images.shape[-2], images.shape[-1]))
+        program = self.operation.draw_program(draws.on_host(), (images.shape[-2], images.shape[-1]))
         program[~np.isin(program["code"], GEOMETRIC)] = 0
         return run_program(images, program)
 
 
-def _keep_moves(operation: Step) -> Step:
-    """Returns the part of an operation that moves pixels."""
+def _moving_part(operation: Step) -> Step:
+    """Returns an operation that only moves pixels as ``operation`` does; it does nothing for one that moves none, and
+    for users' functions."""
     if isinstance(operation, ProgramOperation):
-        return _Moving(operation) if operation.moves_pixels else _keep_images
+        return _MovingOperation(operation) if operation.moves_pixels else _keep_images
     return operation if isinstance(operation, GeometricOperation) else _keep_images
 
 
 def _keep_images(images: torch.Tensor) -> torch.Tensor:
+    """Returns the images unchanged."""
     return images

@@ -1,4 +1,4 @@
-"""Record ids of a loader's batches, epoch by epoch.
+"""Computes the records of a loader's batches, as ids, epoch by epoch.
 
 An id is the record number, plus the number of its earlier occurrences in the epoch from bit 32 on (see
 :func:`with_occurrences`), so that a repeated record gets different crops.
@@ -26,20 +26,20 @@ from packstore.training.lanes import (
     SHARDS_A_WINDOW,
     Reads,
     cache_room,
-    fitting_window,
+    find_fitting_window,
     group_by_shard,
     reads_in_sequence,
 )
 from packstore.training.loader.options import LoaderOptions, parse_indices, resolve_ranks
 from packstore.training.order import Order
-from packstore.training.random_draws import Occurrences, with_occurrences
+from packstore.training.random_draws import OccurrenceCounter, with_occurrences
 
 _ORDERED_AT_ONCE = 65536  # records whose places are worked out at once: 256 take 47 µs, 16,384 0.3 ms, these 0.6 ms
 _DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batches: it may be endless
 
 
 class Epochs:
-    """Batches of every epoch on one rank, as ids of records.
+    """Computes the batches of every epoch on one rank, as ids of records, from an order or from the user's sampler.
 
     Attributes:
         first_record: Number of the split's first record in the store.
@@ -87,15 +87,16 @@ class Epochs:
         self._fits_cache = options.window is None and remote is not None and (lanes or by_shards)
         self._dataset, self._order_of_one = dataset, self.order
         self._sampler_epoch = getattr(self._sampler, "epoch", None)
-        self.begin()
+        self.begin_epoch()
 
-    def begin(self) -> None:
-        """Takes over the current rank and world size for the next epoch.
+    def begin_epoch(self) -> None:
+        """Updates the order for the next epoch by the current rank and world size; remembers the state of the sampler's
+        generator.
 
         Raises:
             UsageError: The epoch would have no batches; or ranks would draw different records from the sampler.
         """
-        self.order = self._order_now()
+        self.order = self._current_order()
         generator = self._sampler_generator
         self.generator_state = None if generator is None else bytes(generator.get_state().tolist()).hex()
         if self._sampler is None:
@@ -104,8 +105,8 @@ class Epochs:
             _refuse_unseeded(self._sampler, self.order.world_size)
 
     def restore_generator(self, state: str | None) -> None:
-        """Sets the state of the sampler's generator, so that it draws the epoch of that :attr:`generator_state`
-        again."""
+        """Sets the sampler's generator to a :attr:`generator_state`, so that it draws that epoch again. Does nothing
+        without one. Raises :class:`UsageError` for an invalid state."""
         if self._sampler_generator is None or state is None:
             return
         try:
@@ -116,11 +117,12 @@ class Epochs:
 
     @property
     def _sampler_generator(self) -> torch.Generator | None:
-        """Generator that the sampler draws from; None without."""
+        """Torch generator that the sampler draws from; None if it has none."""
         generator = getattr(self._sampler, "generator", None)
         return generator if isinstance(generator, torch.Generator) else None
 
-    def _order_now(self) -> Order:
+    def _current_order(self) -> Order:
+        """Returns the order with the current rank and world size."""
         rank, world_size = (0, 1) if self._sampler_shares else resolve_ranks(self._options)
         # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window
@@ -133,7 +135,7 @@ class Epochs:
         if remote is None:
             return self._options.window
         room = cache_room(remote.cache.budget)
-        window = fitting_window(self._order_of_one.reads_of_first, remote.part_nbytes, room)
+        window = find_fitting_window(self._order_of_one.first_epoch_reads, remote.part_nbytes, room)
         return None if window == SHARDS_A_WINDOW else window
 
     @property
@@ -152,8 +154,8 @@ class Epochs:
         return self.order.global_batch_size * self._sampler_ranks
 
     def take_epoch_of_sampler(self) -> int | None:
-        """Returns the epoch that the user has set in the sampler since the last call, and remembers it, or None for
-        none."""
+        """Returns the epoch that the user has set in the sampler since the last call, and remembers it. Returns None if
+        the user has set none."""
         epoch = getattr(self._sampler, "epoch", None)
         if not hasattr(self._sampler, "set_epoch") or not isinstance(epoch, int) or epoch == self._sampler_epoch:
             return None
@@ -161,22 +163,23 @@ class Epochs:
         return epoch
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
-        """Sets the epoch in the sampler, if it supports that."""
+        """Sets the sampler's epoch by its ``set_epoch``, if it has one."""
         set_epoch = getattr(self._sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
             self._sampler_epoch = getattr(self._sampler, "epoch", None)
 
-    def count(self) -> int:
+    def count_batches(self) -> int:
         """Returns the number of batches of an epoch with the current ranks. Raises :class:`TypeError` for a sampler
         without a length."""
-        order = self._order_now()
+        order = self._current_order()
         return (order if self._sampler is None else _sampler_order(order, len(self._sampler))).count_batches()  # type: ignore[arg-type]
 
-    def position(self, batches: int) -> int:
-        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks."""
+    def count_records(self, batches: int) -> int:
+        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks. All batches count
+        as full with a sampler without a length."""
         order = self._order_with_length()
-        whole = batches * self.order.global_batch_size if order is None else order.position(batches)
+        whole = batches * self.order.global_batch_size if order is None else order.count_records(batches)
         return whole * self._sampler_ranks
 
     def batches_before(self, position: int) -> int:
@@ -189,17 +192,17 @@ class Epochs:
         """SHA-256 of the chosen indices; None for all."""
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
 
-    def reads(self, epoch: int) -> Reads | None:
-        """Lists the shards that this rank reads, or returns None if unknown."""
-        return None if self._sampler is not None else self.order.reads(epoch)
+    def shard_reads(self, epoch: int) -> Reads | None:
+        """Lists the shards that this rank reads in an epoch. Returns None if that is unknown, as with a sampler."""
+        return None if self._sampler is not None else self.order.shard_reads(epoch)
 
-    def reads_of_all(self, step: int) -> Reads:
-        """Lists the shards of the split if its records are read in order, ``step`` at a time."""
+    def sequential_reads(self, step: int) -> Reads:
+        """Lists the shards of the split, with batches of ``step`` records in their stored order."""
         return reads_in_sequence(self._shards, self._records, step)
 
     @property
     def shards_digest(self) -> str | None:
-        """SHA-256 of the first records of shards, if the order depends on them; else None."""
+        """SHA-256 of the numbers of the shards' first records, if the order depends on them; else None."""
         lanes, mixture = self.order.lanes, self.mixture
         starts = [] if lanes is None else [lanes.starts]
         if mixture is not None and self.order.shuffle:
@@ -212,17 +215,18 @@ class Epochs:
             return self.order
         return _sampler_order(self.order, len(self._sampler)) if isinstance(self._sampler, Sized) else None
 
-    def batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
-        """Yields the ids of each batch's records, from batch ``first`` on."""
+    def iterate_batches(self, epoch: int, first: int) -> Iterator[NDArray[np.int64]]:
+        """Yields the ids of each batch's records on this rank, from batch ``first`` of the epoch on."""
         at_once = _ORDERED_AT_ONCE if self._sampler is None else _DRAWN_AT_ONCE
-        for ids, sizes in self.groups(epoch, first, at_once):
+        for ids, sizes in self.iterate_groups(epoch, first, at_once):
             offset = 0
             for size in sizes:
                 yield ids[offset : offset + size]
                 offset += size
 
-    def groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Yields groups of batches with about ``images`` records each: their ids, and the size of each batch."""
+    def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+        """Yields groups of consecutive batches with about ``images`` records in all: the ids, and the size of each
+        batch."""
         if self._sampler is not None:
             yield from self._groups_of_sampler(epoch, first, images)
             return
@@ -230,15 +234,15 @@ class Epochs:
         count = order.count_batches(epoch)
         at_once = max(1, images // order.batch_size)
         for start in range(first, count, at_once):
-            bounds = [order.bounds(number) for number in range(start, min(start + at_once, count))]
-            positions = order.sequence(epoch, _batch_positions(order, bounds))
+            bounds = [order.batch_bounds(number) for number in range(start, min(start + at_once, count))]
+            positions = order.records_at(epoch, _batch_positions(order, bounds))
             ids = (positions if indices is None else indices[positions]) + self.first_record
             yield ids, [end - begin for begin, end in bounds]
 
     def _groups_of_sampler(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Yields :meth:`groups` of a sampler, drawing from it on demand."""
+        """Yields :meth:`iterate_groups` of a sampler, drawing from it on demand."""
         self.set_epoch_of_sampler(epoch)
-        of_ranks, occurrences = self.order, Occurrences(self._records)
+        of_ranks, occurrences = self.order, OccurrenceCounter(self._records)
         at_once, whole = max(1, images // of_ranks.batch_size), of_ranks.global_batch_size
         drawn, held = iter(self._sampler), np.empty(0, np.int64)  # type: ignore[arg-type]
         wanted = (at_once + 1) * whole  # one batch more, since the last full batch may get the remaining records
@@ -250,13 +254,17 @@ class Epochs:
             if ended:
                 _refuse_empty(order)
             count = order.count_batches() if ended else at_once
-            bounds = [order.bounds(number) for number in range(max(first, 0), count)]
+            bounds = [order.batch_bounds(number) for number in range(max(first, 0), count)]
             if bounds:
                 yield held[_batch_positions(order, bounds)] + self.first_record, [end - begin for begin, end in bounds]
             held, first = held[count * whole :], first - count
 
-    def _draw_ids(self, drawn: Iterator[Any], count: int, occurrences: Occurrences, needed: bool) -> NDArray[np.int64]:
-        """Draws up to ``count`` ids. Raises if there are none and they are ``needed``."""
+    def _draw_ids(
+        self, drawn: Iterator[Any], count: int, occurrences: OccurrenceCounter, needed: bool
+    ) -> NDArray[np.int64]:
+        """Takes up to ``count`` indices from the sampler, and makes ids of them.
+
+        Raises :class:`UsageError` for anything but indices of the dataset, and for none if one is ``needed``."""
         entries: list[Any] = list(islice(drawn, count))
         if not entries and not needed:
             return np.empty(0, np.int64)
@@ -266,13 +274,13 @@ class Epochs:
             batch = next((entry for entry in entries if isinstance(entry, list | tuple)), None)
             advice = "" if batch is None else "; it gives batches: pass the sampler within, and batch_size="
             raise UsageError(f"sampler should give one whole number after another: {error}{advice}") from error
-        return occurrences.ids(parse_indices(records, self._records, "what sampler gives"))
+        return occurrences.make_ids(parse_indices(records, self._records, "what sampler gives"))
 
-    def groups_on(
+    def iterate_groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64], list[int]]]:
-        """Yields :meth:`groups`, each preceded by the indices of its records in the split, as ids: int64 on
-        ``device``.
+        """Yields groups as :meth:`iterate_groups`, each with a tensor before it: ids of the same records, int64 on
+        ``device``, counted from the first record of the split.
 
         The order is computed on the device unless that is the CPU, so that the host neither computes nor copies it
         while batches are gathered.
@@ -281,22 +289,22 @@ class Epochs:
             device: Device of the indices.
             epoch: Number of the epoch.
             first: Number of the first batch.
-            images: As for :meth:`groups`.
+            images: As for :meth:`iterate_groups`.
             numbers: The host needs the ids; if not, they may be empty.
         """
         if device.type == "cpu" or numbers or self._sampler is not None:
-            for ids, sizes in self.groups(epoch, first, images):
+            for ids, sizes in self.iterate_groups(epoch, first, images):
                 yield torch.from_numpy(ids - self.first_record).to(device, non_blocking=True), ids, sizes
             return
         order, indices = self.order, self._subset_ids
-        bounds = [order.bounds(number) for number in range(first, order.count_batches(epoch))]
+        bounds = [order.batch_bounds(number) for number in range(first, order.count_batches(epoch))]
         if not bounds:
             return
         if order.world_size == 1:
             positions = torch.arange(bounds[0][0], bounds[-1][1], device=device)
         else:
             positions = torch.from_numpy(np.concatenate([np.arange(*pair) for pair in bounds])).to(device)
-        places = order.sequence(epoch, positions)
+        places = order.records_at(epoch, positions)
         if indices is not None:
             places = torch.from_numpy(indices).to(device)[places]
         at_once = max(1, images // order.batch_size)
@@ -313,7 +321,7 @@ def _sampler_order(order: Order, length: int) -> Order:
 
 
 def _batch_positions(order: Order, bounds: list[tuple[int, int]]) -> NDArray[np.int64]:
-    """Returns the positions in the sequence of consecutive batches with these bounds."""
+    """Joins the positions of consecutive batches, given as start and stop."""
     if order.world_size == 1:  # one batch begins where another ends
         return np.arange(bounds[0][0], bounds[-1][1])
     return np.concatenate([np.arange(*pair) for pair in bounds])
@@ -330,7 +338,7 @@ def _refuse_unseeded(sampler: Any, world_size: int) -> None:
 
 
 def _refuse_empty(order: Order) -> None:
-    """Raises :class:`UsageError` if an epoch has no batches."""
+    """Raises :class:`UsageError` if an epoch of this order has no batches."""
     if not order.count_batches():
         raise UsageError(
             f"an epoch has no batches: {order.count:,} records, a global batch of {order.global_batch_size:,} "

@@ -1,4 +1,5 @@
-"""Columns of a batch besides the main image: read, moved by the operations, and copied to the device.
+"""Reads columns of a batch besides the main image, moves boxes and keypoints with it, and prepares the copy to the
+device.
 
 The thread that prepares a batch gathers each column for the whole batch. Then all threads decode masks and further
 images row by row, besides the main image. Numbers go to the device with the images.
@@ -21,7 +22,7 @@ from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreErro
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
 from packstore.training.augment.targets import Placement, place_boxes, place_points
-from packstore.training.pictures import key_of, locate_error
+from packstore.training.pictures import describe_key, locate_error
 from packstore.training.random_draws import MASK
 from packstore.training.values import as_tensor
 
@@ -50,19 +51,19 @@ Note = Callable[[int, PackstoreError, str], None]
 
 
 @dataclass(eq=False)
-class Context:
-    """Batch whose columns are being gathered.
+class ColumnContext:
+    """Batch whose columns are being read.
 
     Attributes:
         reader: The open store.
-        ids: Ids of its records, with their occurrences.
+        ids: Ids of the batch's records: record number and occurrence.
         seed: Seed of random operations.
         epoch: Epoch of random operations.
         sizes: Height and width of the main images, ``(B, 2)``, if columns move with them.
         placement: Positions of pixels after the operations; None without operations.
         failed: Failed rows, which are not read.
-        errors: Receives the failures.
-        boxes: For each column of boxes gathered so far: its kept rows, and the number of rows of each record.
+        errors: Receives failed records with their errors; None raises the first.
+        boxes: For each column of boxes read so far: indices of the kept boxes, and the number of boxes of each record.
     """
 
     reader: Reader
@@ -87,15 +88,16 @@ class Context:
         numbers: list[int] = self.records.tolist()
         return numbers
 
-    def note(self, row: int, error: PackstoreError, column: str) -> None:
-        """Notes that a row failed; raises the error if failures are not collected."""
+    def note_failure(self, row: int, error: PackstoreError, column: str) -> None:
+        """Marks a row as failed, and stores its error, with record and key in the text. Raises the error if
+        :attr:`errors` is None, and a :class:`UsageError` in any case."""
         if isinstance(error, UsageError):
             raise error
         record = self.numbers[row]
         if isinstance(error, DecodeError):
             error = locate_error(error, self.reader, record, column)
         elif not isinstance(error, CorruptRecordError):
-            where = f"record {record} ({key_of(self.reader, record)}) of {printable(str(self.reader.path))}"
+            where = f"record {record} ({describe_key(self.reader, record)}) of {printable(str(self.reader.path))}"
             error = StoreError(f"{where}: {error}")
         if self.errors is None:
             raise error
@@ -104,25 +106,27 @@ class Context:
 
 
 class ColumnRows(ABC):
-    """Values of one column for one batch, in host memory."""
+    """Values of one column for one batch, in host memory, from reading until they are on the device."""
 
     in_ring = False
-    """Its tensors may share memory with the ring."""
+    """The tensors may share memory with the ring of batch buffers."""
 
-    def fill(self, context: Context, first: int, stop: int, skip: Set[int]) -> list[int]:
-        """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``. Thread-safe.
+    def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
+        """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``; by default there is nothing to decode.
+        Thread-safe.
 
         Returns:
             Rows that failed."""
         return []
 
     @abstractmethod
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the tensors to copy to the device, of the rows ``kept`` or all."""
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns the tensors to copy to the device, with the rows ``kept``, or all."""
 
     @abstractmethod
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Builds the batch's value from its tensors on the device; ``ids`` of its records are on the device, too."""
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Builds the batch's value from its tensors on the device, which are taken from ``there`` in the order of
+        :meth:`host_tensors`. ``ids``, of the records, are on the device, too."""
 
 
 class BatchField(ABC):
@@ -133,24 +137,26 @@ class BatchField(ABC):
         self.optional = optional
 
     @abstractmethod
-    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the column's values of a batch; allocates rows of masks and images with ``new_buffer``.
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads the column's values of a batch; allocates rows of masks and images with ``new_buffer``. Notes records
+        that cannot be read.
 
         Raises:
-            UsageError: A record has no value; names the record and its key."""
+            UsageError: A record has no value, and the column is not optional; names the record and its key."""
 
-    def missing(self, context: Context) -> NDArray[np.bool_] | None:
-        """Tells which records have no value; None if all have one."""
+    def find_missing(self, context: ColumnContext) -> NDArray[np.bool_] | None:
+        """Returns bool ``(B,)``, True for records without a value. Returns None for a column that is not optional.
+
+        Raises:
+            UsageError: A record has no value, and the column is not optional; names the record and its key."""
         if not self.column.nullable:
             return np.zeros(len(context.ids), np.bool_) if self.optional else None
         missing = ~context.reader.values(self.column.valid_name, context.records)
         rows = [row for row in np.flatnonzero(missing).tolist() if row not in context.failed]
         if rows and not self.optional:
             record, name = context.numbers[rows[0]], self.column.name
-            raise UsageError(
-                f"record {record} ({key_of(context.reader, record)}) of {printable(str(context.reader.path))} has no "
-                f"{name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it"
-            )
+            where = f"record {record} ({describe_key(context.reader, record)}) of {printable(str(context.reader.path))}"
+            raise UsageError(f"{where} has no {name!r}: collate={{{name!r}: 'optional'}} gives a list with None for it")
         return missing if self.optional else None
 
 
@@ -165,53 +171,54 @@ def select_rows(values: Any, kept: NDArray[np.int64] | None) -> Any:
 
 @dataclass(eq=False)
 class TensorRows(ColumnRows):
-    """Values of one shape: ``(B, …)``, or for an optional column a list with None for missing values."""
+    """Values of one shape for a batch: ``(B, …)``, or for an optional column a list with None for missing values."""
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         return [select_rows(self.host, kept)]
 
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         return fill_missing(next(there), self.missing, kept)
 
 
 def fill_missing(values: Any, missing: NDArray[np.bool_] | None, kept: NDArray[np.int64] | None) -> Any:
-    """Returns ``values``, one per row, as a list with None for missing rows; unchanged if none can be missing.
-    ``kept`` selects the rows of ``missing``."""
+    """Returns ``values``, one per row, as a list with None for missing rows; unchanged if ``missing`` is None.
+
+    ``kept`` are the rows that ``values`` has, of all in ``missing``."""
     if missing is None:
         return values
     return [None if absent else values[row] for row, absent in enumerate(select_rows(missing, kept).tolist())]
 
 
 class NumberField(BatchField):
-    """Column of numbers of one shape: labels and fixed arrays."""
+    """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
-        missing = self.missing(context)
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        missing = self.find_missing(context)
         values = context.reader.values(self.column.name, context.records)
         return TensorRows(as_tensor(self.column, values), missing)
 
 
 @dataclass(eq=False)
 class ObjectRows(ColumnRows):
-    """Values that are not tensors, as a list."""
+    """Values of a batch that are not tensors, as a list."""
 
     values: list[Any]
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         return []
 
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         return select_rows(self.values, kept)
 
 
 class ObjectField(BatchField):
-    """Column of text, JSON or bytes."""
+    """Reads a column of text, JSON or bytes for batches."""
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> ColumnRows:
-        reader, column, missing = context.reader, self.column, self.missing(context)
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        reader, column, missing = context.reader, self.column, self.find_missing(context)
         values: list[Any] = []
         for row, record in enumerate(context.numbers):
             value = None
@@ -219,14 +226,15 @@ class ObjectField(BatchField):
                 try:
                     value = from_stored(column, reader.value(column.name, record))
                 except PackstoreError as error:
-                    context.note(row, error, column.name)
+                    context.note_failure(row, error, column.name)
             values.append(value)
         return ObjectRows(values)
 
 
 @dataclass(eq=False)
 class RaggedRows(ColumnRows):
-    """Values with any number of rows: a list of ``(n, …)``, or another form on request."""
+    """Values of a batch with any number of rows per record: a list of ``(n, …)``, one padded tensor, or a multi-hot
+    tensor of classes."""
 
     flat: torch.Tensor  # of all records
     rows: NDArray[np.int64]  # row of the batch for each, ascending
@@ -235,7 +243,7 @@ class RaggedRows(ColumnRows):
     classes: int
     missing: NDArray[np.bool_] | None
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         flat, rows, count = self._select_kept(kept)
         if self.form == "list":
             return [flat]
@@ -249,7 +257,7 @@ class RaggedRows(ColumnRows):
         )
         return [values, torch.from_numpy(lengths)]
 
-    def value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+    def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
         first = next(there)
         if self.form == "padded":
             return Padded(first, next(there))
@@ -264,7 +272,8 @@ class RaggedRows(ColumnRows):
         return fill_missing(parts, self.missing, kept)
 
     def _select_kept(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
-        """Selects values, row numbers and count of the rows ``kept``."""
+        """Returns values, the row of the batch for each, and the number of rows, of the rows ``kept`` renumbered from
+        0."""
         if kept is None:
             return self.flat, self.rows, self.count
         number = np.full(self.count, -1)
@@ -274,7 +283,7 @@ class RaggedRows(ColumnRows):
 
 
 class RaggedField(BatchField):
-    """Column of labels, boxes, keypoints, or arrays with any number of rows."""
+    """Reads a column of labels, boxes, keypoints, or arrays with any number of rows per record, for batches."""
 
     def __init__(
         self, column: Column, form: str = "list", optional: bool = False, min_area: float = 1, min_visible: float = 0
@@ -290,9 +299,15 @@ class RaggedField(BatchField):
         self._form = form
         self._least = min_area, min_visible
 
-    def gather(self, context: Context, new_buffer: NewBuffer) -> RaggedRows:
-        column, missing = self.column, self.missing(context)
-        flat, counts = read_ragged(context.reader, column, context.numbers, context.failed, context.note)
+    def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> RaggedRows:
+        """Reads the values; moves boxes and keypoints with the images. Drops boxes of which too little is left, and the
+        rows of other columns that describe them.
+
+        Raises:
+            StoreError: A record has another number of rows than boxes, or a class beyond the column's classes.
+            UsageError: As :meth:`find_missing`."""
+        column, missing = self.column, self.find_missing(context)
+        flat, counts = read_ragged(context.reader, column, context.numbers, context.failed, context.note_failure)
         rows = np.repeat(np.arange(len(counts)), counts)
         placement = context.placement
         if column.type == "boxes":
@@ -311,23 +326,25 @@ class RaggedField(BatchField):
             raise StoreError(f"column {column.name!r} has {classes} classes, and holds numbers beyond them")
         return RaggedRows(as_tensor(column, flat), rows, len(counts), self._form, classes, missing)
 
-    def _check_parallel(self, context: Context, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
-        """Raises :class:`StoreError` if a record has more or fewer rows than in the column that this one describes."""
+    def _check_parallel(self, context: ColumnContext, counts: NDArray[np.int64], expected: NDArray[np.int64]) -> None:
+        """Raises :class:`StoreError` if a record has another number of rows, ``counts``, than boxes, ``expected``."""
         for row in np.flatnonzero(counts != expected).tolist():
-            record, where = context.numbers[row], printable(str(context.reader.path))
+            record, path = context.numbers[row], printable(str(context.reader.path))
+            where = f"record {record} ({describe_key(context.reader, record)}) of {path}"
             raise StoreError(
-                f"record {record} ({key_of(context.reader, record)}) of {where} is damaged: {counts[row]} rows of "
-                f"{self.column.name!r}, and {expected[row]} of {self.column.parallel!r}"
+                f"{where} is damaged: {counts[row]} rows of {self.column.name!r}, and {expected[row]} of "
+                f"{self.column.parallel!r}"
             )
 
 
 def read_ragged(
     reader: Reader, column: Column, records: Sequence[int], skip: Set[int], note: Note | None
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Reads all values of ``records`` into new memory; returns them, and the number of rows of each record. Positions
-    in ``skip`` are not read and have 0 rows.
+    """Reads the values of ``records``, which have any number of rows; returns all rows as one array, and the number of
+    rows of each record. Positions in ``skip`` are not read and have 0 rows.
 
-    ``note`` is called with position, error and column of a record that cannot be read; None raises.
+    ``note`` is called with position, error and column name for a record that cannot be read, which then has 0 rows;
+    None ignores the error.
     """
     nbytes = column.record_nbytes
     parts: list[Buffer] = []

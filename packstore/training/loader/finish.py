@@ -1,4 +1,4 @@
-"""Finishes cropped pixels in the decoding threads: normalisation, dtype and memory layout."""
+"""Describes and writes the rows of a batch buffer: dtype, memory layout and normalisation of cropped pixels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BY_ENGINE = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, eq=False)
 class RowFormat:
-    """Format of the rows of a batch buffer.
+    """Format of the rows of a batch buffer; a row is an image.
 
     Attributes:
         dtype: Dtype of the rows.
@@ -34,23 +34,23 @@ class RowFormat:
     normalizer: Normalizer | None = None
     channels: int = 3
 
-    def shape(self, size: Sequence[int]) -> tuple[int, int, int]:
-        """Returns the shape of a row with this height and width."""
+    def row_shape(self, size: Sequence[int]) -> tuple[int, int, int]:
+        """Returns the shape of a row whose image has height and width ``size``."""
         height, width = size
         return (self.channels, height, width) if self.planes else (height, width, self.channels)
 
-    def size(self, shape: Sequence[int]) -> tuple[int, int]:
-        """Returns height and width of a row with this shape."""
+    def image_size(self, shape: Sequence[int]) -> tuple[int, int]:
+        """Returns height and width of the image in a row of this shape."""
         height, width = shape[1:] if self.planes else shape[:2]
         return height, width
 
-    def form(self, crops: Crops | None = None) -> OutputFormat:
-        """Returns this format for the engine, with the padding of ``crops``."""
+    def engine_format(self, crops: Crops | None = None) -> OutputFormat:
+        """Describes this format for the engine: layout, normalisation, and the padding that ``crops`` need."""
         form = OutputFormat(self.planes) if crops is None else OutputFormat(self.planes, crops.pads, crops.fill)
-        return form if self.normalizer is None else self.normalizer.form(form)
+        return form if self.normalizer is None else self.normalizer.add_to_format(form)
 
-    def rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Converts uint8 ``(B, h, w, C)`` on the CPU to this format, into ``out``, on the calling thread alone."""
+    def write_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
+        """Normalises uint8 ``(B, h, w, C)`` on the CPU into ``out``, which has this format; uses no other thread."""
         target = out.permute(0, 2, 3, 1) if self.planes else out
         if self.normalizer is None:
             target.copy_(pixels)
@@ -69,8 +69,9 @@ class RowFormat:
 def final_format(
     manifest: Manifest, normalizer: Normalizer | None, channels_last: bool, mode: Mode
 ) -> RowFormat | None:
-    """Returns the final format of a loader's images, if threads can write it, or None if they cannot, or if pixels stay
-    as they are."""
+    """Returns the final format of a loader's images if the decoding threads can write it.
+
+    Returns None if they cannot, or if the stored pixels are in that format already."""
     floats = manifest.holds_floats
     stored = getattr(torch, manifest.image.dtype) if floats else torch.uint8
     dtype = stored if normalizer is None else normalizer.dtype
@@ -80,7 +81,7 @@ def final_format(
 
 
 def stored_format(column: Column, mode: Mode) -> RowFormat:
-    """Returns the format of rows whose pixels stay as a column stores them, or as files of ``mode`` decode."""
+    """Returns the format of rows whose pixels stay as a column stores them, or as image files of ``mode`` decode."""
     floats = column.layout == "CHW"
     dtype = getattr(torch, column.dtype) if floats else TENSOR_DTYPES[mode.dtype]
     return RowFormat(dtype, floats, channels=mode.channels)

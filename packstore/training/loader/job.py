@@ -1,4 +1,4 @@
-"""One streaming batch in progress: one thread prepares it, all decode it, then it is shipped to the device."""
+"""One streaming batch in progress: one thread prepares it, all threads decode it, then it is sent to the device."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from packstore.training.loader.columns import BatchColumns
 from packstore.training.loader.decoded_fields import split_flat
 from packstore.training.loader.device_steps import DrawnForBatch, ImageSet
 from packstore.training.loader.fields import NewBuffer
-from packstore.training.loader.lost_shards import in_lost_shards
-from packstore.training.loader.pipeline import Batch, Pipeline
-from packstore.training.loader.planning import Share
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.lost_shards import find_lost_records
+from packstore.training.loader.pipeline import LoadedBatch, Pipeline
+from packstore.training.loader.planning import GroupShare
+from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.unequal_assembler import UnequalAssembler
 from packstore.training.loader.view_assembler import ViewAssembler
 from packstore.training.loader.view_columns import ViewColumns
@@ -40,9 +40,12 @@ _FIRST_OF_COLUMNS = 1
 
 
 class BatchJob:
-    """Batch in progress: prepared, decoded in slices, and sent to the device."""
+    """Batch in progress: one thread of a pool prepares it, all decode slices of it, and the consumer's thread sends it
+    to the device."""
 
-    def __init__(self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int, share: Share | None) -> None:
+    def __init__(
+        self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int, share: GroupShare | None
+    ) -> None:
         self.ids = ids
         self._pipeline = pipeline
         self._slot = slot
@@ -65,16 +68,18 @@ class BatchJob:
         self._sent = len(ids)  # how many records are in the batch, once it is sent
 
     def start(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchJob:
-        """Submits the batch: one thread prepares it, then submits its slices."""
+        """Allocates the batch's buffer, and submits its preparation to the pool; returns this job."""
         assembler = self._pipeline.assembler
-        self._buffer = ring.buffer(
-            self._slot, 0, (len(self.ids), *assembler.shape_for(self.ids & MASK)), assembler.dtype
+        self._buffer = ring.get_buffer(
+            self._slot, 0, (len(self.ids), *assembler.row_shape_for(self.ids & MASK)), assembler.dtype
         )
         self._prepared = pool.submit(self._prepare_batch, ring, pool, threads)
         return self
 
     def _prepare_batch(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
-        """Reads records and columns, plans the rows, and submits the slices. Runs in a thread of the pool."""
+        """Reads records and columns, plans the rows, and submits slices to all threads. Runs in a thread of the pool.
+
+        Decodes a small batch of arrays at once, in this thread."""
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
@@ -87,12 +92,12 @@ class BatchJob:
         def new_buffer(place: int) -> NewBuffer:
             if ring.transport.asynchronous:  # page-locked memory is the consumer's to make
                 return _new_memory
-            return partial(ring.buffer, self._slot, _FIRST_OF_COLUMNS + place)
+            return partial(ring.get_buffer, self._slot, _FIRST_OF_COLUMNS + place)
 
         self._images = prepared.images
-        columns = pipeline.fields.gather(prepared, assembler, new_buffer, self._errors)
+        columns = pipeline.fields.read_batch(prepared, assembler, new_buffer, self._errors)
         decoded = pipeline.dataset.manifest.holds_files
-        made = assembler.bytes_made(prepared)
+        made = assembler.estimate_bytes(prepared)
         if not decoded and made <= _SMALL_BYTES:  # done sooner than waking another thread
             self._failed = self._fill_slice(prepared, columns, 0, count)
             return columns
@@ -109,44 +114,48 @@ class BatchJob:
         return columns
 
     def _leave_out_lost_shards(self) -> None:
-        lost = in_lost_shards(self._pipeline.dataset.reader, self.ids & MASK)
+        """Removes records of shards that cannot be opened from the batch."""
+        lost = find_lost_records(self._pipeline.dataset.reader, self.ids & MASK)
         if lost.any():
             self.ids = self.ids[~lost]
             self._buffer, self._sent = self._buffer[: len(self.ids)], len(self.ids)
 
-    def _fill_slice(self, prepared: Prepared, columns: BatchColumns | ViewColumns, first: int, stop: int) -> list[int]:
-        """Writes rows ``first`` to ``stop`` of the batch and returns the rows that failed. Runs in a thread of the
-        pool."""
-        failed = self._pipeline.assembler.fill(prepared, first, stop, self._errors)
-        failed += columns.fill(first, stop, failed)
+    def _fill_slice(
+        self, prepared: PreparedBatch, columns: BatchColumns | ViewColumns, first: int, stop: int
+    ) -> list[int]:
+        """Writes rows ``first`` … ``stop - 1`` of images and columns, and calls the user's functions with the images.
+
+        Returns the rows that failed. Runs in a thread of the pool."""
+        failed = self._pipeline.assembler.fill_rows(prepared, first, stop, self._errors)
+        failed += columns.fill_rows(first, stop, failed)
         if self._called:
             skip = {row for row in (*failed, *columns.failed) if first <= row < stop}
             for results, images in zip(self._called, self._image_sets(), strict=True):
                 if images.steps.in_decoding:
                     rows = slice(first * images.per_record, stop * images.per_record)
-                    results[rows] = images.call_each(first, stop, self._epoch, skip)
+                    results[rows] = images.call_per_image(first, stop, self._epoch, skip)
         return failed
 
     def _image_sets(self) -> list[ImageSet]:
-        """Returns the batch's images, or those of each view, if threads call user functions with them; else an empty
-        list."""
+        """Returns the images, or the crops of each view, with which threads call user functions. Empty if they call
+        none."""
         assembler, views = self._pipeline.assembler, self._pipeline.views
         if isinstance(assembler, ViewAssembler) and views is not None:
-            found = list(views.image_sets(assembler.sections(self._buffer), self.ids))
+            found = list(views.iterate_image_sets(assembler.split_buffer(self._buffer), self.ids))
         else:
             found = [ImageSet(self._pipeline.device_steps, assembler.as_images(self._buffer), self.ids)]
         return found if any(each.steps.in_decoding for each in found) else []
 
     def wait_prepared(self) -> None:
-        """Waits until the records are read, or have failed."""
+        """Waits until the batch is prepared, or that has failed; raises nothing."""
         assert self._prepared is not None
         self._prepared.exception()
 
     def send_early(self, ring: Ring) -> None:
         """Sends the batch to the device if it is ready, so that the copy overlaps the model's work on the previous
-        one.
+        batch. Does nothing if it is not ready, or if the device has no memory yet.
 
-        An error is kept for :meth:`result`.
+        Keeps an error for :meth:`result`.
         """
         if self._prepared is None or not self._prepared.done() or not all(future.done() for future in self._slices):
             return
@@ -157,14 +166,16 @@ class BatchJob:
         except Exception as error:
             self._error = error
 
-    def result(self, ring: Ring) -> Batch:
-        """Waits for the batch, ships it, and returns it."""
+    def result(self, ring: Ring) -> LoadedBatch:
+        """Waits until the batch is decoded, sends it unless that was done, receives it, and returns it to the user.
+
+        Raises the first error of the threads. Frees the slot of the ring."""
         try:
             if self._error is not None:
                 raise self._error
             start = perf_counter()
             self._wait_for_slices()
-            self._pipeline.stats.add("wait", perf_counter() - start)
+            self._pipeline.stats.add_seconds("wait", perf_counter() - start)
             if self._slot.shipment is None or self._torch_modes != _torch_modes():
                 self._send(ring)
             assert self._slot.shipment is not None
@@ -172,7 +183,7 @@ class BatchJob:
                 images, columns, shared = self._slot.shipment.receive()
                 item = self._pipeline.make_batch(images, columns, self._drawn)
                 ring.release(self._slot, (images, shared))
-            return Batch(item, self._sent, self._records - self._sent)
+            return LoadedBatch(item, self._sent, self._records - self._sent)
         finally:
             self._break_cycle()
 
@@ -186,12 +197,14 @@ class BatchJob:
                 future.exception()
 
     def _send(self, ring: Ring) -> None:
+        """Does :meth:`_send_batch`, and measures the seconds."""
         with self._pipeline.stats.measure("copy"):
             self._send_batch(ring)
 
     def _send_batch(self, ring: Ring) -> None:
-        """Leaves out failed records and starts the copy of the batch's tensors to the device. Raises the errors of
-        slices."""
+        """Leaves out failed records, logs a warning for each, and starts the copy of the batch's tensors to the device.
+
+        Raises the errors of the threads."""
         assert self._prepared is not None
         self._slot.shipment, self._torch_modes = None, _torch_modes()
         columns = self._prepared.result()
@@ -214,66 +227,73 @@ class BatchJob:
         for number, each in enumerate(sets):
             if each.steps.in_decoding:
                 results = [result for result in self._called[number] if result is not None]
-                images[number] = each.steps.in_decoding[-1].stack(results) if results else each.images[:0]
-        others = [torch.from_numpy(ids), *columns.tensors(kept)]
+                images[number] = each.steps.in_decoding[-1].stack_results(results) if results else each.images[:0]
+        others = [torch.from_numpy(ids), *columns.host_tensors(kept)]
         if isinstance(assembler, UnequalAssembler) and assembler.as_list:
-            sizes = [assembler.row_format.size(shape) for shape in self._shapes]
+            sizes = [assembler.row_format.image_size(shape) for shape in self._shapes]
             others.append(torch.tensor(sizes, dtype=torch.int64, device="cpu").view(-1, 2))
         if ring.transport.asynchronous:
             others = [
-                self._page_locked(ring, number, tensor) for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
+                self._copy_to_page_locked(ring, number, tensor)
+                for number, tensor in enumerate(others, _FIRST_OF_COLUMNS)
             ]
         self._image_tensors = len(images)
-        finish = partial(self._on_device, columns, kept, ids)
+        finish = partial(self._finish_on_device, columns, kept, ids)
         self._slot.shipment = ring.transport.send((*images, *others), finish)
 
     def _collect_rows(self, ring: Ring, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns rows of different sizes; concatenated in page-locked memory if they will be copied to a device."""
+        """Prepares rows of different sizes for sending: copies them into one page-locked tensor if the transport is
+        asynchronous, else returns them unchanged. Remembers their shapes."""
         self._shapes = [row.shape for row in rows]
         if not ring.transport.asynchronous:
             return rows
-        flat = ring.buffer(self._slot, 0, (max(1, sum(row.numel() for row in rows)),), self._buffer.dtype)
+        flat = ring.get_buffer(self._slot, 0, (max(1, sum(row.numel() for row in rows)),), self._buffer.dtype)
         for part, row in zip(split_flat(flat, self._shapes), rows, strict=True):
             part.copy_(row)
         return [flat]
 
-    def _page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
+    def _copy_to_page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
         """Copies ``column`` to a page-locked buffer of the ring: the host may have to wait for copies from other
         memory."""
-        return ring.buffer(self._slot, number, column.shape, column.dtype).copy_(column)
+        return ring.get_buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
-    def _on_device(
+    def _finish_on_device(
         self,
         columns: BatchColumns | ViewColumns,
         kept: NDArray[np.int64] | None,
         host_ids: NDArray[np.int64],
         tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
-        """Builds the batch's images and other columns on the device; also lists the values that may share memory
-        with the ring."""
+        """Runs all steps on the device; returns the batch's images, its other columns by name, and a list of the values
+        that may share memory with the ring.
+
+        ``tensors`` are the sent ones: images, ids, then the columns'. ``kept`` are the rows that have not failed."""
         if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
             ids = tensors[count]
-            views = self._pipeline.views.from_crops(tensors[:count], ids, self._epoch)
-            others = columns.values(iter(tensors[count + 1 :]), kept, ids)
-            return self._pipeline.device_steps.transform(views), *others
+            views = self._pipeline.views.build_from_crops(tensors[:count], ids, self._epoch)
+            others = columns.build_values(iter(tensors[count + 1 :]), kept, ids)
+            return self._pipeline.device_steps.call_transform(views), *others
         if self._pipeline.form is not None:
             count = self._image_tensors
             rows = split_flat(tensors[0], self._shapes) if count == 1 and tensors[0].ndim == 1 else tensors[:count]
-            images, self._drawn = self._pipeline.device_steps.convert_each(
+            images, self._drawn = self._pipeline.device_steps.convert_unequal(
                 [self._pipeline.assembler.as_images(row[None])[0] for row in rows],
                 *(tensors[-1], self._pipeline.form, host_ids, self._epoch),
             )
-            return images, *columns.values(iter(tensors[count + 1 : -1]), kept, tensors[count])
+            return images, *columns.build_values(iter(tensors[count + 1 : -1]), kept, tensors[count])
         images, ids = tensors[:2]
         if self._pipeline.views is not None:
-            views = self._pipeline.views.from_images(self._pipeline.assembler.as_images(images), ids, self._epoch)
-            return self._pipeline.device_steps.transform(views), *columns.values(iter(tensors[2:]), kept, ids)
+            views = self._pipeline.views.build_from_images(self._pipeline.assembler.as_images(images), ids, self._epoch)
+            return self._pipeline.device_steps.call_transform(views), *columns.build_values(
+                iter(tensors[2:]), kept, ids
+            )
         if not self._pipeline.device_steps.in_decoding:
             images = self._pipeline.assembler.as_images(images)
         images, self._drawn = self._pipeline.device_steps(images, ids, self._epoch, host_ids)
-        return images, *columns.values(iter(tensors[2:]), kept, ids)
+        return images, *columns.build_values(iter(tensors[2:]), kept, ids)
 
     def cancel(self) -> None:
+        """Cancels the preparation and all slices that have not begun; frees the buffers."""
         self._cancelled = True
         for future in (self._prepared, *self._slices):
             if future is not None:
@@ -287,10 +307,11 @@ class BatchJob:
 
 
 def _new_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Allocates a tensor in ordinary host memory."""
     return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
 
 def _torch_modes() -> tuple[bool, ...]:
-    """Returns torch's grad, inference and autocast modes. A batch that was sent in other modes than those at delivery
-    is sent again."""
+    """Returns torch's grad, inference and autocast modes. If they have changed between sending and delivery, a batch is
+    sent again."""
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cuda")

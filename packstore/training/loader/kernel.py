@@ -21,20 +21,22 @@ _CHANNELS = [mode.channels for mode in MODES]
 
 
 def engine_supports(image: Column) -> bool:
-    """Tells if the engine can process a column's pixels: RGB or gray, of bytes or of floating point."""
+    """Tells if the engine can process a column's stored pixels: arrays of one shape, of a number of channels and a
+    dtype that it knows. False for image files."""
     if image.kind != "fixed" or image.layout is None or len(image.shape) != 3:
         return False
     return image.pixels in MODES if image.layout == "HWC" else image.shape[0] in _CHANNELS
 
 
 def height_width(image: Column) -> Size:
-    """Returns height and width of the images of a fixed column of arrays."""
+    """Returns height and width of the images of a column whose arrays have one shape."""
     height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
     return height, width
 
 
-class Kernel:
-    """First operations of a list, programs and final format, as requests to the engine.
+class EngineKernel:
+    """Builds the engine's requests for arrays of one size: crops, resizes and flips, then programs, then the final
+    format, all in one pass.
 
     Attributes:
         shape: Shape of a result row.
@@ -57,41 +59,41 @@ class Kernel:
         self.finish = finish
         after = output_size(operations, size)
         assert after is not None
-        self.shape = finish.shape(after)
+        self.shape = finish.row_shape(after)
 
     @classmethod
     def for_column(
         cls, image: Column, operations: Sequence[GeometricOperation], finish: RowFormat | None, programs: Programs
-    ) -> Kernel | None:
-        """Returns the work of the engine on the arrays of a column, or None if it does not support them, or there is
-        nothing to do. ``finish`` None keeps the pixels as they are stored."""
+    ) -> EngineKernel | None:
+        """Creates the kernel for a column of arrays. Returns None if the engine does not support them, or if there is
+        nothing to do. ``finish`` None keeps the format of the stored pixels."""
         if not engine_supports(image) or not (operations or programs or finish is not None):
             return None
         return cls(height_width(image), operations, finish or stored_format(image, image.pixels), programs)
 
-    def sizes(self, count: int) -> NDArray[np.int64]:
-        """Returns height and width of ``count`` images, ``(count, 2)``."""
+    def repeat_size(self, count: int) -> NDArray[np.int64]:
+        """Returns the common height and width ``count`` times, ``(count, 2)``."""
         return np.tile(self._size, (count, 1))
 
-    def plan(self, draws: Draws) -> list[Crops]:
-        """Plans the crops of these images, before the first operation and after each."""
-        return plan_each(self._operations, self.sizes(len(draws)), draws)
+    def plan_crops(self, draws: Draws) -> list[Crops]:
+        """Draws the crops of the records' images: before the first operation, and after each."""
+        return plan_each(self._operations, self.repeat_size(len(draws)), draws)
 
     def make_requests(
         self, images: NDArray[np.generic], places: NDArray[np.int64], crops: Crops, out: torch.Tensor, draws: Draws
     ) -> Requests:
-        """Builds the requests to the engine for a batch.
+        """Builds the engine's requests for a batch; the engine writes to ``out`` when they run.
 
         Args:
             images: uint8 ``(N, H, W, C)``, or floating point ``(N, C, H, W)``, bfloat16 as uint16.
             places: Indices of the batch's images, ``(B,)``.
-            crops: The last crops of :meth:`plan`.
+            crops: The last crops of :meth:`plan_crops`.
             out: Rows to write, ``(B, *shape)``.
             draws: Draws of the records.
         """
         requests = Requests.of_array(images, places)
-        program = self._programs.draw(draws, self.finish.size(self.shape))
-        form = self.finish.form(crops)
+        program = self._programs.draw_program(draws, self.finish.image_size(self.shape))
+        form = self.finish.engine_format(crops)
         requests.set_outputs(
             crops.box, crops.size, crops.window, crops.flip, as_numpy(out), form, program, crops.sampling
         )

@@ -13,10 +13,10 @@ from packstore.stores.base import Reader
 _log = logging.getLogger("packstore")
 
 
-def in_lost_shards(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Opens the shards of records, and tells which records are in shards that cannot be opened: bool ``(n,)``.
+def find_lost_records(reader: Reader, records: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Opens the shards of ``records``; returns bool ``(n,)``, True for records whose shard cannot be opened.
 
-    Logs a warning for each such shard. Raises :class:`UnreachableError` for a failing network."""
+    Logs a warning for each such shard. Raises :class:`UnreachableError` if the network fails."""
     parts = np.searchsorted(reader.part_starts, records, "right") - 1
     lost = []
     for part in np.unique(parts).tolist():

@@ -1,4 +1,4 @@
-"""Assembles images of one mapped array: the engine crops them, or they are copied."""
+"""Writes images of one memory-mapped array into batch buffers: the engine crops them, or they are copied."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from packstore.images.engine import get_engine
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.checks import Checks
+from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.fields import Failures
 from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.kernel import Kernel, height_width
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.kernel import EngineKernel, height_width
+from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.rows import as_numpy
 from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import MappedImages
@@ -24,10 +24,15 @@ from packstore.training.random_draws import MASK, Draws
 
 
 class CropAssembler(Assembler):
-    """Lets the engine crop, augment and finish the images in one pass."""
+    """Lets the engine crop, augment and normalise images of a memory-mapped array in one pass, into batch buffers."""
 
     def __init__(
-        self, images: MappedImages, kernel: Kernel, stats: Stats, checks: Checks | None, finish: RowFormat | None
+        self,
+        images: MappedImages,
+        kernel: EngineKernel,
+        stats: Stats,
+        checks: ChecksumPolicy | None,
+        finish: RowFormat | None,
     ) -> None:
         """``kernel`` is the work of the engine; for the other arguments see :class:`Assembler`."""
         super().__init__(images, stats, checks, finish)
@@ -35,21 +40,26 @@ class CropAssembler(Assembler):
         self._kernel = kernel
         self.shape = kernel.shape
 
-    def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
+    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+        """Draws the crops, and builds the engine's requests. Reads nothing."""
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
-        prepared.sizes = self._kernel.sizes(len(records))
-        planned = self._kernel.plan(draws)
+        prepared.sizes = self._kernel.repeat_size(len(records))
+        planned = self._kernel.plan_crops(draws)
         prepared.first_crops = planned[1] if len(planned) > 1 else None
         prepared.requests = self._kernel.make_requests(self._array, records, planned[-1], prepared.out, draws)
         return perf_counter()
 
-    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
         none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
-        plan = Prepared(none, ids, seed, epoch)
-        self._plan(plan, ids & MASK, None)
+        plan = PreparedBatch(none, ids, seed, epoch)
+        self._plan_batch(plan, ids & MASK, None)
         return plan
 
-    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+    def _write_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
+    ) -> list[int]:
+        """Verifies checksums, then lets the engine write the rows. Raises :class:`MemoryError` if the engine refuses
+        any."""
         assert prepared.requests is not None
         failed = self._verify_images(
             prepared, first, _ArrayImages(self._array, prepared.ids[first:stop] & MASK), errors
@@ -60,21 +70,27 @@ class CropAssembler(Assembler):
 
 
 class CopyAssembler(Assembler):
-    """Copies the images."""
+    """Copies whole images of a memory-mapped array into batch buffers, and normalises them there."""
 
     _stage = "read"
 
-    def __init__(self, images: MappedImages, stats: Stats, checks: Checks | None, finish: RowFormat | None) -> None:
+    def __init__(
+        self, images: MappedImages, stats: Stats, checks: ChecksumPolicy | None, finish: RowFormat | None
+    ) -> None:
         super().__init__(images, stats, checks, finish)
         self._array = images.array
         self._size = height_width(images.column)
-        self.shape = (images.stored if finish is None else finish).shape(self._size)
+        self.shape = (images.stored if finish is None else finish).row_shape(self._size)
 
-    def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
+    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+        """Sets the common size of the images. Reads nothing."""
         prepared.sizes = np.tile(np.array(self._size, np.int64), (len(records), 1))
         return perf_counter()
 
-    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+    def _write_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
+    ) -> list[int]:
+        """Copies the images, then verifies the checksums of the copies."""
         records = prepared.ids[first:stop] & MASK
         out = prepared.out[first:stop] if self._finish is None else prepared.rows.pixels[first:stop]
         copies = as_numpy(out)
@@ -85,12 +101,12 @@ class CopyAssembler(Assembler):
             copies[:], copies = stored, stored
         failed = self._verify_images(prepared, first, copies, errors)  # the copies, which nothing changes any more
         if self._finish is not None:
-            self._finish.rows(out, prepared.out[first:stop])
+            self._finish.write_rows(out, prepared.out[first:stop])
         return failed
 
 
 class _ArrayImages:
-    """Some images of an array, each looked up on access."""
+    """Images at some indices of an array, each looked up on access."""
 
     def __init__(self, images: NDArray[Any], places: NDArray[np.int64]) -> None:
         self._images = images

@@ -1,4 +1,4 @@
-"""Normalisation of uint8 images, on any device."""
+"""Normalises images of whole numbers, such as uint8, on any device."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ class Normalizer:
 
     @classmethod
     def for_loader(cls, options: LoaderOptions, manifest: Manifest, mode: Mode) -> Normalizer | None:
-        """Makes the normalizer that a loader's options ask for; None if images keep their dtype.
+        """Creates the normalizer for a loader's ``normalize`` and ``dtype``; returns None if neither is set.
 
-        Raises :class:`UsageError` for a normalisation that does not fit the store or the mode of its images."""
+        Raises :class:`UsageError` for an unknown normalisation, or one that does not fit the store or the mode of its
+        images."""
         normalization, dtype = options.normalize, options.dtype
         if normalization is not None and not isinstance(normalization, Normalization):
             normalization = parse_normalization(normalization, mode)
@@ -73,14 +74,14 @@ class Normalizer:
             # By the line: with the channels innermost, loops over three numbers take eight times as long.
             count, channels, height, width = images.shape
             lines = images.permute(0, 2, 3, 1).reshape(count * height, width * channels)
-            scale, shift = self._by_line(width)
+            scale, shift = self._repeat_factors(width)
             return self._multiply_add(lines, scale, shift).view(count, height, width, channels).permute(0, 3, 1, 2)
         if self._there[0].device != images.device:
             self._there = self._scale.to(images.device), self._shift.to(images.device)
         return self._multiply_add(images, *self._there)
 
     def _multiply_add(self, images: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-        """Computes ``images * scale + shift`` in the dtype wanted."""
+        """Computes ``images * scale + shift`` in float32, and rounds to :attr:`dtype`."""
         # uint8 times float32 is float32 in one pass; the second pass shifts and rounds to the dtype wanted.
         scaled = images * scale
         if self.dtype == torch.float32:
@@ -89,16 +90,18 @@ class Normalizer:
             return scaled.to(self.dtype)
         return torch.add(scaled, shift, out=torch.empty_like(scaled, dtype=self.dtype))
 
-    def form(self, form: OutputFormat) -> OutputFormat:
-        """Adds this normalisation to a format of the engine."""
+    def add_to_format(self, form: OutputFormat) -> OutputFormat:
+        """Returns a format of the engine with this normalisation added."""
         scale, shift = self._scale.flatten().tolist(), self._shift.flatten().tolist()
         return replace(form, scale=tuple(scale), shift=tuple(shift))
 
     def write_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Normalises uint8 ``(B, H, W, 3)`` on the CPU into ``out`` of that shape, on the calling thread alone."""
+        """Normalises uint8 ``(B, H, W, C)`` on the CPU into ``out`` of that shape.
+
+        Works in pieces so small that torch uses no other thread."""
         count, height, width, channels = pixels.shape
         line = width * channels
-        scales, shifts = self._by_line(width)
+        scales, shifts = self._repeat_factors(width)
         lines = max(1, SERIAL_ELEMENTS // line)
         source, target = pixels.view(count * height, line), out.view(count * height, line)
         for first in range(0, count * height, lines):
@@ -112,8 +115,9 @@ class Normalizer:
             else:
                 there.copy_(part * scales)
 
-    def _by_line(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns scale and shift of a line of ``width`` pixels, ``(width * C,)`` each, on the CPU."""
+    def _repeat_factors(self, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns scale and shift of each value in a line of ``width`` pixels, ``(width * C,)``, on the CPU; caches the
+        latest."""
         factors = self._line
         if factors is None or len(factors[0]) != self._scale.shape[1] * width:
             # Threads may overwrite each other's result: both are equal.

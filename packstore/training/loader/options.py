@@ -134,7 +134,7 @@ class LoaderOptions:
 
     @property
     def draws_seed(self) -> int:
-        """Seed of all random numbers except the order."""
+        """Seed of all random numbers except the order: ``seed``, combined with the name ``stream`` if there is one."""
         if self.stream is None:
             return self.seed
         return derive_key(self.seed, int.from_bytes(hashlib.sha256(self.stream.encode()).digest()[:8], "big"))
@@ -142,7 +142,9 @@ class LoaderOptions:
 
 def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
     """Returns ``(rank, world size)``: from the options, else from ``torch.distributed`` if it is initialised, else
-    from the environment of ``torchrun``, else ``(0, 1)``."""
+    from torchrun's ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``.
+
+    Raises :class:`UsageError` if the rank is not below the world size."""
     if options.rank is not None and options.world_size is not None:
         if not 0 <= options.rank < options.world_size:
             raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")
@@ -162,7 +164,8 @@ def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
 
 
 def check_dataset(dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError` for a dataset that a loader cannot use."""
+    """Raises :class:`UsageError` for a dataset that a loader cannot use: another class, a transform or dtype, another
+    output than tensors, no images, no records."""
     if not isinstance(dataset, PackedDataset):
         raise UsageError(
             f"PackedLoader loads a PackedDataset, got {type(dataset).__name__}; indices= takes a part of one, and "
@@ -182,8 +185,10 @@ def check_dataset(dataset: PackedDataset) -> None:
 
 
 def parse_indices(values: Any, length: int, what: str = "indices") -> NDArray[np.int64]:
-    """Converts ``values`` to int64 indices; negative ones count from the end. Raises :class:`UsageError` for other
-    values."""
+    """Converts whole numbers to int64 indices of ``length`` items; negative ones count from the end.
+
+    Raises :class:`UsageError` for other values, an empty list, and indices out of range; ``what`` names them in the
+    message."""
     array = np.asarray(values)
     if array.shape == (0,):
         raise UsageError(f"{what} should be a list of whole numbers, and is empty: there is nothing to load")

@@ -1,4 +1,5 @@
-"""The steps that resident and streaming batches share: from records to the items that a model gets."""
+"""Sets up all steps of a loader, from records to the batches that a model gets, for streaming and for images that are
+resident in device memory."""
 
 from __future__ import annotations
 
@@ -17,22 +18,22 @@ from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.reader import FetchCounts
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mosaic import Mosaic, check_columns
-from packstore.training.dataset import PackedDataset, image_array
+from packstore.training.dataset import PackedDataset, map_images
 from packstore.training.loader.assemble import Assembler
-from packstore.training.loader.checks import Checks
+from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.columns import BatchFields
 from packstore.training.loader.device_steps import DeviceSteps, DrawnForBatch
 from packstore.training.loader.finish import RowFormat, final_format
-from packstore.training.loader.kernel import Kernel, engine_supports, height_width
+from packstore.training.loader.kernel import EngineKernel, engine_supports, height_width
 from packstore.training.loader.mapped_assembler import CopyAssembler, CropAssembler
 from packstore.training.loader.normalizer import Normalizer
 from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.places import (
     augments_one_by_one,
+    choose_image_form,
     divide_work,
-    form_of_images,
+    final_image_size,
     operations_at_decoding,
-    size_of_all,
 )
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.record_assembler import RecordAssembler
@@ -46,8 +47,8 @@ from packstore.training.loader.view_steps import ViewSteps
 from packstore.training.values import as_tensor
 
 
-class Batch(NamedTuple):
-    """Finished batch: the user's item, the number of its images, and of skipped ones."""
+class LoadedBatch(NamedTuple):
+    """Finished batch: the item that the user gets, the number of its images, and the number of skipped records."""
 
     item: Any
     images: int
@@ -79,7 +80,7 @@ class Pipeline:
         self._resident = resident
         image, on_cpu = dataset.manifest.image, dataset.device.type == "cpu"
         at_decoding = self._at_decoding(image) if options.pre_transform is None else ()
-        self.one_by_one, self.form = augments_one_by_one(dataset, options), form_of_images(dataset, options)
+        self.one_by_one, self.form = augments_one_by_one(dataset, options), choose_image_form(dataset, options)
         whole = options.views is not None and (resident or dataset.manifest.holds_floats)
         kernel = resident and on_cpu and engine_supports(image) and options.pre_transform is None and not whole
         self.operations_at_decoding = () if resident else at_decoding
@@ -99,7 +100,7 @@ class Pipeline:
         self.device_steps = DeviceSteps(dataset.manifest, options, self.stats, self.division, normalizer, mode)
         self.kernel = self._make_kernel(image) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
-        of_columns = dataset, options, self._further_assembler, self._further_images
+        of_columns = dataset, options, self._new_further_assembler, self._convert_further_images
         self.fields: BatchFields | ViewFields = (
             BatchFields(*of_columns, one_by_one=self.one_by_one, form=self.form)
             if options.views is None
@@ -125,13 +126,14 @@ class Pipeline:
 
     @property
     def assembler(self) -> Assembler:
-        """Assembler of the main images; created on first use."""
+        """Writes the main images into batch buffers; created on first use."""
         if self._assembler is None:
-            self._assembler = self._main_assembler()
+            self._assembler = self._new_main_assembler()
         return self._assembler
 
-    def _main_assembler(self) -> Assembler:
-        """Makes the assembler of the column ``image``."""
+    def _new_main_assembler(self) -> Assembler:
+        """Creates the assembler, which writes images into batch buffers, of the column ``image``. Its class depends on
+        the store, the views and the sizes of images."""
         image, division, alone = self.dataset.manifest.image, self.division, not self.fields.carried
         decoder, checks = self.dataset.decoder, self.checks
         if self.views is not None and self.views.plans:
@@ -139,7 +141,7 @@ class Pipeline:
             return ViewAssembler(self.views.plans, images, (), decoder.max_pixels, self.stats, alone, checks)
         if self.one_by_one:
             assert isinstance(self.fields, BatchFields)
-            size, images = size_of_all(self.dataset, self.options), self._stored_images(image, decoder)
+            size, images = final_image_size(self.dataset, self.options), self._stored_images(image, decoder)
             of_records = images, (), decoder.max_pixels, self.stats, alone, checks
             return UnequalAssembler(self.options.augment, size, self.fields.boxes, division.finish, *of_records)
         if self._resident:
@@ -147,32 +149,34 @@ class Pipeline:
         return self._new_assembler(image, division.crops, alone, checks, division.finish, division.programs)
 
     def _at_decoding(self, image: Column) -> tuple[GeometricOperation, ...]:
+        """Returns the first operations of ``augment`` that run as crops while images of this column are decoded."""
         return operations_at_decoding(self.dataset, self.options.augment, image)
 
-    def _make_kernel(self, image: Column) -> Kernel | None:
-        """Makes the kernel for resident images; None for small images that are only gathered, which torch does as
-        fast."""
+    def _make_kernel(self, image: Column) -> EngineKernel | None:
+        """Creates the engine's kernel for resident images. Returns None for small images without operations, which
+        torch gathers as fast."""
         crops, programs, finish = self.division.crops, self.division.programs, self.division.finish
         if not crops and not programs and finish is None and image.record_nbytes <= SMALL_IMAGE_BYTES:
             return None
         if finish is None:
             floats = image.layout == "CHW"
             finish = RowFormat(getattr(torch, image.dtype), floats, channels=image.shape[0 if floats else 2])
-        return Kernel(height_width(image), crops, finish, programs)
+        return EngineKernel(height_width(image), crops, finish, programs)
 
     def _new_assembler(
         self,
         column: Column,
         operations: tuple[GeometricOperation, ...],
         alone: bool,
-        checks: Checks | None = None,
+        checks: ChecksumPolicy | None = None,
         finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
-        """Makes the assembler of a column of images whose rows have one shape."""
+        """Creates the assembler of a column of images that come out in one size: from the memory-mapped array of a
+        store if possible, else record by record."""
         decoder, stats = self.dataset.decoder_of(column), self.stats
         images = self._stored_images(column, decoder)
-        kernel = Kernel.for_column(column, operations, finish, programs)
+        kernel = EngineKernel.for_column(column, operations, finish, programs)
         if column.name == "image" and (kernel is not None or not operations):
             images = self._stored_images(column, decoder, mapped=True)
             if isinstance(images, MappedImages):
@@ -184,39 +188,45 @@ class Pipeline:
         return RecordAssembler(images, operations, decoder.max_pixels, stats, alone, checks, finish, programs)
 
     def _stored_images(self, column: Column, decoder: Decoder, mapped: bool = False) -> StoredImages:
-        """Returns the stored images of a column; ``mapped`` reads arrays from the map of the whole store if it has
-        one."""
+        """Returns the reader of a column's stored images; with ``mapped`` arrays come from the memory-mapped array of
+        all images, if the store has one."""
         reader = self.dataset.reader
         if column.layout is None:
             return FileImages(reader, column, decoder, self.dataset.exif_transpose)
-        array = image_array(reader.unchecked_reader) if mapped else None
+        array = map_images(reader.unchecked_reader) if mapped else None
         return ArrayImages(reader, column) if array is None else MappedImages(reader, column, array)
 
-    def _further_assembler(self, column: Column) -> Assembler:
+    def _new_further_assembler(self, column: Column) -> Assembler:
+        """Creates the assembler of a column of images beside the main one."""
         return self._new_assembler(column, self._at_decoding(column), alone=False)
 
-    def _further_images(self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """Processes the images of a column beside the main one on the device: geometric operations and
-        normalisation."""
+    def _convert_further_images(
+        self, column: Column, images: torch.Tensor, ids: torch.Tensor, epoch: int
+    ) -> torch.Tensor:
+        """Crops, resizes, flips and normalises the images of a column beside the main one, on the device.
+
+        Images of another mode than the main ones are scaled to 0 … 1 instead of normalised."""
         first = len(self._at_decoding(column))
         other = column.layout != "CHW" and column.pixels != self.dataset.reading.pixels
-        moved = self.device_steps.move(images, ids, epoch, first)
-        return self.device_steps.convert(moved, column.pixels if other else None)
+        moved = self.device_steps.move_images(images, ids, epoch, first)
+        return self.device_steps.convert_batch(moved, column.pixels if other else None)
 
     @property
-    def checks(self) -> Checks:
-        """Policy of checksum verification for the dataset."""
-        return Checks(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
+    def checks(self) -> ChecksumPolicy:
+        """Creates the policy of checksum verification for the dataset."""
+        return ChecksumPolicy(self.dataset.reader, self.dataset.checksums, self.dataset.columns)
 
-    def numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
-        """Reads the dataset's columns of numbers on the CPU: ``(B,)`` each."""
+    def read_numbers(self, records: NDArray[np.int64]) -> dict[str, torch.Tensor]:
+        """Reads the values of ``records`` in all columns except image and key, as tensors on the CPU by name."""
         names = [name for name in self.dataset.columns if name not in ("image", "key")]
         manifest, reader = self.dataset.manifest, self.dataset.reader
         return {name: as_tensor(manifest.column(name), reader.values(name, records)) for name in names}
 
     def make_batch(self, images: Any, columns: Mapping[str, Any], drawn: DrawnForBatch | None = None) -> Any:
-        """Builds the user's batch, a tensor, tuple or dict; ``columns`` are the other columns on the device,
-        ``drawn`` the draws of the whole batch."""
+        """Builds the user's batch, a tensor, tuple or dict, from images and ``columns``, the other columns on the
+        device.
+
+        Mixes labels and builds mosaics of columns as ``drawn`` for the images, then calls ``target_transform``."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
         drawn = drawn or DrawnForBatch()
         if drawn.mixed is not None:
@@ -230,7 +240,7 @@ class Pipeline:
             given = {name: self.dataset.manifest.column(name) for name in values if name != "image"}
             values = drawn.tiles.build_columns(values, given, options.mask_fill, options.min_area, options.min_visible)
         if "label" in values:
-            values["label"] = self.device_steps.transform_labels(values["label"])
+            values["label"] = self.device_steps.call_target_transform(values["label"])
         if drawn.masks is not None:
             values["masking"] = drawn.masks
         if self.dataset.output == "dict":
@@ -239,10 +249,10 @@ class Pipeline:
 
 
 def _columns_to_mix(dataset: PackedDataset, options: LoaderOptions) -> list[str]:
-    """Returns the columns of labels that are mixed with their images.
+    """Returns the columns of labels that ``mix=`` mixes with their images; none for mosaics.
 
     Raises:
-        UsageError: There are no labels, or there are columns that cannot be mixed.
+        UsageError: There are no labels, or there are columns that cannot be mixed or joined in mosaics.
     """
     collate, found = options.collate or {}, []
     if isinstance(options.mix, Mosaic):

@@ -1,4 +1,4 @@
-"""Decides where the operations of a user's list run: while decoding, on batches, or image by image."""
+"""Decides where each operation of a user's list runs: while decoding, on batches, or image by image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from packstore.training.augment.base import GeometricOperation, Size, Step
 from packstore.training.augment.mosaic import Mosaic
 from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import PerImage, as_operations
-from packstore.training.augment.unequal import gives_sizes
+from packstore.training.augment.unequal import need_one_by_one
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.kernel import engine_supports
@@ -21,14 +21,16 @@ from packstore.training.loader.programs import NO_PROGRAMS, Programs
 
 
 @dataclass(frozen=True, eq=False)
-class Division:
-    """Division of a list of operations, and of the conversion to the final format, among the places where they run.
+class WorkDivision:
+    """Tells where each operation of a list runs, and the conversion to the final format. A loader has one, and one for
+    each view.
 
     It is made once for a loader, and once for each view; everything else reads it.
 
     Attributes:
-        crops: First operations: as crops while images are decoded, or in the engine's pass over resident images.
-        programs: Next operations, in the same pass.
+        crops: First operations: they run as crops while images are decoded, or in the engine's pass over images in
+            memory.
+        programs: Next operations, which the engine runs in the same pass.
         per_image: Next operations, which decoding threads call image by image.
         on_batches: The other operations, on batches on the device.
         finish: Final format that the threads write; None if batches are converted on the device.
@@ -53,8 +55,8 @@ def divide_work(
     *,
     runs_programs: bool,
     calls_functions: bool,
-) -> Division:
-    """Divides a list of operations.
+) -> WorkDivision:
+    """Decides where each operation of a list runs, and if threads write the final format.
 
     Args:
         operations: The list.
@@ -71,16 +73,16 @@ def divide_work(
         if not isinstance(operation, PerImage) or not operation.runs_in_threads:
             break
         per_image.append(operation)
-    return Division(crops, programs, tuple(per_image), rest[len(per_image) :], None if rest else finish)
+    return WorkDivision(crops, programs, tuple(per_image), rest[len(per_image) :], None if rest else finish)
 
 
 def operations_at_decoding(
     dataset: PackedDataset, operations: Sequence[Step], image: Column
 ) -> tuple[GeometricOperation, ...]:
-    """Returns the first operations of a list that run while images of a column are decoded.
+    """Returns the first operations of a list that run as crops while images of a column are decoded; may be empty.
 
-    Images of equal size are augmented in whole batches, unless they are resized, which happens image by image anyway;
-    or on the CPU, where the engine does everything.
+    Stored arrays of equal size are augmented in whole batches instead, except if they are resized, or on the CPU, where
+    the engine crops them.
     """
     planned, _ = split_operations(operations, flip=True)
     if image.kind == "fixed" and not all(op.samplings <= _engine_samplings(image) for op in planned):
@@ -94,22 +96,23 @@ def operations_at_decoding(
 
 
 def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
-    """Tells if images are augmented one by one, because their sizes differ during or after the operations."""
+    """Tells if decoding threads augment images one by one, because their sizes may differ during or after the
+    operations."""
     if options.views is not None or options.pre_transform is not None:
         return False
     if options.form_of_images is not None:
         return True
     image = dataset.manifest.image
     planned = operations_at_decoding(dataset, options.augment, image)
-    return gives_sizes(options.augment, len(planned), _size_of_column(image))
+    return need_one_by_one(options.augment, len(planned), _size_of_column(image))
 
 
-def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None:
-    """Returns ``"list"`` or ``"padded"`` if images may differ in size in the end; None if they make a batch.
+def choose_image_form(dataset: PackedDataset, options: LoaderOptions) -> str | None:
+    """Returns ``"list"`` or ``"padded"`` as the form of a batch's images if they may differ in size; else None.
 
     Raises:
-        UsageError: They may differ, and ``collate`` names no form; or they make no batch, but options mix or mask them;
-            or a function cannot run in threads.
+        UsageError: Images may differ in size, and ``collate`` names no form; or they have a form, and options need one
+            tensor; or a user's function cannot run in threads.
     """
     form, one_by_one = options.form_of_images, augments_one_by_one(dataset, options)
     for op in options.augment if one_by_one else ():
@@ -120,13 +123,13 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
                 "if it draws from torch alone"
             )
     mosaic = isinstance(options.mix, Mosaic)
-    if form is None and one_by_one and size_of_all(dataset, options) is None and not mosaic:
+    if form is None and one_by_one and final_image_size(dataset, options) is None and not mosaic:
         raise UsageError(
             "images differ in size after augment=: end it with a crop or Resize((height, width)), or say "
             "collate={'image': 'list'} for a list of images, or 'padded' for a batch of the largest size"
         )
     if mosaic:  # it makes a batch of images of any sizes
-        return "list" if one_by_one and size_of_all(dataset, options) is None else None
+        return "list" if one_by_one and final_image_size(dataset, options) is None else None
     if form is not None:
         for name in ("views", "mix", "masking", "pre_transform"):
             if getattr(options, name) is not None:
@@ -137,20 +140,21 @@ def form_of_images(dataset: PackedDataset, options: LoaderOptions) -> str | None
 def default_collate(dataset: PackedDataset, operations: Sequence[Step]) -> dict[str, Collate]:
     """Returns ``collate=`` for a list of images if ``operations`` give them different sizes; else an empty dict."""
     options = LoaderOptions(augment=as_operations(operations))
-    if augments_one_by_one(dataset, options) and size_of_all(dataset, options) is None:
+    if augments_one_by_one(dataset, options) and final_image_size(dataset, options) is None:
         return {"image": "list"}
     return {}
 
 
-def size_of_all(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
-    """Returns the final height and width of all images, or None if they differ, or if the user wants a list or
-    padding."""
+def final_image_size(dataset: PackedDataset, options: LoaderOptions) -> Size | None:
+    """Returns the height and width of all images after ``augment``. Returns None if they may differ, or if the user
+    wants a list or padding."""
     if options.form_of_images is not None:
         return None
     return output_size(options.augment, _size_of_column(dataset.manifest.image))
 
 
 def _size_of_column(image: Column) -> Size | None:
+    """Returns the common height and width of a column's arrays; None for files, and for arrays that differ."""
     if image.kind != "fixed" or image.layout is None:
         return None
     height, width = image.shape[1:] if image.layout == "CHW" else image.shape[:2]
@@ -158,10 +162,10 @@ def _size_of_column(image: Column) -> Size | None:
 
 
 def _engine_samplings(image: Column) -> set[int]:
-    """Returns how the engine can resize images of an array: indices of :data:`SAMPLINGS`."""
+    """Returns the interpolations by which the engine can resize a column's arrays: indices of :data:`SAMPLINGS`."""
     return {0, 1, 2, 3, 4} if image.layout == "HWC" else {0}
 
 
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
-    """Tells if the image dtype can store the operation's padding value."""
+    """Tells if the dtype of a column's images can store the operation's padding value."""
     return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255

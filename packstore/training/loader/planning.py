@@ -1,4 +1,4 @@
-"""Plans several batches at once: for few records, most of planning's time is that of numpy's calls."""
+"""Plans several batches at once: with few records a batch, most of the time for planning goes to calls of numpy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.prepared import PreparedBatch
 
 RECORDS_TOGETHER = 1024
 """Records that are planned at once. Python takes 3.8 µs an image for crops and flips of 256, and 1.5 of 1,024."""
@@ -18,20 +18,22 @@ Ids = NDArray[np.int64]
 
 
 @dataclass(eq=False)
-class Group:
-    """Consecutive batches that are planned at once, by the first thread that prepares one of them. Thread-safe.
+class BatchGroup:
+    """Consecutive batches that the first thread to prepare one of them plans together. Thread-safe.
 
     Attributes:
-        ids: Ids of the records of all its batches.
+        ids: Ids of the records of all batches in the group.
     """
 
     ids: Ids
-    _plan: Prepared | None = None
+    _plan: PreparedBatch | None = None
     _planned: bool = False
     _lock: Lock = field(default_factory=Lock)
 
-    def plan(self, make: Callable[[Ids], Prepared | None]) -> Prepared | None:
-        """Returns the plan of all its batches, made by the first call, or None if each is to be planned on its own."""
+    def plan_once(self, make: Callable[[Ids], PreparedBatch | None]) -> PreparedBatch | None:
+        """Returns the plan of all batches in the group; calls ``make`` only the first time, while others wait.
+
+        None means that each batch must be planned by itself."""
         with self._lock:
             if not self._planned:
                 self._plan, self._planned = make(self.ids), True
@@ -39,24 +41,26 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Share:
-    """Rows of a batch in the plan of its group."""
+class GroupShare:
+    """Group of batches that are planned together, and the rows of one batch in the group's plan."""
 
-    group: Group
+    group: BatchGroup
     rows: slice
 
 
-def group_batches(batches: Iterator[Ids]) -> Iterator[tuple[Ids, Share | None]]:
-    """Yields each batch of ids with its share of a group; None for a batch that is as large as a group."""
-    while chunk := list(_take_records(batches, RECORDS_TOGETHER)):
-        group, start = Group(np.concatenate(chunk)), 0
+def group_batches(batches: Iterator[Ids]) -> Iterator[tuple[Ids, GroupShare | None]]:
+    """Collects batches into groups of about 1,024 records; yields the ids of each batch with its share of a group.
+
+    The share is None for a batch that is alone in its group."""
+    while chunk := list(_take_batches(batches, RECORDS_TOGETHER)):
+        group, start = BatchGroup(np.concatenate(chunk)), 0
         for ids in chunk:
-            yield ids, Share(group, slice(start, start + len(ids))) if len(chunk) > 1 else None
+            yield ids, GroupShare(group, slice(start, start + len(ids))) if len(chunk) > 1 else None
             start += len(ids)
 
 
-def _take_records(batches: Iterator[Ids], count: int) -> Iterator[Ids]:
-    """Yields the next batches, up to the one with which there are ``count`` records."""
+def _take_batches(batches: Iterator[Ids], count: int) -> Iterator[Ids]:
+    """Yields the next batches until they contain at least ``count`` records, or none are left."""
     while count > 0 and (ids := next(batches, None)) is not None:
         count -= len(ids)
         yield ids

@@ -82,16 +82,19 @@ class prefetch:  # noqa: N801 - used like a function
         for batch in self.iterable:
             tensors: list[torch.Tensor] = []
             rebuild = _take_tensors(batch, tensors)
-            waiting.append((transport.send(tuple(tensors), self._on_device), rebuild))
+            waiting.append((transport.send(tuple(tensors), self._normalize_all), rebuild))
             if len(waiting) > self._ahead:
                 yield _receive_batch(*waiting.popleft())
         while waiting:
             yield _receive_batch(*waiting.popleft())
 
-    def _on_device(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-        return [self._normalize_images(t) if _is_image(t) else t for t in there]
+    def _normalize_all(self, there: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+        """Normalises the image batches among the tensors on the device."""
+        return [self._normalize_images(t) if _is_image_batch(t) else t for t in there]
 
     def _normalize_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalises uint8 or floating point images, and converts them to the wanted dtype; leaves other dtypes
+        unchanged. Caches mean and standard deviation on the device."""
         if images.dtype == torch.uint8:
             return images if self._normalizer is None else self._normalizer(images)
         if not images.is_floating_point():
@@ -108,23 +111,27 @@ class prefetch:  # noqa: N801 - used like a function
         return images if self._dtype is None else images.to(self._dtype)
 
 
-def _is_image(tensor: torch.Tensor) -> bool:
+def _is_image_batch(tensor: torch.Tensor) -> bool:
+    """Tells if a tensor has the shape ``(B, 3, H, W)``."""
     return tensor.ndim == 4 and tensor.shape[1] == 3
 
 
 def _receive_batch(shipment: Shipment, rebuild: Rebuild) -> Any:
-    """Waits for the tensors of a shipment, and puts them into the structure of the batch."""
+    """Receives the tensors of a shipment, and rebuilds the structure of their batch around them."""
     return rebuild(iter(shipment.receive()))
 
 
-def _replace_values(mapping: Any, values: dict[Any, Any]) -> Any:
+def _update_mapping(mapping: Any, values: dict[Any, Any]) -> Any:
+    """Updates ``mapping`` in place, and returns it."""
     mapping.update(values)
     return mapping
 
 
 def _take_tensors(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
-    """Appends all tensors of ``batch`` to ``tensors``; returns a function that rebuilds the structure around other
-    tensors."""
+    """Appends the tensors in the nested tuples, lists and dicts of ``batch`` to ``tensors``.
+
+    Returns a function that rebuilds the structure around other tensors, from an iterator over them. Other values stay
+    the same objects."""
     if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return lambda there: next(there)
@@ -134,7 +141,7 @@ def _take_tensors(batch: Any, tensors: list[torch.Tensor]) -> Rebuild:
             return lambda there: {name: part(there) for name, part in parts.items()}
         like = copy.copy(batch)  # of its own kind, such as a defaultdict; with places instead of values
         like.update(dict.fromkeys(like))
-        return lambda there: _replace_values(copy.copy(like), {name: part(there) for name, part in parts.items()})
+        return lambda there: _update_mapping(copy.copy(like), {name: part(there) for name, part in parts.items()})
     if isinstance(batch, (tuple, list)):
         items, kind = [_take_tensors(value, tensors) for value in batch], type(batch)
         if hasattr(batch, "_fields"):

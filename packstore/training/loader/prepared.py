@@ -17,29 +17,29 @@ from packstore.images.programs import Program
 from packstore.images.sniff import ImageInfo
 from packstore.training.augment.base import Crops
 from packstore.training.augment.unequal import Cut, DrawnOperations
-from packstore.training.loader.checks import Suspects
+from packstore.training.loader.checks import PendingChecksums
 from packstore.training.loader.finish import RowFormat
 from packstore.training.loader.rows import RowWriter, as_numpy
 
 Header = ImageInfo | None
-"""Header of an image file; None if it was not read."""
+"""Header of an image file; None if the file was not read."""
 
 
 @dataclass(eq=False)
-class Prepared:
+class PreparedBatch:
     """Planned batch: which record goes into which row of a buffer, and how.
 
     A whole batch is planned at once, since planning costs hardly more for many images than for one.
 
     Attributes:
         out: The rows, ``(B, *shape)``.
-        ids: Ids of the records, from :class:`Epochs`, ``(B,)``.
+        ids: Ids of the records, from :class:`Epochs`, ``(B,)``: record number, and occurrence in the epoch.
         seed: Seed of random operations.
         epoch: Epoch of random operations.
         numbers: Numbers of the records.
-        views: Bytes of the records.
+        views: Stored bytes of the records' images, or arrays.
         sizes: Height and width of each image by its header, ``(B, 2)``; upright if it has an EXIF orientation to apply.
-        suspects: Checksums to verify.
+        pending: Checksums that are still to be verified.
         turned: EXIF orientations to apply, by row. The engine refuses these images.
         headers: Headers of image files that the engine refuses.
         first_crops: Crops after the first operation, if operations run while decoding.
@@ -47,10 +47,10 @@ class Prepared:
         finish: Final format of the rows; None if rows stay bytes.
         failed: Rows whose records cannot be read.
         requests: The whole batch as requests to the engine; None if it cannot do it.
-        program: Program of each row, ``(B, n)``; None for none.
-        views_planned: With several views: the plan of each, by :class:`ViewAssembler`.
-        course: With images that differ in size while augmented: all operations; else None.
-        first_cuts: With such images: the cut made while decoding, and the number of operations that it replaces.
+        program: Pixel operations on each row after the crops, ``(B, n)``; None for none.
+        views_planned: With several views of a record (``views=``): the plan of each, by :class:`ViewAssembler`.
+        operations: With images that differ in size while augmented: all drawn operations; else None.
+        first_cuts: With such images: the crop made while decoding, and the number of operations that it replaces.
         images: With such images: the current state of each, ``(1, 3, h, w)``; finally its row if they make no batch.
     """
 
@@ -59,7 +59,7 @@ class Prepared:
     seed: int
     epoch: int
     numbers: Sequence[int] = ()
-    suspects: Suspects | None = None
+    pending: PendingChecksums | None = None
     views: Any = field(default_factory=list)
     sizes: NDArray[np.int64] = field(init=False)
     headers: Sequence[Header] = ()
@@ -76,12 +76,12 @@ class Prepared:
     images: list[Any] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock)
 
-    def adopt(self, plan: Prepared, rows: slice) -> None:
-        """Takes over its rows of a plan for several batches."""
+    def take_group_rows(self, plan: PreparedBatch, rows: slice) -> None:
+        """Takes this batch's rows from the plan of a group of batches, and directs their requests to :attr:`out`."""
         self.views, self.sizes, self.headers = plan.views[rows], plan.sizes[rows], plan.headers[rows]
         self.turned = {row - rows.start: turn for row, turn in plan.turned.items() if rows.start <= row < rows.stop}
-        self.first_crops = None if plan.first_crops is None else plan.first_crops.part(rows)
-        self.crops = None if plan.crops is None else plan.crops.part(rows)
+        self.first_crops = None if plan.first_crops is None else plan.first_crops.select_rows(rows)
+        self.crops = None if plan.crops is None else plan.crops.select_rows(rows)
         self.program = None if plan.program is None else plan.program[rows]
         assert plan.requests is not None
         self.requests = plan.requests.rows(rows.start, rows.stop)
@@ -89,17 +89,17 @@ class Prepared:
 
     @property
     def rows(self) -> RowWriter:
-        """Rows for pixels that the engine does not write: rows of ``out``, or bytes that are finished later.
-        Created on first use."""
+        """Writer of the rows that the engine does not write: into ``out``, or into memory for bytes that are normalised
+        later. Created on first use; thread-safe."""
         with self._lock:
             return self._row_writer
 
     @cached_property
     def _row_writer(self) -> RowWriter:
-        """Writer of rows into ``out``, or, if pixels are finished later, into new memory for their bytes."""
+        """Does :attr:`rows` without the lock."""
         pixels = self.out
         if self.finish is not None:
-            height, width = self.finish.size(self.out.shape[1:])
+            height, width = self.finish.image_size(self.out.shape[1:])
             shape = (len(self.out), height, width, self.finish.channels)
             pixels = torch.empty(shape, dtype=torch.uint8, device="cpu")
         return RowWriter(pixels, self.crops)

@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from packstore.images.engine import get_engine
 from packstore.images.programs import Program, join_programs
 from packstore.training.augment.base import Size, Step
-from packstore.training.augment.program_operation import draws_program
+from packstore.training.augment.program_operation import can_draw_program
 from packstore.training.random_draws import Draws
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Operations of a user's list that run in the decoding threads, after the crops.
+    """Consecutive operations of a user's list that the engine runs, as programs, in the decoding threads after the
+    crops. A program is an array of pixel operations with their parameters, a row for each image.
 
     Attributes:
         operations: The operations, in order.
-        first: Index of the first one in the user's list.
+        first: Index of the first operation in the user's list.
     """
 
     operations: tuple[Any, ...] = ()
@@ -31,21 +32,22 @@ class Programs:
 
     @classmethod
     def select(cls, operations: Sequence[Step], first: int) -> Programs:
-        """Selects the operations from index ``first`` on that the engine can run, up to the first that it cannot."""
-        return cls(tuple(takewhile(draws_program, operations[first:])), first)
+        """Takes the operations from index ``first`` on, up to the first that the engine cannot run."""
+        return cls(tuple(takewhile(can_draw_program, operations[first:])), first)
 
     def __len__(self) -> int:
         return len(self.operations)
 
-    def draw(self, draws: Draws, size: Size) -> Program | None:
-        """Draws the program of records whose images have ``size``; None without operations."""
+    def draw_program(self, draws: Draws, size: Size) -> Program | None:
+        """Draws the random parameters of all operations for records whose images have ``size``. Returns None if there
+        are no operations."""
         if not self.operations:
             return None
-        parts = [op.program(draws.replace(stream=self.first + n), size) for n, op in enumerate(self.operations)]
+        parts = [op.draw_program(draws.replace(stream=self.first + n), size) for n, op in enumerate(self.operations)]
         return join_programs(parts, len(draws))
 
-    def run(self, pixels: NDArray[np.uint8], program: Program) -> None:
-        """Runs the program of one image, ``(1, n)``, on its bytes ``(1, h, w, 3)`` in place."""
+    def run_on_image(self, pixels: NDArray[np.uint8], program: Program) -> None:
+        """Runs the program of one image, ``(1, n)``, on its pixels ``(1, h, w, 3)``, which it overwrites."""
         get_engine().augment(pixels, program)
 
 

@@ -19,11 +19,11 @@ from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
 from packstore.training.loader.assemble import Assembler, wrong_header_error
-from packstore.training.loader.checks import Checks
+from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.fields import Failures
 from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.kernel import Kernel
-from packstore.training.loader.prepared import Header, Prepared
+from packstore.training.loader.kernel import EngineKernel
+from packstore.training.loader.prepared import Header, PreparedBatch
 from packstore.training.loader.programs import NO_PROGRAMS, Programs
 from packstore.training.loader.rows import RowWriter, SizeError, as_numpy
 from packstore.training.loader.stats import Stats
@@ -40,7 +40,7 @@ except ImportError:  # Windows
 
 
 class RecordAssembler(Assembler):
-    """Reads, decodes, crops and resizes each record; the engine does all it can in one pass."""
+    """Reads, decodes, crops and resizes records one by one into batch buffers, with the engine if it can."""
 
     _plans_groups = True
 
@@ -51,7 +51,7 @@ class RecordAssembler(Assembler):
         max_pixels: int,
         stats: Stats,
         alone: bool = True,
-        checks: Checks | None = None,
+        checks: ChecksumPolicy | None = None,
         finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> None:
@@ -77,21 +77,25 @@ class RecordAssembler(Assembler):
         self._programs = programs
         self._own_sizes = False
         self._is_remote = as_fetching(images.reader) is not None
-        self._of_one_size = Kernel.for_column(images.column, operations, finish, programs)
+        self._of_one_size = EngineKernel.for_column(images.column, operations, finish, programs)
         self.shape = self._row_shape()
 
     def _row_shape(self) -> tuple[int, ...]:
-        """Returns the shape of a row."""
+        """Returns the shape of a row. Raises :class:`UsageError` if images come out in different sizes."""
         if self._of_one_size is not None:
             return self._of_one_size.shape
         image, finish = self._images.column, self._finish
         if image.layout == "CHW":
-            return image.shape if finish is None else finish.shape(image.shape[1:])
+            return image.shape if finish is None else finish.row_shape(image.shape[1:])
         size = self._common_size()
-        return (*size, self._images.mode.channels) if finish is None else finish.shape(size)
+        return (*size, self._images.mode.channels) if finish is None else finish.row_shape(size)
 
     def _common_size(self) -> tuple[int, int]:
-        """Returns height and width of all rows."""
+        """Returns height and width of all rows, after the operations.
+
+        Without operations that give one size, reads the first image's, which all others must then have. Raises
+        :class:`UsageError` for operations that leave images of different sizes, and :class:`DecodeError` if the first
+        image is too large."""
         images = self._images
         stored = images.column.shape[:2] if images.column.kind == "fixed" else None
         size = output_size(self._operations, (stored[0], stored[1]) if stored else None)
@@ -107,37 +111,40 @@ class RecordAssembler(Assembler):
         # Nothing brings them to one size; they may have one all the same, which every image is held to.
         view = images.view(0)
         if not images.are_files:
-            height, width = images.pixels(0, view, None).shape[:2]
+            height, width = images.read_pixels(0, view, None).shape[:2]
             return height, width
-        height, width = self._shown_size(0, view)
+        height, width = self._read_upright_size(0, view)
         reason = too_many_pixels(width, height, self._max_pixels)
         if reason is not None:
             raise locate_error(DecodeError(reason), images.reader, 0, images.column.name)
         return max(1, height), max(1, width)
 
-    def _shown_size(self, record: int, view: Any) -> tuple[int, int]:
-        """Returns height and width of an upright image by its header."""
+    def _read_upright_size(self, record: int, view: Any) -> tuple[int, int]:
+        """Reads height and width of an image from its header, after EXIF rotation; 0 and 0 if that is unreadable."""
         images = self._images
-        alone = Prepared(torch.empty(0), np.array([record]), 0, 0, views=[view], turned=images.orientations([view]))
-        images.measure(alone.ids, alone)
+        alone = PreparedBatch(
+            torch.empty(0), np.array([record]), 0, 0, views=[view], turned=images.read_orientations([view])
+        )
+        images.read_sizes(alone.ids, alone)
         height, width = alone.sizes[0].tolist()
         return height, width
 
-    def shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
+    def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
         if not self._own_sizes or len(records) != 1:
             return self.shape
         record = int(records[0])
         try:
-            height, width = self._shown_size(record, self._images.view(record))
+            height, width = self._read_upright_size(record, self._images.view(record))
         except PackstoreError:
             return self.shape
         if not height or too_many_pixels(width, height, self._max_pixels) is not None:
             return self.shape
         if self._finish is None:
             return height, width, self._images.mode.channels
-        return self._finish.shape((height, width))
+        return self._finish.row_shape((height, width))
 
-    def _plan(self, prepared: Prepared, records: NDArray[np.int64], errors: Failures) -> float:
+    def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
+        """Gets the stored bytes of ``records``, and plans their rows. Asks the system to read a cold store ahead."""
         images = self._images
         fetch = images.cold > 0
         images.cold -= fetch
@@ -147,12 +154,14 @@ class RecordAssembler(Assembler):
         self._plan_rows(prepared, records)
         return read
 
-    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> Prepared | None:
+    def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
+        """Plans the records of several batches at once. Returns None for a cold or remote store, if a record fails, or
+        if the engine cannot do the batch."""
         # A cold store is read by many threads; a remote one is fetched batch by batch.
         if not self._plans_groups or self._images.cold or self._own_sizes or self._is_remote:
             return None
         none = torch.empty((0, *self.shape), dtype=self.dtype, device="cpu")
-        plan, records = Prepared(none, ids, seed, epoch, finish=self._finish), ids & MASK
+        plan, records = PreparedBatch(none, ids, seed, epoch, finish=self._finish), ids & MASK
         if not self._try_view_all(plan, records):
             return None
         try:
@@ -161,29 +170,32 @@ class RecordAssembler(Assembler):
             return None  # the batch that has the record says so
         return plan if plan.requests is not None else None
 
-    def _plan_rows(self, prepared: Prepared, records: NDArray[np.int64]) -> None:
+    def _plan_rows(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> None:
         """Plans the rows of a batch from the images' bytes in memory: reads their headers, replaces unreadable images,
         draws the crops, and makes the requests for the engine."""
         images = self._images
-        prepared.turned = images.orientations(prepared.views)
-        requests = images.file_requests(records, prepared)
-        images.measure(records, prepared, requests)
+        prepared.turned = images.read_orientations(prepared.views)
+        requests = images.make_file_requests(records, prepared)
+        images.read_sizes(records, prepared, requests)
         self._replace_unread(prepared)
         if self._operations:
             planned = self._plan_crops(prepared, prepared.ids, prepared.sizes)
             prepared.first_crops, prepared.crops = planned[1], planned[-1]
         prepared.requests = self._request_rows(prepared, requests)
 
-    def _try_view_all(self, prepared: Prepared, records: NDArray[np.int64]) -> bool:
-        """Views all records of the batch at once; False if any fails, which :meth:`_view_each` then finds."""
+    def _try_view_all(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> bool:
+        """Gets the stored bytes of all records of the batch at once. Returns False if any fails, for
+        :meth:`_view_each` to find out which."""
         try:
-            prepared.views = self._images.views(records)
+            prepared.views = self._images.view_all(records)
         except PackstoreError:
             return False  # one by one it shows which
         return True
 
-    def _view_each(self, prepared: Prepared, errors: Failures, *, fetch: bool) -> None:
-        """Views the records one by one; notes those that fail. With ``fetch``, asks the system to read each ahead."""
+    def _view_each(self, prepared: PreparedBatch, errors: Failures, *, fetch: bool) -> None:
+        """Gets the stored bytes of the records one by one; notes records that fail, in place of which are empty bytes.
+
+        With ``fetch``, asks the operating system to read each ahead."""
         left_out, images = {*prepared.failed}, self._images
         for row, record in enumerate(prepared.numbers):
             if row in left_out:
@@ -198,35 +210,46 @@ class RecordAssembler(Assembler):
                 prepared.failed.append(self._note_error(errors, row, record, error))
                 prepared.views.append(b"")
 
-    def _replace_unread(self, prepared: Prepared) -> None:
-        """Gives images with unreadable headers a size with which no operation finds them too small; decoding
-        raises."""
+    def _replace_unread(self, prepared: PreparedBatch) -> None:
+        """Sets the size of images with unreadable headers to the batch's largest, so that no operation refuses them as
+        too small; decoding raises later."""
         unread = prepared.sizes[:, 0] == 0
         if unread.any():
             prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
 
-    def _request_rows(self, prepared: Prepared, requests: Requests | None) -> Requests | None:
-        """Fills in the requests to the engine for the rows of a batch, or returns None if it cannot do them."""
+    def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
+        """Adds crops, outputs and drawn programs to ``requests``; None makes requests for stored arrays of pixels.
+
+        Returns None if the engine cannot do them, or if an image comes out in another size than the rows."""
         crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)
         window = out.shape[2:] if self.planes else out.shape[1:3]
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids)
-        prepared.program = self._programs.draw(draws, (window[0], window[1]))
+        prepared.program = self._programs.draw_program(draws, (window[0], window[1]))
         if crops is None:
             crops = Crops.full(sizes)
         if (crops.window[:, 2:] != window).any():
             return None  # the row that has another size says so
         if requests is None:
-            requests = self._images.array_requests(prepared.views, sizes)
+            requests = self._images.make_array_requests(prepared.views, sizes)
         if requests is None:
             return None
-        form = OutputFormat(self.planes, crops.pads, crops.fill) if self._finish is None else self._finish.form(crops)
+        form = (
+            OutputFormat(self.planes, crops.pads, crops.fill)
+            if self._finish is None
+            else self._finish.engine_format(crops)
+        )
         requests.set_outputs(
             crops.box, crops.size, crops.window, crops.flip, out, form, prepared.program, crops.sampling
         )
         return requests
 
-    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
-        faults = _major_faults()
+    def _write_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
+    ) -> list[int]:
+        """Verifies checksums, lets the engine write the rows, and writes the rows that it refuses one by one.
+
+        Turns reading ahead on if threads waited for the disk. Raises :class:`SizeError` in any case."""
+        faults = _count_major_faults()
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         for row in self._run_engine(prepared, first, stop):
             if row in prepared.failed or row in failed or row in skip:
@@ -234,9 +257,9 @@ class RecordAssembler(Assembler):
             try:
                 self._write_row(prepared, row)
                 if prepared.program is not None:
-                    self._programs.run(prepared.rows.array[row : row + 1], prepared.program[row : row + 1])
+                    self._programs.run_on_image(prepared.rows.array[row : row + 1], prepared.program[row : row + 1])
                 if self._finish is not None:
-                    self._finish.rows(prepared.rows.pixels[row : row + 1], prepared.out[row : row + 1])
+                    self._finish.write_rows(prepared.rows.pixels[row : row + 1], prepared.out[row : row + 1])
             except SizeError:
                 raise
             except PackstoreError as error:
@@ -244,12 +267,13 @@ class RecordAssembler(Assembler):
         if self._images.are_files:
             left_out = {*failed, *prepared.failed, *skip}
             self._stats.add_decoded(stop - first - sum(first <= row < stop for row in left_out))
-        if _major_faults() - faults > stop - first:
+        if _count_major_faults() - faults > stop - first:
             self._images.cold = COLD_BATCHES
         return failed
 
-    def _run_engine(self, prepared: Prepared, first: int, stop: int) -> Sequence[int]:
-        """Lets the engine write the rows; returns the rows that it has refused."""
+    def _run_engine(self, prepared: PreparedBatch, first: int, stop: int) -> Sequence[int]:
+        """Lets the engine write rows ``first`` … ``stop - 1``; returns those that it has refused. Counts invalid seek
+        indexes."""
         if prepared.requests is None:
             return range(first, stop)
         engine = get_engine()
@@ -258,11 +282,14 @@ class RecordAssembler(Assembler):
             self._stats.add_unindexed(engine.unindexed)
         return (first + np.flatnonzero(refused)).tolist()
 
-    def _write_row(self, prepared: Prepared, row: int) -> None:
-        """Writes a row that the engine has refused."""
+    def _write_row(self, prepared: PreparedBatch, row: int) -> None:
+        """Decodes, crops and writes a row that the engine has refused, decoding only a part of the image if possible.
+
+        If the image differs in size from its header, draws its crop again; raises :class:`DecodeError` if other columns
+        follow the image, and :class:`SizeError` if its size differs from the rows'."""
         rows, view, header = prepared.rows, prepared.views[row], self._row_header(prepared, row)
-        if self._operations and self._images.decodes_part(header):
-            part = self._images.crop(view, _box_in_stored_image(prepared, row), header)
+        if self._operations and self._images.can_decode_part(header):
+            part = self._images.decode_crop(view, _box_in_stored_image(prepared, row), header)
             rows.write_box(row, upright(part, prepared.turned.get(row, 1)))
             return
         pixels = self._read_pixels(prepared, row, header)
@@ -282,27 +309,27 @@ class RecordAssembler(Assembler):
             alone = self._plan_crops(prepared, prepared.ids[row : row + 1], found)[-1]
             RowWriter(rows.pixels[row : row + 1], alone).write_image(0, pixels)
 
-    def _row_header(self, prepared: Prepared, row: int) -> Header:
-        """Returns the header of a row's image file; parses it unless that was done."""
+    def _row_header(self, prepared: PreparedBatch, row: int) -> Header:
+        """Returns the header of a row's image file; parses it if that was not done before. None if unreadable."""
         header = prepared.headers[row]
-        return self._images.header(prepared.views[row]) if header is None else header
+        return self._images.read_header(prepared.views[row]) if header is None else header
 
-    def _read_pixels(self, prepared: Prepared, row: int, header: Header) -> NDArray[Any]:
-        """Returns the pixels of a row's whole image, turned upright."""
-        pixels = self._images.pixels(prepared.numbers[row], prepared.views[row], header)
+    def _read_pixels(self, prepared: PreparedBatch, row: int, header: Header) -> NDArray[Any]:
+        """Decodes the whole image of a row, and rotates it by EXIF."""
+        pixels = self._images.read_pixels(prepared.numbers[row], prepared.views[row], header)
         return upright(pixels, prepared.turned.get(row, 1))
 
-    def _plan_crops(self, prepared: Prepared, ids: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Crops]:
-        """Plans the crops of records whose images have ``sizes``, before the first operation and after each."""
+    def _plan_crops(self, prepared: PreparedBatch, ids: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Crops]:
+        """Draws the crops of records whose images have ``sizes``: before the first operation, and after each."""
         return plan_each(self._operations, sizes, Draws(prepared.seed, prepared.epoch, ids))
 
 
-def _box_in_stored_image(prepared: Prepared, row: int) -> Box:
-    """Returns the crop box of a row in its image as stored, before EXIF orientation."""
+def _box_in_stored_image(prepared: PreparedBatch, row: int) -> Box:
+    """Returns the crop box of a row in its image as stored, before EXIF rotation."""
     box, orientation = prepared.rows.boxes[row], prepared.turned.get(row, 1)
     return box if orientation == 1 else map_to_stored_box(box, orientation, *prepared.sizes[row].tolist())
 
 
-def _major_faults() -> int:
-    """Returns how often this thread has waited for a page from disk."""
+def _count_major_faults() -> int:
+    """Returns how often this thread has waited for a page from disk; 0 if the system does not count that."""
     return resource.getrusage(_THREAD).ru_majflt if _THREAD is not None else 0

@@ -20,7 +20,9 @@ SMALL_IMAGE_BYTES = 64 * 64 * 3
 
 
 def free_memory(device: torch.device) -> int:
-    """Returns the available bytes of a device. Raises :class:`UsageError` if they are unknown."""
+    """Returns the free memory of a device in bytes; on a CPU without ``/proc/meminfo`` half of its memory.
+
+    Raises :class:`UsageError` for devices other than CPU and CUDA."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     if device.type == "cpu":
@@ -34,10 +36,10 @@ def free_memory(device: torch.device) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Decision if a loader's images are resident.
+    """Decision if a loader keeps all images in device memory (resident), or streams them.
 
     Attributes:
-        resident: The images are resident.
+        resident: The images are kept in device memory.
         reason: The reason, in words.
     """
 
@@ -46,7 +48,7 @@ class Residence:
 
 
 def choose_residence(manifest: Manifest, records: int, device: torch.device, wanted: bool | str) -> Residence:
-    """Decides if images become resident: as the user says, or by their size and the free memory.
+    """Decides if a loader keeps all images in device memory: as the user says, or by their size and the free memory.
 
     Args:
         manifest: Manifest of the store.
@@ -55,7 +57,7 @@ def choose_residence(manifest: Manifest, records: int, device: torch.device, wan
         wanted: The user's wish: True, False or "auto".
 
     Raises:
-        UsageError: The user wants it and the memory does not suffice; names the needed and the free bytes.
+        UsageError: ``wanted`` is True, but the images differ in shape or do not fit into the free memory.
     """
     image = manifest.image
     if wanted is False:

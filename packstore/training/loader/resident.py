@@ -1,4 +1,4 @@
-"""Resident mode: loads a whole split into device memory once; an epoch is then index arithmetic on the device."""
+"""Resident mode: loads all images of a split into device memory once; an epoch then only gathers them by index."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from packstore.training.augment.base import is_channels_last
 from packstore.training.loader.by_engine import EngineGatherer
 from packstore.training.loader.device_steps import DrawnForBatch
 from packstore.training.loader.epochs import Epochs
-from packstore.training.loader.lost_shards import in_lost_shards
-from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.lost_shards import find_lost_records
+from packstore.training.loader.pipeline import LoadedBatch, Pipeline
 from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.random_draws import MASK
-from packstore.training.ring import ProducerStream, Ring, is_within, transport_to
-from packstore.training.single_threaded import begin_in_fork
+from packstore.training.ring import ProducerStream, Ring, shares_memory, transport_to
+from packstore.training.single_threaded import make_fork_single_threaded
 
 _log = logging.getLogger("packstore")
 _LOADED_BYTES = 32 << 20  # of images that are loaded at a time
@@ -35,7 +35,7 @@ _GATHERED_AT_ONCE = 65536  # images that are not augmented, on the CPU
 
 
 class Resident:
-    """Yields the batches of an epoch, gathered from images in device memory.
+    """Keeps all images of a split in device memory, and gathers the batches of an epoch from them.
 
     Attributes:
         images: All images of the split; None until they are loaded.
@@ -55,9 +55,9 @@ class Resident:
         producer = ProducerStream(self._pipeline.dataset.device)
         return self.__dict__ | {"images": None, "_numbers": {}, "_producer": producer}
 
-    def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
-        """Yields the batches of ``epoch`` from number ``first`` on; loads all images on the first call."""
-        begin_in_fork()
+    def iterate_epoch(self, epoch: int, first: int) -> Generator[LoadedBatch, None, None]:
+        """Yields the batches of ``epoch`` from number ``first`` on. The first call loads all images."""
+        make_fork_single_threaded()
         images, pipeline = self._load_once(), self._pipeline
         if pipeline.kernel is None:
             yield from self._iterate_batches(epoch, first, images, None)
@@ -67,10 +67,11 @@ class Resident:
 
     def _iterate_batches(
         self, epoch: int, first: int, images: torch.Tensor, by_engine: EngineGatherer | None
-    ) -> Generator[Batch, None, None]:
+    ) -> Generator[LoadedBatch, None, None]:
+        """Yields the batches, gathered by the engine or by torch. Augments many batches at once on a GPU."""
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
-        pipeline.stats.start()
+        pipeline.stats.start_clock()
         # On a GPU all steps are for many batches at once, of which each is then a copy. On the CPU a batch stays in the
         # caches from step to step, and without operations each is gathered by itself.
         together = device.type != "cpu"
@@ -87,7 +88,7 @@ class Resident:
         producer = ProducerStream(device)
         with_keys = "key" in pipeline.dataset.columns
         on_host = with_keys or len(self._left_out) > 0 or pipeline.options.draws_for_batches
-        for ids, record_ids, sizes in self._epochs.groups_on(device, epoch, first, at_once, on_host):
+        for ids, record_ids, sizes in self._epochs.iterate_groups_on(device, epoch, first, at_once, on_host):
             start = perf_counter()
             ids, record_ids, sizes, skipped = self._without_damaged(ids, record_ids, sizes)
             chunk = images
@@ -98,17 +99,17 @@ class Resident:
             places = ids & MASK
             if by_engine is not None:
                 cropped = by_engine(places, ids + first_record, epoch)
-                chunk = steps.augment(cropped, ids + first_record, epoch)
+                chunk = steps.augment_batch(cropped, ids + first_record, epoch)
             elif not whole:
                 mode = torch.is_inference_mode_enabled()
                 if gathered is not None and len(gathered) == len(places) and gathered.is_inference() == mode:
                     torch.index_select(images, 0, places, out=gathered)
                 else:
                     gathered = images.index_select(0, places)
-                chunk = steps.augment(gathered, ids + first_record, epoch)
+                chunk = steps.augment_batch(gathered, ids + first_record, epoch)
                 if together:
-                    chunk = steps.convert(chunk)
-                if is_within(chunk, gathered):
+                    chunk = steps.convert_batch(chunk)
+                if shares_memory(chunk, gathered):
                     gathered = None  # the consumer gets it; otherwise it is used again, since fresh memory costs more
             offset = 0
             # Do not give the user views made by split: autograd would treat all of them as one.
@@ -120,25 +121,29 @@ class Resident:
                 # Nor, on a GPU, parts of the chunk: each would keep all of it, and in-place operations count for all.
                 batch = images.index_select(0, own) if whole else chunk[rows]
                 if views is None:
-                    batch = batch.clone() if together else steps.convert(batch)
+                    batch = batch.clone() if together else steps.convert_batch(batch)
                 columns: dict[str, Any] = {name: c.index_select(0, own) for name, c in self._numbers.items()}
                 if with_keys:
                     columns["key"] = [pipeline.dataset.reader.key(i) for i in (record_ids[rows] & MASK).tolist()]
-                pipeline.stats.add("augment", perf_counter() - start - pipeline.stats.take_timed())
+                pipeline.stats.add_seconds("augment", perf_counter() - start - pipeline.stats.take_timed())
                 # No variable here: it would hold the batch while the next is made.
                 if views is None:
-                    yield Batch(self._make_item(steps.mix(batch, record_ids[rows], epoch), columns), len(own), skip)
+                    yield LoadedBatch(
+                        self._make_item(steps.mix_batch(batch, record_ids[rows], epoch), columns), len(own), skip
+                    )
                 else:
-                    made = views.from_images(batch, ids[rows] + first_record, epoch)
-                    yield Batch(pipeline.make_batch(steps.transform(made), columns), len(own), skip)
+                    made = views.build_from_images(batch, ids[rows] + first_record, epoch)
+                    yield LoadedBatch(pipeline.make_batch(steps.call_transform(made), columns), len(own), skip)
                 start = perf_counter()
 
     def _make_item(self, made: tuple[Any, DrawnForBatch], columns: dict[str, Any]) -> Any:
-        """Builds the user's batch from the result of :meth:`DeviceSteps.mix`."""
+        """Builds the user's batch from the result of :meth:`DeviceSteps.mix_batch` and the other columns."""
         return self._pipeline.make_batch(made[0], columns, made[1])
 
     def _load_once(self) -> torch.Tensor:
-        """Returns the images on the device, and loads them if they are not loaded yet."""
+        """Returns all images on the device; loads them, and the columns of numbers, on the first call.
+
+        With ``on_error="skip"`` logs a warning for each damaged record, and leaves it out from then on."""
         if self.images is None:
             pipeline = self._pipeline
             errors: dict[int, Exception] | None = {} if pipeline.options.on_error == "skip" else None
@@ -149,7 +154,7 @@ class Resident:
                 _log.warning("skipped: %s", error)
             self._left_out = np.union1d(self._left_out, np.array(sorted(errors or ()), np.int64) - first)
             sound = np.setdiff1d(np.arange(count), self._left_out)
-            for name, values in pipeline.numbers(sound + first).items():
+            for name, values in pipeline.read_numbers(sound + first).items():
                 column = torch.zeros((count, *values.shape[1:]), dtype=values.dtype, device="cpu")
                 column[torch.from_numpy(sound)] = values
                 self._numbers[name] = column.to(pipeline.dataset.device)
@@ -159,7 +164,8 @@ class Resident:
     def _without_damaged(
         self, ids: torch.Tensor, record_ids: NDArray[np.int64], sizes: list[int]
     ) -> tuple[torch.Tensor, NDArray[np.int64], list[int], list[int]]:
-        """Removes damaged records from a group of batches; returns the rest, and the number removed per batch."""
+        """Removes damaged records from a group of batches. Returns ids on the device, ids on the host, the sizes of the
+        batches, and the number of records removed from each."""
         if not len(self._left_out):
             return ids, record_ids, sizes, [0] * len(sizes)
         sound = ~np.isin((record_ids & MASK) - self._epochs.first_record, self._left_out)
@@ -169,24 +175,27 @@ class Resident:
         return ids.index_select(0, left), record_ids[sound], kept, skipped
 
     def _load_images(self, errors: dict[int, Exception] | None) -> torch.Tensor:
-        """Loads all images of the split to the device, ``(N, 3, H, W)``, in chunks through a ring; applies
-        ``pre_transform``. ``errors`` is as for :meth:`Assembler.prepare`."""
+        """Reads, verifies and copies all images of the split to the device, ``(N, 3, H, W)``; calls ``pre_transform``
+        on chunks of them.
+
+        ``errors`` receives damaged records; None raises the first error. Raises :class:`StoreError` if no shard can be
+        read."""
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
         pre_transform = pipeline.options.pre_transform
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
         whole: torch.Tensor | None = None
-        ahead = ShardsAhead.for_reader(pipeline.dataset.reader, self._epochs.reads_of_all(step))
+        ahead = ShardsAhead.for_reader(pipeline.dataset.reader, self._epochs.sequential_reads(step))
         with ahead or nullcontext():
             for chunk in range(0, count, step):
                 for first, last in self._sound_runs(chunk, min(chunk + step, count), errors is not None):
                     slot = ring.acquire()
                     assert slot is not None
-                    buffer = ring.buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
+                    buffer = ring.get_buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
                     records = np.arange(start + first, start + last)
                     prepared = assembler.prepare(buffer, records, 0, 0, errors, check_all=True)
-                    assembler.fill(prepared, 0, last - first, errors)
+                    assembler.fill_rows(prepared, 0, last - first, errors)
                     slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
                     images = slot.shipment.receive()
                     images = images if pre_transform is None else pre_transform(images)
@@ -206,12 +215,12 @@ class Resident:
         return whole
 
     def _sound_runs(self, first: int, last: int, skip: bool) -> Iterator[tuple[int, int]]:
-        """Yields runs of indices between ``first`` and ``last``. With ``skip``, leaves out records of shards that
-        cannot be opened, and marks them as damaged."""
+        """Yields ranges of indices, start and stop, that cover ``first`` … ``last - 1``. With ``skip``, leaves out
+        records of shards that cannot be opened, and marks them as damaged."""
         lost = np.zeros(last - first, np.bool_)
         if skip:
             reader = self._pipeline.dataset.reader
-            lost = in_lost_shards(reader, np.arange(first, last) + self._epochs.first_record)
+            lost = find_lost_records(reader, np.arange(first, last) + self._epochs.first_record)
             self._left_out = np.concatenate([self._left_out, first + np.flatnonzero(lost)])
         edges = first + np.flatnonzero(np.diff(lost, prepend=True, append=True))
         yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

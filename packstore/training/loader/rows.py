@@ -1,4 +1,4 @@
-"""Rows of a batch buffer, and how the pixels of each are cropped, resized and mirrored into it."""
+"""Crops, resizes and mirrors pixels into the rows of a batch buffer, for images that the engine does not do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.dlpack import from_dlpack
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops
-from packstore.training.augment.operations import render
+from packstore.training.augment.operations import write_crop
 from packstore.training.single_threaded import is_single_threaded
 
 # The kernel behind interpolate(antialias=True), with an output to write into and without interpolate's checks, which
@@ -24,11 +24,11 @@ this size; see :mod:`packstore.training.single_threaded`."""
 
 
 class SizeError(UsageError):
-    """Images of different sizes in one batch."""
+    """Error for images of different sizes in one batch."""
 
     @classmethod
     def between(cls, found: Sequence[int], expected: Sequence[int]) -> SizeError:
-        """Returns the error for two shapes that begin with height and width."""
+        """Returns the error for two unequal shapes that begin with height and width; it advises to crop or resize."""
         return cls(
             f"images differ in size ({found[0]}x{found[1]}, {expected[0]}x{expected[1]}), so they make no batch: "
             "add an operation that gives them one before all others, for example augment=[RandomResizedCrop(224)]"
@@ -77,21 +77,22 @@ class RowWriter:
         self._planes = out.permute(0, 3, 1, 2).split(1)  # type: ignore[no-untyped-call]
 
     def write_image(self, row: int, pixels: NDArray[Any]) -> None:
-        """Crops a whole image, ``(H, W, C)``, and writes it into its row."""
+        """Crops a whole image, ``(H, W, C)``, to the box of ``row``, and writes it as :meth:`write_box`."""
         top, left, height, width = self.boxes[row]
         self.write_box(row, pixels[top : top + height, left : left + width])
 
     def write_box(self, row: int, pixels: NDArray[Any]) -> None:
-        """Writes the pixels of the row's box, ``(h, w, C)``, which may be scaled down already.
+        """Resizes, crops and mirrors the pixels of the row's box, ``(h, w, C)``, into the row. ``pixels`` may be scaled
+        down already.
 
         Raises:
-            SizeError: The result differs in size from the rows.
+            SizeError: The crop differs in size from the rows.
         """
         if not self.resizes[row]:
             found, expected = self._windows[row], self.array.shape[1:]
             if found != expected[:2]:
                 raise SizeError.between(found, expected)
-            render(np.ascontiguousarray(pixels), self._crops, row, self.array[row])  # type: ignore[arg-type]
+            write_crop(np.ascontiguousarray(pixels), self._crops, row, self.array[row])  # type: ignore[arg-type]
             return
         size, flip, out = self.sizes[row], self._flips[row], self._planes[row]
         if is_single_threaded():
@@ -112,7 +113,7 @@ class RowWriter:
 
 
 def as_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """Returns a tensor's memory as numpy array (bfloat16 as bits)."""
+    """Returns a CPU tensor as numpy array over the same memory; bfloat16 as uint16 of the same bits."""
     array: NDArray[Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import CacheFullError, DiskFullError, StoreError
 from packstore.stores.base import Reader
 from packstore.stores.remote.fetching import FetchingReader, as_fetching
-from packstore.training.lanes import Reads, cache_room, most_at_a_time
+from packstore.training.lanes import Reads, cache_room, max_bytes_needed
 
 _log = logging.getLogger("packstore")
 _THREADS = 4  # fetching threads; each waits for the network most of the time
@@ -67,7 +67,7 @@ class ShardsAhead:
         self._changed = threading.Condition()
         self._process = os.getpid()
         self._threads = [
-            threading.Thread(target=self._run_thread, name="packstore-shards", daemon=True)
+            threading.Thread(target=self._fetch_shards, name="packstore-shards", daemon=True)
             for _ in range(min(_THREADS, len(self._shards)))
         ]
         for thread in self._threads:
@@ -77,14 +77,16 @@ class ShardsAhead:
     def for_reader(
         cls, reader: Reader, reads: Reads | None, first: int = 0, following: Reads | None = None
     ) -> ShardsAhead | None:
-        """Starts fetching for a dataset's reader; returns None if no shards are fetched, or the order is not known.
-        ``following``: shards that the next epoch reads."""
+        """Starts to fetch shards ahead of batch ``first``. Returns None for a local store, or if the order is unknown.
+
+        ``reads`` are the shards of this epoch, ``following`` those of the next. Logs a warning if the cache has too
+        little room for the shards that batches need at a time."""
         remote = None if reads is None else as_fetching(reader)
         if reads is None or remote is None:
             return None
         sizes = remote.part_nbytes
         room = cache_room(remote.cache.budget)
-        needed = most_at_a_time(reads, sizes)
+        needed = max_bytes_needed(reads, sizes)
         if needed > room:
             _log.warning(
                 "%s: batches need shards of %s bytes at a time, and the cache has room for %s: some will be fetched "
@@ -114,7 +116,8 @@ class ShardsAhead:
             yield
 
     def _tell_threads_to_end(self, closed: bool) -> None:
-        """Tells the threads to end: at once if ``closed``, else after the next epoch's first shards."""
+        """Tells the threads to end: after the shards that they are fetching if ``closed``, else after the next epoch's
+        first shards."""
         with self._changed:
             self._closed, self._ending = closed or self._closed, True
             self._taken = max(self._taken, self._own)
@@ -122,7 +125,7 @@ class ShardsAhead:
             self._changed.notify_all()
 
     def mark_done(self, batches: int) -> None:
-        """Notes that the epoch's first ``batches`` batches are made: closes shards that no later batch needs, and
+        """Notes that the epoch's first ``batches`` batches are finished: releases shards that no later batch needs, and
         wakes the fetching threads."""
         done: list[int] = []
         with self._changed:
@@ -140,8 +143,9 @@ class ShardsAhead:
         if done:
             self._reader.release_shards([shard for shard in done if shard not in needed])
 
-    def _run_thread(self) -> None:
-        """Runs in each thread: fetches shards until there are none left."""
+    def _fetch_shards(self) -> None:
+        """Fetches shards in turn until none are left; runs in each thread. Logs the first failure as a warning, and
+        goes on."""
         while (place := self._take_next()) is not None:
             try:
                 self._reader.prefetch(self._shards[place])
@@ -155,8 +159,10 @@ class ShardsAhead:
                 self._failed = True
 
     def _take_next(self) -> int | None:
-        """Waits until there is room for the next shard, and returns its index in the list, or returns None if there is
-        none."""
+        """Waits until the cache has room for the next shard; returns its index in the list. Returns None if no shard is
+        left, or the threads have to end.
+
+        Skips shards that batches already need but that do not fit: the thread that needs such a shard fetches it."""
         with self._changed:
             while not self._closed and self._taken < len(self._shards):
                 place = self._taken
@@ -176,8 +182,8 @@ class ShardsAhead:
 
 
 def _append_following(reads: Reads, following: Reads, sizes: NDArray[np.int64]) -> Reads:
-    """Appends to an epoch's reads the first shards of the next epoch."""
-    few = np.cumsum(sizes[following.shards]) <= most_at_a_time(following, sizes)
+    """Appends the first shards of the next epoch to an epoch's reads, as many bytes as batches need at a time."""
+    few = np.cumsum(sizes[following.shards]) <= max_bytes_needed(following, sizes)
     batches = int(reads.last.max(initial=0)) + 1
     return Reads(
         np.concatenate([reads.shards, following.shards[few]]),

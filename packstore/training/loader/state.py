@@ -1,4 +1,4 @@
-"""Describes a store in a loader's state, and checks if a state fits a loader."""
+"""Describes a store in a loader's ``state_dict()``, and checks if a state fits a loader."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ VERSION = 2
 
 
 def describe_records(dataset: PackedDataset) -> dict[str, Any]:
-    """Returns number (``count``) and digest of the dataset's records.
+    """Returns the number of the dataset's records (``count``) and their ``digest``.
 
-    The digest is None if the dataset is a part of one file, which has a digest of all its records only.
+    The digest is None for a split of a store without digests per shard: it then knows one digest of all records.
     """
     manifest = dataset.manifest
     if manifest.shards is not None and manifest.shards.rows is not None:
-        parts = _shards_of(dataset, manifest.shards)
+        parts = _list_shard_digests(dataset, manifest.shards)
         digest: str | None = join_records_digests(parts)
     else:
         digest = manifest.records_digest if len(dataset) == manifest.records else None
@@ -29,7 +29,8 @@ def describe_records(dataset: PackedDataset) -> dict[str, Any]:
 
 
 def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError`, which names the difference, unless ``state`` is from a loader with this identity."""
+    """Raises :class:`UsageError`, which names the difference, unless ``state`` was saved by a loader of the same
+    ``identity``: dataset, order and options."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise UsageError(
             f"load_state_dict takes what a loader's state_dict() gave, got {type(state).__name__}; look under which "
@@ -49,7 +50,8 @@ def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset)
 
 
 def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) -> str:
-    """Returns the message for another dataset: either the store has grown since ``state``, or it is a different one."""
+    """Returns the error text for a state of another dataset; says if the store has only grown since the state was
+    saved."""
     where = f"{dataset.path}" + (f", split {dataset.split}" if dataset.split else "")
     before = state.get("store")
     if isinstance(before, Mapping) and _begins_with(dataset, before.get("count"), before.get("digest")):
@@ -67,17 +69,18 @@ def _describe_other_dataset(state: Mapping[str, Any], dataset: PackedDataset) ->
 
 
 def _begins_with(dataset: PackedDataset, count: Any, digest: Any) -> bool:
-    """Tells if the dataset's first shards contain ``count`` records with this digest."""
+    """Tells if the dataset's first shards contain exactly ``count`` records with this digest. False if that is
+    unknown."""
     table = dataset.manifest.shards
     if table is None or table.rows is None or digest is None:
         return False
-    parts = _shards_of(dataset, table)
+    parts = _list_shard_digests(dataset, table)
     ends = list(accumulate(records for _, records in parts))
     return count in ends and join_records_digests(parts[: ends.index(count) + 1]) == digest
 
 
-def _shards_of(dataset: PackedDataset, table: ShardTable) -> list[tuple[str, int]]:
-    """Returns digest and number of records of each shard in the dataset's split."""
+def _list_shard_digests(dataset: PackedDataset, table: ShardTable) -> list[tuple[str, int]]:
+    """Lists digest and number of records of each shard in the dataset's split."""
     chosen = dataset.reader.split(dataset.split)
     starts = table.starts.tolist()
     return [

@@ -31,7 +31,8 @@ class Stats:
         return Stats, ()  # another process has its own
 
     def reset(self, fetches: Sequence[FetchCounts] = ()) -> None:
-        """Resets all sums; ``fetches`` are the reader's counts, if it has any."""
+        """Sets all sums to 0. ``fetches``, the counts of remote readers, continue; their present values are
+        subtracted later."""
         with self._lock:
             self._before = [(counts, replace(counts)) for counts in fetches]
             self._seconds = dict.fromkeys(STAGES, 0.0)
@@ -39,8 +40,8 @@ class Stats:
             self._started: float | None = None
             self._ended: float | None = None
 
-    def add(self, stage: str, seconds: float) -> None:
-        """Adds seconds to a stage."""
+    def add_seconds(self, stage: str, seconds: float) -> None:
+        """Adds ``seconds`` to the sum of a stage, one of :data:`STAGES`."""
         with self._lock:
             self._seconds[stage] += seconds
 
@@ -52,17 +53,17 @@ class Stats:
             yield
         finally:
             elapsed = perf_counter() - start
-            self.add(stage, elapsed - self.take_timed())
+            self.add_seconds(stage, elapsed - self.take_timed())
             self._thread.seconds = before + elapsed
 
     def take_timed(self) -> float:
-        """Returns and clears the calling thread's timed seconds."""
+        """Returns the seconds that :meth:`measure` has counted in the calling thread, and resets them."""
         seconds: float = getattr(self._thread, "seconds", 0.0)
         self._thread.seconds = 0.0
         return seconds
 
     def add_unindexed(self, images: int) -> None:
-        """Counts images whose seek index was invalid."""
+        """Counts images whose seek index (positions within a JPEG file, for decoding parts) was invalid."""
         with self._lock:
             self._unindexed += images
 
@@ -71,13 +72,13 @@ class Stats:
         with self._lock:
             self._decoded += images
 
-    def start(self) -> None:
-        """Starts the clock, once."""
+    def start_clock(self) -> None:
+        """Starts the clock; only the first call after a reset has an effect."""
         if self._started is None:
             self._started = perf_counter()
 
     def add_batch(self, images: int, skipped: int = 0) -> None:
-        """Counts a finished batch and its images; stops the clock."""
+        """Counts a finished batch, its images and its skipped records; the clock stops here unless more follow."""
         with self._lock:
             self._batches += 1
             self._images += images

@@ -1,4 +1,4 @@
-"""Images of a column as they are stored: their views, sizes and pixels, and requests to the engine for them."""
+"""Reads the images of a column for batches: stored bytes, sizes and pixels, and requests to the engine for them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from packstore.images.sniff import HeaderError, sniff
 from packstore.stores.base import Reader, as_image_array
 from packstore.training.loader.finish import stored_format
 from packstore.training.loader.kernel import engine_supports, height_width
-from packstore.training.loader.prepared import Header, Prepared
-from packstore.training.pictures import for_torch, stored_bytes
+from packstore.training.loader.prepared import Header, PreparedBatch
+from packstore.training.pictures import read_stored_bytes, widen_for_torch
 
 _HEAD = 2048  # where nearly every frame header is
 _UNREADABLE = b"\0"  # in place of a seek index
@@ -34,7 +34,7 @@ COLD_BATCHES = 4
 
 
 class StoredImages(ABC):
-    """Images of one column by record.
+    """Reads the images of one column by record number.
 
     Attributes:
         reader: The open store.
@@ -42,7 +42,7 @@ class StoredImages(ABC):
         mode: Mode of the pixels.
         stored: Format of rows whose pixels stay as they are.
         view: Returns the stored bytes of a record. Checksums of the main images are verified later, by all threads.
-        will_need: Asks the system to fetch all of a record's view at once.
+        will_need: Asks the operating system to read all of a record's stored bytes ahead.
         cold: Number of batches for which the system is asked to fetch all records beforehand.
         are_files: They are image files, not arrays.
         is_main: They are the main images.
@@ -57,54 +57,61 @@ class StoredImages(ABC):
         self.stored = stored_format(column, mode)
         self.is_main = column.name == "image"
         self._unchecked = reader.unchecked_reader
-        self.view = self._unchecked.view if self.is_main else partial(stored_bytes, reader, column)
+        self.view = self._unchecked.view if self.is_main else partial(read_stored_bytes, reader, column)
         self.will_need = self._unchecked.will_need if self.is_main else _do_not_prefetch
         self.cold = COLD_BATCHES
 
-    def views(self, records: NDArray[np.int64]) -> Sequence[Any]:
-        """Returns the views of ``records``; raises if any fails."""
+    def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
+        """Returns the stored bytes of each of ``records``, without copies. Raises :class:`PackstoreError` if any
+        fails."""
         return self._unchecked.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
 
     @abstractmethod
-    def measure(self, records: NDArray[np.int64], prepared: Prepared, requests: Requests | None = None) -> None:
-        """Sets the sizes of the images of a batch, and the headers of files that the engine refuses: 0 x 0 and None
-        for an unreadable header, since decoding will raise."""
+    def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
+        """Reads the sizes of a batch's images into ``prepared``, and the headers of files that the engine refuses.
+
+        An unreadable header gives 0 x 0 and None; decoding raises later."""
 
     @abstractmethod
-    def pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
-        """Returns the pixels of an image in a dtype of torch, not turned. Raises :class:`PackstoreError`."""
+    def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+        """Decodes an image to pixels in a dtype of torch, without EXIF rotation. Raises :class:`PackstoreError` if that
+        fails."""
 
     @abstractmethod
-    def pixels_of_each(self, records: Sequence[int], views: Sequence[Any]) -> Iterator[NDArray[Any] | PackstoreError]:
-        """Yields the pixels of each image ``(H, W, C)``, turned upright, or its error."""
+    def read_pixels_of_each(
+        self, records: Sequence[int], views: Sequence[Any]
+    ) -> Iterator[NDArray[Any] | PackstoreError]:
+        """Yields the pixels of each image ``(H, W, C)``, rotated by EXIF if asked for, or its error."""
 
-    def orientations(self, views: Sequence[Any]) -> dict[int, int]:
-        """Returns the EXIF orientations to apply, by row."""
+    def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
+        """Returns the EXIF orientations to apply, by index in ``views``; those of upright images are left out."""
         return {}
 
-    def header(self, view: Any) -> Header:
-        """Parses the header of an image file, or returns None for an array, or if it cannot be read."""
+    def read_header(self, view: Any) -> Header:
+        """Parses the header of an image file. Returns None for an array, or if the header cannot be read."""
         return None
 
-    def decodes_part(self, header: Header) -> bool:
-        """Tells if :meth:`crop` decodes less than the whole image."""
+    def can_decode_part(self, header: Header) -> bool:
+        """Tells if :meth:`decode_crop` decodes less than the whole of an image with this header."""
         return False
 
-    def crop(self, view: Any, box: Box, header: Header) -> NDArray[Any]:
-        """Decodes a box of an image file, not turned."""
+    def decode_crop(self, view: Any, box: Box, header: Header) -> NDArray[Any]:
+        """Decodes a box of an image file, without EXIF rotation. Raises :class:`NotImplementedError` for arrays."""
         raise NotImplementedError
 
-    def file_requests(self, records: NDArray[np.int64], prepared: Prepared) -> Requests | None:
-        """Returns requests to the engine to decode image files; None for others. It refuses those to turn."""
+    def make_file_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+        """Builds requests to the engine to decode image files, or returns None if it cannot.
+
+        Files that EXIF rotates are replaced by empty ones, which the engine refuses."""
         return None
 
-    def array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
-        """Returns requests to the engine to process stored pixels, or None if it cannot."""
+    def make_array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
+        """Builds requests to the engine to crop stored pixels of ``sizes``, or returns None if it cannot."""
         return None
 
 
 class FileImages(StoredImages):
-    """Image files, decoded by the engine if it can, else by ``decoder``."""
+    """Reads image files; the engine decodes them if it can, else ``decoder``."""
 
     are_files = True
 
@@ -118,17 +125,17 @@ class FileImages(StoredImages):
             self.is_main and manifest.has_column(SEEK_INDEX.name) and manifest.column(SEEK_INDEX.name).nbytes > 0
         )
 
-    def measure(self, records: NDArray[np.int64], prepared: Prepared, requests: Requests | None = None) -> None:
+    def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
-            header = headers[row] = self.header(prepared.views[row])
+            header = headers[row] = self.read_header(prepared.views[row])
             sizes[row] = (0, 0) if header is None else (header.height, header.width)
         if swapped := [row for row, orientation in prepared.turned.items() if swaps_sides(orientation)]:
             sizes[swapped] = sizes[swapped, ::-1]
         prepared.sizes, prepared.headers = sizes, headers
 
-    def header(self, view: Any) -> Header:
+    def read_header(self, view: Any) -> Header:
         try:
             return sniff(bytes(view[:_HEAD]))
         except HeaderError:
@@ -137,23 +144,25 @@ class FileImages(StoredImages):
             except HeaderError:
                 return None
 
-    def pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
-        return for_torch(self._decoder.decode(view, info=header), self.column)
+    def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+        return widen_for_torch(self._decoder.decode(view, info=header), self.column)
 
-    def pixels_of_each(self, records: Sequence[int], views: Sequence[Any]) -> Iterator[NDArray[Any] | PackstoreError]:
+    def read_pixels_of_each(
+        self, records: Sequence[int], views: Sequence[Any]
+    ) -> Iterator[NDArray[Any] | PackstoreError]:
         return iter(self._decoder.decode_each(views, exif_transpose=self._exif_transpose))
 
-    def orientations(self, views: Sequence[Any]) -> dict[int, int]:
+    def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
         found = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
         return {row: orientation for row, orientation in found if orientation != 1}
 
-    def decodes_part(self, header: Header) -> bool:
+    def can_decode_part(self, header: Header) -> bool:
         return header is not None and self._decoder.decodes_parts(header)
 
-    def crop(self, view: Any, box: Box, header: Header) -> NDArray[Any]:
-        return for_torch(self._decoder.decode_crop(view, box, info=header), self.column)
+    def decode_crop(self, view: Any, box: Box, header: Header) -> NDArray[Any]:
+        return widen_for_torch(self._decoder.decode_crop(view, box, info=header), self.column)
 
-    def file_requests(self, records: NDArray[np.int64], prepared: Prepared) -> Requests | None:
+    def make_file_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
         if not self._decoder.has_engine:
             return None
         views, turned = prepared.views, prepared.turned
@@ -162,8 +171,9 @@ class FileImages(StoredImages):
         return Requests(views, indexes=self._seek_indexes(records) if self._has_indexes else None)
 
     def _seek_indexes(self, records: NDArray[np.int64]) -> list[Any] | BufferAddresses:
-        """Returns the seek index of each image. An unreadable index is replaced by an invalid one, which the engine
-        counts."""
+        """Returns the seek index of each image file: positions within it, for decoding parts.
+
+        If any cannot be read, all are replaced by invalid ones, which the engine counts and ignores."""
         try:
             column = self._unchecked.mapped_ragged_column(SEEK_INDEX.name)
             if column is not None:
@@ -174,7 +184,7 @@ class FileImages(StoredImages):
 
 
 class ArrayImages(StoredImages):
-    """Stored pixels, which may differ in size."""
+    """Reads stored arrays of pixels, one by one; they may differ in size."""
 
     are_files = False
 
@@ -183,7 +193,7 @@ class ArrayImages(StoredImages):
         self._has_shapes = column.kind == "ragged"
         self._for_engine = column.pixels in MODES or (column.layout == "CHW" and engine_supports(column))
 
-    def measure(self, records: NDArray[np.int64], prepared: Prepared, requests: Requests | None = None) -> None:
+    def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
         prepared.headers = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -192,24 +202,26 @@ class ArrayImages(StoredImages):
         else:
             prepared.sizes = np.tile(np.array(height_width(self.column), np.int64), (len(records), 1))
 
-    def pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+    def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         column = self.column
         shape = tuple(self.reader.value(column.shape_name, record).tolist()) if self._has_shapes else column.shape
-        return for_torch(as_image_array(view, column, shape, "it"), column)
+        return widen_for_torch(as_image_array(view, column, shape, "it"), column)
 
-    def pixels_of_each(self, records: Sequence[int], views: Sequence[Any]) -> Iterator[NDArray[Any] | PackstoreError]:
+    def read_pixels_of_each(
+        self, records: Sequence[int], views: Sequence[Any]
+    ) -> Iterator[NDArray[Any] | PackstoreError]:
         for record, view in zip(records, views, strict=True):
             try:
-                yield self.pixels(record, view, None)
+                yield self.read_pixels(record, view, None)
             except PackstoreError as error:
                 yield error
 
-    def array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
+    def make_array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
         return Requests(views, sizes, NUMPY_DTYPE[self.column.dtype]) if self._for_engine else None
 
 
 class MappedImages(ArrayImages):
-    """Stored pixels of one size in one mapped array: a view is an image of it.
+    """Reads stored pixels of one size from one memory-mapped array of all images.
 
     Attributes:
         array: All images, ``(N, …)``.
@@ -220,10 +232,10 @@ class MappedImages(ArrayImages):
         self.array = array
         self.cold = 0
 
-    def views(self, records: NDArray[np.int64]) -> Sequence[Any]:
+    def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
         return [self.array[record] for record in records.tolist()]
 
-    def pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+    def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
         found: NDArray[Any] = self.array[record]
         return found
 

@@ -12,7 +12,7 @@ from typing import Any
 from packstore.core.parallel import default_workers
 from packstore.training.loader.epochs import Epochs
 from packstore.training.loader.job import BatchJob
-from packstore.training.loader.pipeline import Batch, Pipeline
+from packstore.training.loader.pipeline import LoadedBatch, Pipeline
 from packstore.training.loader.planning import group_batches
 from packstore.training.loader.shards_ahead import ShardsAhead
 from packstore.training.ring import Ring, Transport, transport_to
@@ -20,10 +20,10 @@ from packstore.training.single_threaded import make_single_threaded
 
 
 class Streaming:
-    """Yields the batches of an epoch; several are in progress at a time.
+    """Streams the batches of an epoch: threads read and decode several batches ahead of the consumer.
 
     Attributes:
-        transport: Transport to the device; created in the first epoch and kept, so that its memory is reused.
+        transport: Copies batches to the device; created in the first epoch and kept, so that its memory is reused.
     """
 
     def __init__(self, pipeline: Pipeline, epochs: Epochs) -> None:
@@ -35,9 +35,11 @@ class Streaming:
         """Leaves out the transport, which belongs to this process."""
         return self.__dict__ | {"transport": None}
 
-    def batches(self, epoch: int, first: int) -> Generator[Batch, None, None]:
-        """Yields the batches of ``epoch`` from number ``first`` on. Threads run only while this generator runs."""
-        reads, following = self._epochs.reads(epoch), self._epochs.reads(epoch + 1)
+    def iterate_epoch(self, epoch: int, first: int) -> Generator[LoadedBatch, None, None]:
+        """Yields the batches of ``epoch`` from number ``first`` on; fetches the shards of a remote store ahead.
+
+        Threads run until this generator ends or is closed."""
+        reads, following = self._epochs.shard_reads(epoch), self._epochs.shard_reads(epoch + 1)
         ahead = ShardsAhead.for_reader(self._pipeline.dataset.reader, reads, first, following)
         if ahead is None:
             yield from self._iterate_batches(epoch, first)
@@ -51,7 +53,10 @@ class Streaming:
 
     def _iterate_batches(
         self, epoch: int, first: int, ahead: ShardsAhead | None = None
-    ) -> Generator[Batch, None, None]:
+    ) -> Generator[LoadedBatch, None, None]:
+        """Yields the batches in order; keeps ``prefetch`` batches in progress in a pool of threads.
+
+        Ctrl-C also aborts requests for shards. At the end, unfinished batches are cancelled and the threads stopped."""
         pipeline, options = self._pipeline, self._pipeline.options
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)
@@ -68,9 +73,9 @@ class Streaming:
                     job.cancel()
                 pool.shutdown(wait=True, cancel_futures=True)
 
-        pipeline.stats.start()
+        pipeline.stats.start_clock()
         try:
-            ids_of_batches = group_batches(self._epochs.batches(epoch, first))
+            ids_of_batches = group_batches(self._epochs.iterate_batches(epoch, first))
             while True:
                 while len(pending) < options.prefetch:
                     following = next(ids_of_batches, None)

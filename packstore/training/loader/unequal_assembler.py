@@ -17,7 +17,7 @@ from packstore.training.augment.unequal import DrawnOperations
 from packstore.training.loader.assemble import wrong_header_error
 from packstore.training.loader.fields import Failures, read_ragged
 from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import SizeError
 from packstore.training.random_draws import Draws
@@ -27,11 +27,12 @@ _ANY_SIZE = 4096
 
 
 class UnequalAssembler(RecordAssembler):
-    """Writes images into rows if they end with one size, else into memory of their own.
+    """Decodes and augments images one by one, since their sizes differ on the way. Writes them into rows of a batch
+    buffer if they end with one size, else into memory of their own.
 
     Attributes:
-        as_list: Each image is a tensor of its own.
-        made: Final format of the rows.
+        as_list: Each image is a tensor of its own, in :attr:`PreparedBatch.images`.
+        row_format: Final format of the rows.
     """
 
     _plans_groups = False
@@ -60,15 +61,19 @@ class UnequalAssembler(RecordAssembler):
         self._finish = finish
         self.row_format = finish or self._images.stored
         self.planes, self.dtype, self.as_list = self.row_format.planes, self.row_format.dtype, size is None
-        self.shape = self.row_format.shape(size or (1, 1))  # unused for a list
+        self.shape = self.row_format.row_shape(size or (1, 1))  # unused for a list
 
     def _row_shape(self) -> tuple[int, ...]:
-        return ()  # set later
+        """Returns nothing useful: the constructor sets the shape later."""
+        return ()
 
-    def bytes_made(self, prepared: Prepared) -> int:
+    def estimate_bytes(self, prepared: PreparedBatch) -> int:
+        """Returns the bytes of pixels that are decoded, whatever they become."""
         return int(prepared.sizes.prod(1).sum()) * self._images.mode.channels
 
-    def _request_rows(self, prepared: Prepared, requests: Requests | None) -> Requests | None:
+    def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
+        """Draws all operations, and adds the crops and resizes that the engine can do to ``requests``, into an array
+        per image. Returns None if ``requests`` is."""
         ids = prepared.ids
         prepared.operations = operations = DrawnOperations(
             prepared.sizes,
@@ -88,12 +93,14 @@ class UnequalAssembler(RecordAssembler):
         requests.set_output_images(boxes, sizes, windows, flips, samplings, pixels)
         return requests
 
-    def _replace_unread(self, prepared: Prepared) -> None:
+    def _replace_unread(self, prepared: PreparedBatch) -> None:
+        """Sets the size of images with unreadable headers to at least 4096 x 4096, too small for no operation."""
         sizes = prepared.sizes
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
 
-    def _read_boxes(self, prepared: Prepared) -> BatchBoxes:
-        """Reads all boxes of a batch. Unreadable records have none; reading their column raises."""
+    def _read_boxes(self, prepared: PreparedBatch) -> BatchBoxes:
+        """Reads all boxes of a batch, by which operations choose crops. Unreadable records have none here; the column
+        raises later."""
         corners, rows = [], []
         for column in self._box_columns:
             flat, counts = read_ragged(self._images.reader, column, prepared.numbers, set(prepared.failed), None)
@@ -102,7 +109,11 @@ class UnequalAssembler(RecordAssembler):
         order = np.argsort(together := np.concatenate(rows), kind="stable")
         return BatchBoxes(np.concatenate(corners)[order], together[order])
 
-    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+    def _write_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
+    ) -> list[int]:
+        """Verifies and decodes the images, and runs the remaining operations on each. A :class:`UsageError` of an
+        operation is raised in any case."""
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         refused = {*self._run_engine(prepared, first, stop)}
         left_out = {*failed, *prepared.failed, *skip}
@@ -111,7 +122,9 @@ class UnequalAssembler(RecordAssembler):
                 continue
             try:
                 self._put_image(
-                    prepared, row, self._decode_refused(prepared, row) if row in refused else _run_rest(prepared, row)
+                    prepared,
+                    row,
+                    self._decode_refused(prepared, row) if row in refused else _run_remaining(prepared, row),
                 )
             except UsageError:
                 raise
@@ -121,8 +134,11 @@ class UnequalAssembler(RecordAssembler):
             self._stats.add_decoded(stop - first - len(left_out))
         return failed
 
-    def _decode_refused(self, prepared: Prepared, row: int) -> torch.Tensor:
-        """Decodes an image that the engine refuses, and runs all operations on it."""
+    def _decode_refused(self, prepared: PreparedBatch, row: int) -> torch.Tensor:
+        """Decodes an image that the engine refuses, and runs all operations on it.
+
+        If its size differs from its header, draws the operations again by the real size; raises :class:`DecodeError`
+        if other columns follow the image."""
         pixels = self._read_pixels(prepared, row, self._row_header(prepared, row))
         if self._images.column.layout != "CHW":
             pixels = pixels.transpose(2, 0, 1)
@@ -130,15 +146,18 @@ class UnequalAssembler(RecordAssembler):
         found, said = image.shape[-2:], prepared.sizes[row].tolist()
         if [*found] == said:
             prepared.images[row] = prepared.first_cuts[row][0](image)
-            return _run_rest(prepared, row)
+            return _run_remaining(prepared, row)
         if not self._alone:
             raise wrong_header_error(said, found)
         # The header has another size than the image: plan again, by the real size.
         draws = Draws(prepared.seed, prepared.epoch, prepared.ids[row : row + 1])
-        return DrawnOperations(np.array([found], np.int64), self._list, draws).run(0, image)
+        return DrawnOperations(np.array([found], np.int64), self._list, draws).run_on_image(0, image)
 
-    def _put_image(self, prepared: Prepared, row: int, image: torch.Tensor) -> None:
-        """Writes an image ``(1, C, h, w)`` into its row, or into memory of its own."""
+    def _put_image(self, prepared: PreparedBatch, row: int, image: torch.Tensor) -> None:
+        """Writes a finished image ``(1, C, h, w)`` into its row, or into memory of its own; normalises bytes.
+
+        Raises :class:`UsageError` for another dtype than expected, and :class:`SizeError` for another size than the
+        row's."""
         made, finish, size = self.row_format, self._finish, (image.shape[-2], image.shape[-1])
         expected = torch.uint8 if finish is not None and finish.normalizer is not None else self.dtype
         if image.dtype != expected:
@@ -146,19 +165,19 @@ class UnequalAssembler(RecordAssembler):
                 f"augment= made {image.dtype} of an image, and {expected} is expected: convert in transform="
             )
         if self.as_list:
-            out = torch.empty((1, *made.shape(size)), dtype=self.dtype, device="cpu")
+            out = torch.empty((1, *made.row_shape(size)), dtype=self.dtype, device="cpu")
             prepared.images[row] = out[0]
         else:
             out, prepared.images[row] = prepared.out[row : row + 1], None
-            if made.size(out.shape[1:]) != size:
-                raise SizeError.between(size, made.size(out.shape[1:]))
+            if made.image_size(out.shape[1:]) != size:
+                raise SizeError.between(size, made.image_size(out.shape[1:]))
         if finish is not None and image.dtype == torch.uint8:
-            finish.rows(image.permute(0, 2, 3, 1).contiguous(), out)
+            finish.write_rows(image.permute(0, 2, 3, 1).contiguous(), out)
         else:
             made.as_images(out).copy_(image)
 
 
-def _run_rest(prepared: Prepared, row: int) -> torch.Tensor:
-    """Runs the remaining operations on the image of a row."""
+def _run_remaining(prepared: PreparedBatch, row: int) -> torch.Tensor:
+    """Runs the operations that the first crop does not replace on the image of a row; returns the result."""
     assert prepared.operations is not None
-    return prepared.operations.run(row, prepared.images[row], prepared.first_cuts[row][1])
+    return prepared.operations.run_on_image(row, prepared.images[row], prepared.first_cuts[row][1])

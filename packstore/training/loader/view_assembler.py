@@ -1,4 +1,5 @@
-"""Assembles several crops of each record: decodes a record once, and cuts all of its crops from the pixels."""
+"""Writes several crops of each record (``views=``) into batch buffers: decodes a record once, and cuts all of its crops
+from the pixels."""
 
 from __future__ import annotations
 
@@ -20,23 +21,24 @@ from packstore.training.augment.views import View
 from packstore.training.loader.assemble import wrong_header_error
 from packstore.training.loader.fields import Failures
 from packstore.training.loader.finish import RowFormat
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.prepared import PreparedBatch
 from packstore.training.loader.programs import Programs
 from packstore.training.loader.record_assembler import RecordAssembler
 from packstore.training.loader.rows import RowWriter, as_numpy
-from packstore.training.pictures import TENSOR_DTYPES, for_torch
+from packstore.training.pictures import TENSOR_DTYPES, widen_for_torch
 from packstore.training.random_draws import Draws
 
 
 @dataclass(frozen=True)
 class ViewPlan:
-    """Plan of one view: its crops, and where its operations run.
+    """Tells which operations of one view run in the decoding threads, and the final format that they write.
 
     Attributes:
         view: The user's view.
         operations: First operations, which become crops.
         programs: Next operations, which run in the decoding threads.
-        finish: Final format of pixels there; None for none.
+        finish: Final format that the threads write; None if crops stay as decoded.
+        mode: Mode of the pixels.
     """
 
     view: View
@@ -47,14 +49,14 @@ class ViewPlan:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of the crops."""
+        """Height and width of the view's crops, which are equal."""
         found = output_size(self.operations)
         assert found is not None
         return found
 
     @property
     def row_format(self) -> RowFormat:
-        """Format of the rows of a buffer."""
+        """Format of the crops in a buffer: :attr:`finish`, or the decoded pixels."""
         stored = RowFormat(TENSOR_DTYPES[self.mode.dtype], False, channels=self.mode.channels)
         return self.finish or stored
 
@@ -65,8 +67,8 @@ class ViewPlan:
 
 
 @dataclass(frozen=True, eq=False)
-class _Planned:
-    """Planned crops of one view for all records of a batch; crops of a record are adjacent."""
+class _PlannedView:
+    """Drawn crops of one view for all records of a batch; crops of a record are adjacent."""
 
     plan: ViewPlan
     crops: Crops
@@ -75,7 +77,8 @@ class _Planned:
 
 
 class ViewAssembler(RecordAssembler):
-    """Writes the views of records into a batch buffer ``(B, elements)``."""
+    """Decodes records once, and writes the crops of all views into a batch buffer ``(B, elements)``: first all crops of
+    the first view, and so on."""
 
     _plans_groups = False
 
@@ -86,36 +89,40 @@ class ViewAssembler(RecordAssembler):
         self.dtype = plans[0].row_format.dtype
 
     def _row_shape(self) -> tuple[int, ...]:
+        """Returns the number of values that all crops of a record take."""
         return (sum(plan.elements for plan in self._plans),)
 
-    def sections(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Splits a buffer of B records into the crops of each view, ``(B * count, *row)``."""
+    def split_buffer(self, buffer: torch.Tensor) -> list[torch.Tensor]:
+        """Returns the crops of each view in a buffer of B records as tensors ``(B * count, *row)`` over its memory."""
         flat, sections, start = buffer.view(-1), [], 0
         for plan in self._plans:
             stop = start + len(buffer) * plan.elements
-            sections.append(flat[start:stop].view(len(buffer) * plan.view.count, *plan.row_format.shape(plan.size)))
+            sections.append(flat[start:stop].view(len(buffer) * plan.view.count, *plan.row_format.row_shape(plan.size)))
             start = stop
         return sections
 
     def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns :meth:`sections` of the rows ``kept``, or all."""
-        found = self.sections(buffer)
+        """Does :meth:`split_buffer` for the records ``kept``, of which it copies the crops; None selects all."""
+        found = self.split_buffer(buffer)
         if kept is None:
             return found
         counts = [plan.view.count for plan in self._plans]
         places = [torch.from_numpy((kept[:, None] * count + np.arange(count)).reshape(-1)) for count in counts]
         return [section[rows] for section, rows in zip(found, places, strict=True)]
 
-    def _request_rows(self, prepared: Prepared, requests: Requests | None) -> None:
-        """Plans the crops of all views, which :meth:`fill` requests once the images are decoded."""
+    def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> None:
+        """Draws the crops of all views into ``prepared``, for :meth:`fill_rows`. Requests nothing: returns None."""
         sizes, planned = prepared.sizes.clip(1), []
-        for plan, section in zip(self._plans, self.sections(prepared.out), strict=True):
-            draws = Draws(plan.view.seed(prepared.seed), prepared.epoch, plan.view.ids(prepared.ids))
+        for plan, section in zip(self._plans, self.split_buffer(prepared.out), strict=True):
+            draws = Draws(plan.view.derive_seed(prepared.seed), prepared.epoch, plan.view.all_crop_ids(prepared.ids))
             crops = plan_operations(plan.operations, np.repeat(sizes, plan.view.count, 0), draws)
-            planned.append(_Planned(plan, crops, plan.programs.draw(draws, plan.size), section))
+            planned.append(_PlannedView(plan, crops, plan.programs.draw_program(draws, plan.size), section))
         prepared.views_planned = planned
 
-    def _write_rows(self, prepared: Prepared, first: int, stop: int, errors: Failures, skip: Set[int]) -> list[int]:
+    def _write_rows(
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
+    ) -> list[int]:
+        """Decodes the images, then writes their crops; notes images that cannot be decoded."""
         failed: list[int] = []
         pixels: dict[int, NDArray[Any]] = {}
         for row, found in self._decode_rows(prepared, first, stop, errors, failed):
@@ -124,7 +131,7 @@ class ViewAssembler(RecordAssembler):
             else:
                 pixels[row] = found
         for rows in _split_runs(sorted(pixels)):
-            images = [for_torch(np.ascontiguousarray(pixels[row]), self._images.column) for row in rows]
+            images = [widen_for_torch(np.ascontiguousarray(pixels[row]), self._images.column) for row in rows]
             requests = None
             if self._images.mode in MODES:
                 requests = Requests(images, np.array([image.shape[:2] for image in images], np.int64))
@@ -133,15 +140,18 @@ class ViewAssembler(RecordAssembler):
         return failed
 
     def _decode_rows(
-        self, prepared: Prepared, first: int, stop: int, errors: Failures, failed: list[int]
+        self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, failed: list[int]
     ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
-        """Yields the pixels of each sound row, ``(H, W, C)``, or its error."""
+        """Verifies and decodes the images of rows; yields the pixels ``(H, W, C)`` of each sound row, or its error.
+
+        Appends damaged rows to ``failed``. If an image differs in size from its header, its crops are drawn again, or
+        the error is yielded if other columns follow the image."""
         images, views = self._images, prepared.views[first:stop]
         failed += self._verify_images(prepared, first, views, errors)
         sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]
         numbers, files = [prepared.numbers[row] for row in sound], [views[row - first] for row in sound]
         decoded = 0
-        for row, found in zip(sound, images.pixels_of_each(numbers, files), strict=True):
+        for row, found in zip(sound, images.read_pixels_of_each(numbers, files), strict=True):
             if isinstance(found, PackstoreError) or not images.are_files:
                 yield row, found
                 continue
@@ -156,11 +166,13 @@ class ViewAssembler(RecordAssembler):
                 yield row, wrong_header_error(said, found.shape)
         self._stats.add_decoded(decoded)
 
-    def _replan_crops(self, prepared: Prepared, row: int, size: Sequence[int]) -> None:
-        """Plans the crops of a record again, if its header has another size than the image."""
+    def _replan_crops(self, prepared: PreparedBatch, row: int, size: Sequence[int]) -> None:
+        """Draws the crops of a record again by the image's real ``size``, and overwrites them in ``prepared``."""
         for planned in prepared.views_planned:
             view = planned.plan.view
-            draws = Draws(view.seed(prepared.seed), prepared.epoch, view.ids(prepared.ids[row : row + 1]))
+            draws = Draws(
+                view.derive_seed(prepared.seed), prepared.epoch, view.all_crop_ids(prepared.ids[row : row + 1])
+            )
             crops = plan_operations(planned.plan.operations, np.tile(np.array(size, np.int64), (view.count, 1)), draws)
             part = slice(row * view.count, (row + 1) * view.count)
             for name in ("box", "size", "window"):
@@ -168,23 +180,23 @@ class ViewAssembler(RecordAssembler):
 
     def _write_crops(
         self,
-        planned: _Planned,
+        planned: _PlannedView,
         rows: Sequence[int],
         pixels: Sequence[NDArray[Any]],
         sources: Requests | None,
     ) -> None:
-        """Writes all crops of consecutive rows of the batch.
+        """Writes all crops of one view for consecutive rows of the batch, with the engine if it can, else one by one.
 
-        ``sources`` are their pixels as requests; None if the engine does not support their mode.
+        ``sources`` are the rows' pixels as requests to the engine; None if it does not support their mode.
         """
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
-        crops, out = planned.crops.part(part), planned.out[part]
+        crops, out = planned.crops.select_rows(part), planned.out[part]
         program = None if planned.program is None else planned.program[part]
         left = np.arange(len(out))
         if sources is not None:
             requests = sources.repeat(count)
-            array, form = as_numpy(out), plan.row_format.form(crops)
+            array, form = as_numpy(out), plan.row_format.engine_format(crops)
             requests.set_outputs(crops.box, crops.size, crops.window, crops.flip, array, form, program, crops.sampling)
             left = np.flatnonzero(get_engine().run(requests, 0, len(out), self._max_pixels))
         if not len(left):
@@ -198,9 +210,9 @@ class ViewAssembler(RecordAssembler):
         for crop in left.tolist():
             placed.write_image(crop, pixels[crop // count])
             if program is not None:
-                plan.programs.run(placed.array[crop : crop + 1], program[crop : crop + 1])
+                plan.programs.run_on_image(placed.array[crop : crop + 1], program[crop : crop + 1])
             if plan.finish is not None:
-                plan.finish.rows(bytes_of[crop : crop + 1], out[crop : crop + 1])
+                plan.finish.write_rows(bytes_of[crop : crop + 1], out[crop : crop + 1])
 
 
 def _split_runs(rows: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -1,4 +1,5 @@
-"""Columns of a batch with several views: masks, boxes and keypoints move with the crops of each view."""
+"""Columns of a batch with several views (``views=``: several crops of each record): masks, boxes and keypoints move
+with the crops of each view."""
 
 from __future__ import annotations
 
@@ -24,19 +25,20 @@ from packstore.training.loader.columns import (
 )
 from packstore.training.loader.fields import Failures, NewBuffer, Padded
 from packstore.training.loader.options import LoaderOptions
-from packstore.training.loader.prepared import Prepared
+from packstore.training.loader.prepared import PreparedBatch
 
 
 class ViewFields:
-    """Columns of a loader's batches besides the main image: constant ones, and ones that move with each view.
+    """Reads the columns of a loader's batches besides the main image: some once per record, those that move with the
+    pixels once per crop.
 
     Attributes:
-        carried: Names of the columns that move.
+        carried: Names of the columns that move with the pixels, or belong to boxes that do.
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, new_assembler: Any, finish: Any) -> None:
-        """Takes the arguments of :class:`BatchFields`; raises the same errors, and :class:`UsageError` for further
-        images."""
+        """Takes the arguments of :class:`BatchFields`; raises the same errors, and :class:`UsageError` for columns of
+        further images."""
         assert options.views is not None
         columns = [dataset.manifest.column(name) for name in dataset.columns if name != "image"]
         images = [column.name for column in columns if column.type == "image"]
@@ -62,27 +64,29 @@ class ViewFields:
         views = options.views.parts if self.carried else ()
         self._views = [(view, fields(self.carried, view.operations)) for view in views]
 
-    def gather(
-        self, prepared: Prepared, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
+    def read_batch(
+        self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> ViewColumns:
-        """Gathers the columns for each view, see :meth:`BatchFields.gather`."""
-        plain = self._plain.gather(prepared, assembler, new_buffer, errors)
+        """Reads the columns once, and the moving ones for the crops of each view; see
+        :meth:`BatchFields.read_batch`."""
+        plain = self._plain.read_batch(prepared, assembler, new_buffer, errors)
         place, found = len(self._plain), []
         for view, fields in self._views:
-            crops = Prepared(
+            crops = PreparedBatch(
                 prepared.out,
-                view.ids(prepared.ids),
-                view.seed(prepared.seed),
+                view.all_crop_ids(prepared.ids),
+                view.derive_seed(prepared.seed),
                 prepared.epoch,
                 failed=[*_crop_rows(prepared.failed, view.count)],
             )
             crops.sizes = np.repeat(prepared.sizes, view.count, 0)
-            found.append((view, fields.gather(crops, assembler, _with_offset(new_buffer, place), errors)))
+            found.append((view, fields.read_batch(crops, assembler, _with_offset(new_buffer, place), errors)))
             place += len(fields)
         return ViewColumns(plain, found, self._as_list)
 
 
 def _with_offset(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable[[int], NewBuffer]:
+    """Returns ``new_buffer`` for column numbers that count from ``first``."""
     return lambda place: new_buffer(first + place)
 
 
@@ -97,54 +101,62 @@ class ViewColumns:
 
     @property
     def failed(self) -> set[int]:
-        """Rows that have failed, while gathering or before."""
+        """Rows, of records, that have failed so far in any view."""
         return self._plain.failed.union(*(_record_rows(own.failed, view.count) for view, own in self._views))
 
-    def fill(self, first: int, stop: int, failed: list[int]) -> list[int]:
-        found = self._plain.fill(first, stop, failed)
+    def fill_rows(self, first: int, stop: int, failed: list[int]) -> list[int]:
+        """Decodes the values of records ``first`` … ``stop - 1`` for each view, except records in ``failed``; returns
+        the records that fail here."""
+        found = self._plain.fill_rows(first, stop, failed)
         for view, own in self._views:
             crops = [*_crop_rows({*failed, *found}, view.count)]
-            found += sorted(_record_rows(own.fill(first * view.count, stop * view.count, crops), view.count))
+            found += sorted(_record_rows(own.fill_rows(first * view.count, stop * view.count, crops), view.count))
         return found
 
-    def tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        found = self._plain.tensors(kept)
+    def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns the tensors of the records ``kept``, or all, to copy to the device: of columns that do not move, then
+        of each view."""
+        found = self._plain.host_tensors(kept)
         for view, own in self._views:
-            found += own.tensors(_select_crops(kept, view.count))
+            found += own.host_tensors(_select_crops(kept, view.count))
         return found
 
-    def values(
+    def build_values(
         self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor
     ) -> tuple[dict[str, Any], list[Any]]:
-        values, shared = self._plain.values(there, kept, ids)
+        """Builds the values by column from the tensors on the device, a dict or list by view for columns that move;
+        also lists values that may share memory with the ring."""
+        values, shared = self._plain.build_values(there, kept, ids)
         for view, own in self._views:
-            found, in_ring = own.values(there, _select_crops(kept, view.count), ids)
+            found, in_ring = own.build_values(there, _select_crops(kept, view.count), ids)
             shared += in_ring
             for name, value in found.items():
                 if self._as_list:
                     values.setdefault(name, []).append(value)
                 else:
-                    values.setdefault(name, {})[view.name] = _by_record(value, view.count)
+                    values.setdefault(name, {})[view.name] = _group_by_record(value, view.count)
         return values, shared
 
 
 def _crop_rows(rows: Set[int] | Sequence[int], count: int) -> Iterator[int]:
-    """Yields the rows of the crops of records ``rows``."""
+    """Yields the numbers of all crops of the records ``rows``, ``count`` each."""
     return (row * count + number for row in rows for number in range(count))
 
 
 def _record_rows(crops: Set[int] | Sequence[int], count: int) -> set[int]:
+    """Returns the records to which the crops with these numbers belong."""
     return {crop // count for crop in crops}
 
 
 def _select_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int64] | None:
+    """Returns the numbers of all crops of the records ``kept``; None, for all, stays None."""
     return None if kept is None else (kept[:, None] * count + np.arange(count)).reshape(-1)
 
 
-def _by_record(value: Any, count: int) -> Any:
+def _group_by_record(value: Any, count: int) -> Any:
     """Groups values of crops by record: ``(B * count, …)`` to ``(B, count, …)``, a list to lists of ``count``."""
     if isinstance(value, Padded):
-        return Padded(*(_by_record(part, count) for part in value))
+        return Padded(*(_group_by_record(part, count) for part in value))
     if isinstance(value, torch.Tensor):
         return value.view(len(value) // count, count, *value.shape[1:])
     return [value[first : first + count] for first in range(0, len(value), count)]

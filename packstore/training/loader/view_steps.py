@@ -1,5 +1,5 @@
-"""Runs the operations of several views: in decoding threads or on batches; builds the dict or list of views of a
-batch."""
+"""Runs the operations of several views (``views=``), in decoding threads or on batches, and builds a batch's dict or
+list of views."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from packstore.training.loader.view_assembler import ViewPlan
 
 
 class ViewSteps:
-    """Operations of all views of a loader.
+    """Runs the operations of all views of a loader; a view is one or more crops of each record.
 
     Attributes:
         plans: Work of the decoding threads for each view; empty if all operations run on batches of whole images.
@@ -56,7 +56,7 @@ class ViewSteps:
                 runs_programs=in_threads and mode == RGB,
                 calls_functions=in_threads,
             )
-            own, seed = replace(options, views=None, augment=view.operations), view.seed(options.draws_seed)
+            own, seed = replace(options, views=None, augment=view.operations), view.derive_seed(options.draws_seed)
             steps = DeviceSteps(dataset.manifest, own, stats, division, normalizer, mode, seed)
             self._steps.append((view, steps))
             if not whole:
@@ -69,38 +69,43 @@ class ViewSteps:
         """True if crops go through functions of the user."""
         return any(steps.calls_user_code for _, steps in self._steps)
 
-    def image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
-        """Yields the crops of each view, for decoding threads to call the user's functions with."""
-        for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
-            yield ImageSet(steps, plan.row_format.as_images(section), view.ids(ids), view.count)
+    def iterate_image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
+        """Yields the crops of each view, with which decoding threads call the user's functions.
 
-    def from_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
-        """Builds the views of records ``ids`` from crops on the same device.
+        ``sections`` are the parts of a batch buffer that contain them; ``ids`` are those of the records."""
+        for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
+            yield ImageSet(steps, plan.row_format.as_images(section), view.all_crop_ids(ids), view.count)
+
+    def build_from_crops(self, crops: Sequence[torch.Tensor], ids: torch.Tensor, epoch: int) -> Any:
+        """Builds the batch's dict or list of views from crops on the device: runs the remaining operations, normalises.
 
         Args:
             crops: Crops of each view: results of user functions, ``(B * count, 3, h, w)``, or its section of a buffer.
-            ids: int64 ``(B,)``.
+            ids: Ids of the records, int64 ``(B,)``, on the same device.
             epoch: Epoch of random operations.
         """
         made = []
         for (view, steps), plan, images in zip(self._steps, self.plans, crops, strict=True):
             images = images if steps.in_decoding else plan.row_format.as_images(images)
             with self._stats.measure("augment"):
-                made.append(steps.convert(steps.augment(images, view.ids(ids), epoch)))
+                made.append(steps.convert_batch(steps.augment_batch(images, view.all_crop_ids(ids), epoch)))
         return self._make_item(made, len(ids))
 
-    def from_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
-        """Builds the views from whole images, ``(B, 3, H, W)``, of records ``ids`` on the same device."""
+    def build_from_images(self, images: torch.Tensor, ids: torch.Tensor, epoch: int) -> Any:
+        """Builds the batch's dict or list of views from whole images ``(B, 3, H, W)``: runs all operations, normalises.
+
+        ``ids`` are those of the records, on the same device."""
         made = []
         for view, steps in self._steps:
             with self._stats.measure("augment"):
                 # Crop by crop: the images of a batch may be many times larger than their crops.
-                crops = [steps.augment(images, view.crop_ids(ids, number), epoch) for number in range(view.count)]
+                crops = [steps.augment_batch(images, view.crop_ids(ids, number), epoch) for number in range(view.count)]
                 together = crops[0] if len(crops) == 1 else torch.stack(crops, 1).flatten(0, 1)
-                made.append(steps.convert(together))
+                made.append(steps.convert_batch(together))
         return self._make_item(made, len(ids))
 
     def _make_item(self, made: Sequence[torch.Tensor], count: int) -> Any:
+        """Returns the finished crops of ``count`` records as a list, or as a dict of ``(count, crops, …)`` by view."""
         if self._as_list:
             return list(made)
         found = {}
