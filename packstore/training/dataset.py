@@ -15,11 +15,10 @@ from numpy.typing import NDArray
 from packstore.core.arguments import check_callables, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import refuse_empty
-from packstore.core.manifest import Column, Manifest
+from packstore.core.manifest import Manifest
 from packstore.core.registry import notebook_html
 from packstore.core.urls import UrlPath, location
-from packstore.images.decoders import Decoder, get_decoder
-from packstore.images.reading import Reading
+from packstore.images.decoders import get_decoder
 from packstore.images.sniff import MAX_PIXELS
 from packstore.stores import Checksums, open_store, with_checksums
 from packstore.stores.base import Reader
@@ -37,10 +36,9 @@ from packstore.training.item_options import (
     detection_columns,
     join_column_names,
 )
-from packstore.training.pictures import ImageListReader, ImageReader, check_pil_mode, widen_for_torch
+from packstore.training.items import ItemDataset
+from packstore.training.pictures import check_pil_mode
 from packstore.training.samples import LazyKeys, LazySamples
-from packstore.training.tv_tensors import TVTensors
-from packstore.training.values import ValueReader, as_tensor
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
 
-class PackedDataset(torch.utils.data.Dataset[Any]):
+class PackedDataset(ItemDataset):
     """Records of a store, or of one of its splits, as a dataset.
 
     ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
@@ -197,17 +195,8 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
             types = [self.manifest.column(name).type for name in self.columns]
             check_targets([transform], types, "transforms=, which is called with all of an item")
         self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
-        self._numbers_of_classes = {
-            column.name: len(column.classes)
-            for column in self.manifest.columns
-            if column.classes is not None and column.kind == "fixed" and not column.shape
-        }
         self._loaded: dict[str, Any] = {}
-        chosen_columns = [self.manifest.column(name) for name in self.columns]
-        self._wrapper = TVTensors(chosen_columns) if output == "tv_tensors" else None
-        self._form = "tensor" if output in ("dict", "tv_tensors") else output
-        self.pictures = self._image_reader(self.manifest.image)
-        self._fields = {column.name: self._column_reader(column) for column in chosen_columns}
+        self._prepare_readers()
 
     def __len__(self) -> int:
         return self._length
@@ -390,187 +379,6 @@ class PackedDataset(torch.utils.data.Dataset[Any]):
         numbers = np.array(items, np.int64)
         return np.where(numbers < 0, numbers + self._length, numbers) + self._start
 
-    def _read_items(self, records: NDArray[np.int64]) -> list[Any]:
-        """Reads the items of ``records`` as a list; decodes image files together."""
-        images = self._read_images(records)
-        return [self._make_item(record, image) for record, image in zip(records.tolist(), images, strict=True)]
-
-    def _make_item(self, record: int, image: Any = None) -> Any:
-        """Reads the item of a record, a value, tuple or dict, and calls the user's ``transforms``. ``image`` is its
-        image if that is read already."""
-        if self._wrapper is not None:
-            item: Any = self._wrap_item(self._wrapper, record, image)
-        elif self.output == "dict":
-            item = {name: self._read_value(name, record, image) for name in self.columns}
-        else:
-            values = [self._read_value(name, record, image) for name in self.columns]
-            item = values[0] if len(values) == 1 else tuple(values)
-        if self.transforms is None:
-            return item
-        return self.transforms(*item) if isinstance(item, tuple) else self.transforms(item)
-
-    def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
-        """Reads the item of a record in torchvision's types: the image, or a pair with its other columns."""
-        image = self.pictures.read("tensor", self.reader, record) if image is None else image
-        size = image.shape[-2], image.shape[-1]
-        column = self.manifest.column
-        target = {
-            name: wrapper.wrap(column(name), self._read_value(name, record, None), size)
-            for name in self.columns
-            if name != "image"
-        }
-        image = wrapper.wrap(self.manifest.image, image, size)
-        image = image if self.transform is None else self._call_transform(image)
-        if not target:
-            return image
-        return image, next(iter(target.values())) if len(target) == 1 else target
-
-    def _read_value(self, name: str, record: int, image: Any) -> Any:
-        """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it. ``image`` is the main
-        image if that is read already.
-
-        With ``checksums="always"`` verifies the record. Raises :class:`CorruptRecordError` for a label without a
-        class."""
-        if name == "image":
-            image = self.pictures.read(self._form, self.reader, record) if image is None else image
-            return image if self.transform is None else self._call_transform(image)
-        if name == "key":
-            return self.reader.key(record)
-        reader = self.reader
-        if self.checksums == "always":
-            reader.check_fields(record)
-        value: Any = self._fields[name].read(self._form, reader, record)
-        count = self._numbers_of_classes.get(name)
-        if count is not None and value is not None and not 0 <= value < count:
-            raise reader.class_error(self.manifest.column(name), record, value)
-        return self.target_transform(value) if name == "label" and self.target_transform is not None else value
-
-    def _call_transform(self, image: Any) -> Any:
-        """Calls the user's ``transform`` with an image. Adds a hint to errors that an unsuitable type of image may
-        cause."""
-        assert self.transform is not None
-        try:
-            return self.transform(image)
-        except (TypeError, AttributeError) as error:
-            if self.output != "pil":
-                error.add_note(
-                    f"The transform was given a {type(image).__name__}, since the dataset has output={self.output!r}. "
-                    "With output='pil' it is given PIL images, as many of torchvision's transforms expect."
-                )
-            raise
-
-    def _read_batch(self, records: NDArray[np.int64]) -> Any:
-        """Reads a batch column by column: a value, tuple or dict. With ``transforms`` or torchvision's types a list of
-        items."""
-        if self._wrapper is not None or self.transforms is not None:
-            return self._read_items(records)
-        if self.output == "dict":
-            return {name: self._read_column(name, records) for name in self.columns}
-        values = [self._read_column(name, records) for name in self.columns]
-        return values[0] if len(values) == 1 else tuple(values)
-
-    def _read_column(self, name: str, records: NDArray[np.int64]) -> Any:
-        """Reads one column of a batch: at once if it is an array, else value by value."""
-        if name == "image":
-            batch = self._try_gather_images(records) if self.transform is None else None
-            if batch is not None:
-                return batch
-            images = self._read_images(records)
-            return self._stack_values(
-                [self._read_value(name, r, i) for r, i in zip(records.tolist(), images, strict=True)]
-            )
-        column = self.manifest.column(name)
-        transformed = name == "label" and self.target_transform is not None
-        singly = transformed or column.nullable or column.traits.is_picture
-        if column.kind != "fixed" or singly or not len(records):
-            values = [self._read_value(name, r, None) for r in records.tolist()]
-            return values if column.kind == "ragged" and not column.traits.is_picture else self._stack_values(values)
-        gathered = self._read_sound_values(name, records)
-        if gathered.ndim == 1 and gathered.dtype.kind in "iu" and column.dtype != "bfloat16":
-            # Checksums use all 64 bits; int64 holds the same bits, as in the .pth layout.
-            gathered = gathered.view(np.int64) if gathered.dtype == np.uint64 else gathered.astype(np.int64)
-        return as_tensor(column, gathered).to(self.device)
-
-    def _read_sound_values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Reads values of a column of one shape, and verifies them. Raises the error of the first damaged record."""
-        reader = self.reader
-        faults = reader.find_faults(records, (name,))
-        if faults:
-            raise faults[min(faults)]
-        return reader.values(name, records)
-
-    def _stack_values(self, values: list[Any]) -> Any:
-        """Stacks numbers, and tensors or arrays of one shape, to a batch. Returns other lists unchanged, also with a
-        missing value."""
-        if not values or any(value is None for value in values):
-            return values
-        first = values[0]
-        if isinstance(first, int):
-            # Checksums use all 64 bits, which int64 holds as the same bits, as the .pth layout does.
-            return torch.from_numpy(
-                np.array(values, np.uint64 if max(values) >= 2**63 else np.int64).view(np.int64)
-            ).to(self.device)
-        same = all(getattr(v, "shape", None) == getattr(first, "shape", ()) for v in values)
-        if isinstance(first, torch.Tensor) and same:
-            return torch.stack(values)
-        return np.stack(values) if isinstance(first, np.ndarray) and same else values
-
-    # Images -----------------------------------------------------------------------------------------------------
-
-    def _try_gather_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
-        """Gathers stored arrays of ``records`` as a batch of images in memory of its own, and verifies it. Returns None
-        if images must be read one by one."""
-        if self._form != "tensor" or "image" not in self.columns or not len(records):
-            return None
-        reader = self.reader
-        whole = map_images(reader)
-        if whole is None:
-            return None
-        images = np.take(whole, records, axis=0)
-        reader.check_images(records, images)  # the copies, which nothing changes any more
-        return self.pictures.convert_pixels(torch.from_numpy(widen_for_torch(images, self.manifest.image)))
-
-    def _read_images(self, records: NDArray[np.int64]) -> Iterable[Any]:
-        """Reads the image of each of ``records`` as items contain it; None for each if items have no image."""
-        if "image" not in self.columns:
-            return [None] * len(records)
-        gathered = self._try_gather_images(records)
-        return (
-            self.pictures.read_each(self._form, self.reader, records.tolist())
-            if gathered is None
-            else gathered.unbind()
-        )
-
-    def _image_reader(self, column: Column) -> ImageReader:
-        """Creates the reader of a column of images."""
-        normalization = self.manifest.normalization
-        decoder = self.decoder_of(column)
-        return ImageReader(column, decoder, self.exif_transpose, normalization, self.dtype, self.device)
-
-    def decoder_of(self, column: Column) -> Decoder:
-        """Returns the decoder of a column of images: the dataset's for ``image``, else a new one for the column's own
-        mode."""
-        if column.name == "image":
-            return self.decoder
-        reading = Reading.of_column(column, self.manifest.options)
-        return get_decoder(self.decoder_name, max_pixels=self.max_pixels, reading=reading)
-
-    def list_reader(self, column: Column) -> ImageListReader:
-        """Creates the reader of a column of lists of images."""
-        return ImageListReader(self._image_reader(column))
-
-    def _column_reader(self, column: Column) -> ImageReader | ImageListReader | ValueReader:
-        """Creates the reader that reads a column's values as items contain them."""
-        if column.name == "image":
-            return self.pictures
-        if column.form == "files":
-            return self.list_reader(column)
-        return (
-            self._image_reader(column)
-            if column.traits.has_images
-            else ValueReader(column, self.device, self.max_pixels)
-        )
-
 
 def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = None) -> Reader:
     """Opens a store, and checks that all of its files exist. With ``head``, reopens that version of a store at a URL
@@ -593,12 +401,6 @@ def remote_head(reader: Reader) -> RemoteHead | None:
     local store."""
     remote = reader.unchecked_reader
     return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
-
-
-def map_images(reader: Reader) -> NDArray[Any] | None:
-    """Returns all images of a store as one memory-mapped array ``(N, …)``. Returns None if they must be read one by
-    one: they differ in shape, are verified one by one, or are not contiguous."""
-    return reader.fixed_column("image") if reader.manifest.image.kind == "fixed" and reader.has_image_array else None
 
 
 def _parse_index(index: Any) -> int:

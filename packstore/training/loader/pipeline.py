@@ -18,7 +18,8 @@ from packstore.stores.remote.fetching import as_fetching
 from packstore.stores.remote.reader import FetchCounts
 from packstore.training.augment.base import GeometricOperation
 from packstore.training.augment.mosaic import Mosaic, check_columns
-from packstore.training.dataset import PackedDataset, map_images
+from packstore.training.dataset import PackedDataset
+from packstore.training.items import map_images
 from packstore.training.loader.assemble import Assembler
 from packstore.training.loader.checks import ChecksumPolicy
 from packstore.training.loader.columns import BatchFields
