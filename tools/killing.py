@@ -278,7 +278,8 @@ def in_child(function: Callable[[], Any]) -> int:
 def wait_for_lock(out: Path) -> None:
     """Waits until nobody holds the work directory of ``out``: a worker that was killed just after it was forked lets go
     a moment after the process that forked it."""
-    from packstore.stores.builder.work_directory import is_held, read_owner, work_path
+    from packstore.stores.builder.owner import is_held, read_owner
+    from packstore.stores.builder.work_directory import work_path
 
     left = work_path(out)
     until = time.monotonic() + 60
@@ -381,7 +382,8 @@ class Killer:
         import packstore
         from packstore.core.errors import DestinationError
         from packstore.core.files import remove_empty
-        from packstore.stores.builder.work_directory import OWNER, find_leftovers, remove_leftover, work_path
+        from packstore.stores.builder.owner import OWNER
+        from packstore.stores.builder.work_directory import find_leftovers, remove_leftover, work_path
 
         try:
             resumed = run_case(case, self._images, out, overwrite=overwrite)

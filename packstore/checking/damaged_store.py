@@ -23,7 +23,7 @@ from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.opening import directory_format, open_reader, scavenge_file
 from packstore.stores.ownership import is_shard_name, parse_shard_number
 from packstore.stores.scavenge import ScavengedData, scavenge_reader
-from packstore.stores.sharded import read_table
+from packstore.stores.sharded_manifest import read_table
 
 _STATE_NOTES = {
     "intact": "",

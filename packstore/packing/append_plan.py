@@ -37,7 +37,7 @@ from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards, merge_classes
 from packstore.stores.linked import relative_link_folder
 from packstore.stores.opening import read_manifest
-from packstore.stores.sharded import columns_match
+from packstore.stores.shard_columns import columns_match
 from packstore.stores.unify import join_answers
 
 OnDuplicate = Literal["raise", "skip", "unchecked"]

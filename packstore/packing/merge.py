@@ -29,7 +29,7 @@ from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.joining import join_columns, map_class_numbers
 from packstore.stores.linked import relative_link_folder
-from packstore.stores.sharded import columns_match
+from packstore.stores.shard_columns import columns_match
 from packstore.stores.unify import join_answers
 
 

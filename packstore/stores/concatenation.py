@@ -19,7 +19,7 @@ from packstore.core.manifest import Manifest, Split
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
 from packstore.stores.joining import join_columns, map_class_numbers
-from packstore.stores.sharded import concatenate_column
+from packstore.stores.shard_columns import concatenate_column
 from packstore.stores.unify import UnifiedReader
 
 _T = TypeVar("_T")

@@ -18,7 +18,8 @@ from packstore.stores.linked import LinkedReader, link_folder
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
 from packstore.stores.remote.names import VERSIONS, version_number
 from packstore.stores.scavenge import ScavengedData
-from packstore.stores.sharded import open_sharded, read_sharded_manifest
+from packstore.stores.sharded import open_sharded
+from packstore.stores.sharded_manifest import read_sharded_manifest
 
 START_BYTES = 512
 """First bytes of a file by which formats recognise it."""

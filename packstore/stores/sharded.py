@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import errno
 import itertools
 import json
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.checksums import file_digest, join_records_digests
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, Ragged
-from packstore.core.errors import ManifestError, StoreError, UsageError, printable
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
+from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import (
     MANIFEST_FILE,
-    device_and_inode,
     open_regular,
     raise_open_file_limit,
     release_open_files,
 )
-from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
+from packstore.core.manifest import Manifest
 from packstore.core.plainjson import canonical
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
-from packstore.stores.base import Problem, Reader, parse_manifest
+from packstore.stores.base import Problem, Reader
 from packstore.stores.format import Format
 from packstore.stores.link_files import LinkedFiles
 from packstore.stores.linked import LinkedReader, link_folder
+from packstore.stores.shard_columns import columns_match, concatenate_column
+from packstore.stores.sharded_manifest import manifest_identity, read_sharded_manifest
 
 _OPEN_TRIES = 8
 _FILES_A_SHARD = 3
@@ -377,15 +377,15 @@ def open_sharded(path: Path) -> ShardedReader:
     :class:`StoreError`, also after eight replacements.
     """
     for _ in range(_OPEN_TRIES):
-        before = _manifest_identity(path)
+        before = manifest_identity(path)
         try:
             manifest = read_sharded_manifest(path)
         except StoreError:
-            if _manifest_identity(path) == before:
+            if manifest_identity(path) == before:
                 raise
             continue
         files, promised = _open_files(manifest, path)
-        if _manifest_identity(path) == before:
+        if manifest_identity(path) == before:
             return ShardedReader(path, manifest, files, promised)
         _close_files(files, promised)  # the store was replaced meanwhile
     raise StoreError(f"{printable(str(path))} was replaced by other stores while it was opened; open it again")
@@ -425,95 +425,3 @@ def _require_table(manifest: Manifest) -> ShardTable:
     """Returns the table of shards, which the manifest must have."""
     assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards
-
-
-def _manifest_identity(path: Path) -> tuple[int, int]:
-    """Returns device and inode of the manifest's file, which change when a store is replaced. Raises
-    :class:`StoreError` if there is no such file.
-    """
-    try:
-        return device_and_inode(path / MANIFEST_FILE)
-    except OSError as error:
-        raise StoreError(f"{printable(str(path / MANIFEST_FILE))} cannot be read: {error.strerror or error}") from error
-
-
-def read_sharded_manifest(path: Path) -> Manifest:
-    """Reads the manifest and the table of shards of the sharded store at ``path``.
-
-    Raises :class:`StoreError` if one of them is missing or damaged, or the store has no shards.
-    """
-    file = path / MANIFEST_FILE
-    shown = printable(str(path))
-    try:
-        with file.open("rb") as opened:
-            text = opened.read(MAX_JSON_BYTES + 1)
-    except OSError as error:
-        raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
-    manifest = parse_manifest(text, file)
-    if manifest.shards is None:
-        raise StoreError(f"{shown} has a manifest that names no shards")
-    suffix = FORMATS[manifest.format].suffixes[0]
-    if manifest.shards.suffix != suffix:
-        raise StoreError(f"{shown} has a manifest of shards that end with {manifest.shards.suffix!r}, not {suffix!r}")
-    return dataclasses.replace(manifest, shards=read_table(path, manifest.shards))
-
-
-def read_table(path: Path, table: ShardTable) -> ShardTable:
-    """Reads the table's file in the sharded store at ``path``. Returns ``table`` with its rows. Raises
-    :class:`StoreError` if the file is missing or has another digest.
-    """
-    file = path / table.file
-    try:
-        with os.fdopen(open_regular(file), "rb") as opened:
-            data = opened.read(table.nbytes + 1)
-    except OSError as error:
-        raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
-    try:
-        return table.read(data)
-    except ManifestError as error:
-        raise ManifestError(f"{printable(str(file))}: {error}") from None
-
-
-def concatenate_column(column: Column, values: Iterable[ColumnData], copy: bool) -> ColumnData:
-    """Concatenates a column's values of several shards. Returns those of a single shard as they are, else read-only
-    arrays.
-
-    With ``copy``, copies each shard's values at once, so that they do not keep the shard open.
-    """
-    parts = [_copy_column_values(part) for part in values] if copy else [*values]
-    if len(parts) == 1:
-        return parts[0]
-    if column.kind == "fixed":
-        joined: NDArray[Any] = np.concatenate([p[:] for p in parts if not isinstance(p, Ragged)])
-        joined.flags.writeable = False
-        return joined
-    ragged = [p for p in parts if isinstance(p, Ragged)]
-    bases = [0, *itertools.accumulate(len(p.data) for p in ragged)]
-    offsets = np.concatenate(
-        [np.zeros(1, np.int64), *(p.offsets[1:] + base for p, base in zip(ragged, bases, strict=False))]
-    )
-    data = np.concatenate([p.data for p in ragged])
-    offsets.flags.writeable = data.flags.writeable = False
-    return Ragged(offsets, data)
-
-
-def _copy_column_values(values: ColumnData) -> ColumnData:
-    """Copies a column's values into memory."""
-    if isinstance(values, Ragged):
-        return Ragged(values.offsets.copy(), values.data.copy())
-    return values[:].copy() if isinstance(values, np.ndarray) else values[:]
-
-
-def columns_match(shard: Sequence[Column], whole: Sequence[Column]) -> bool:
-    """Returns whether a shard's columns are declared like those of its store. The shard may lack the last classes,
-    which later shards added.
-    """
-    if len(shard) != len(whole):
-        return False
-    for mine, column in zip(shard, whole, strict=True):
-        classes = mine.classes
-        if classes is not None and column.classes is not None and column.classes[: len(classes)] == classes:
-            classes = column.classes
-        if dataclasses.replace(mine, classes=classes).declaration != column.declaration:
-            return False
-    return True

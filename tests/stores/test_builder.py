@@ -22,8 +22,8 @@ from packstore.core.manifest import Column
 from packstore.stores import Ragged, create_store, format_of, is_store, open_store
 from packstore.stores.builder import publish
 from packstore.stores.builder import spools as columns
+from packstore.stores.builder.owner import read_owner
 from packstore.stores.builder.spools import ColumnSpool, find_duplicate_key
-from packstore.stores.builder.work_directory import read_owner
 from packstore.testing.records import (
     ORIGIN,
     Records,

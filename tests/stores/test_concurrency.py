@@ -30,7 +30,8 @@ from packstore.core.progress import Progress
 from packstore.stores import sharded
 from packstore.stores.builder import interrupted
 from packstore.stores.builder import journal as receipts
-from packstore.stores.builder.work_directory import Owner, WorkDirectory, find_leftovers, read_owner, work_path
+from packstore.stores.builder.owner import Owner, read_owner
+from packstore.stores.builder.work_directory import WorkDirectory, find_leftovers, work_path
 from packstore.stores.opening import read_manifest
 
 SUFFIXES = (".lmdb", ".h5", ".pth")

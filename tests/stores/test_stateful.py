@@ -32,7 +32,8 @@ from packstore.core.progress import Progress
 from packstore.packing import records as record_packing
 from packstore.stores.builder import journal as receipts
 from packstore.stores.builder import work_directory as work
-from packstore.stores.builder.work_directory import find_leftovers, is_held, read_owner, remove_leftover, work_path
+from packstore.stores.builder.owner import is_held, read_owner
+from packstore.stores.builder.work_directory import find_leftovers, remove_leftover, work_path
 from packstore.stores.lmdb import store as lmdb_store
 from tests.makers.datasets import write_image
 from tests.makers.stores import content, files_of

@@ -17,30 +17,27 @@ from packstore.core.checksums import (
     ROW_CHECKSUM,
     join_records_digests,
     records_digest,
-    row_checksums,
-    value_hashes,
 )
 from packstore.core.column import LINK_LENGTH
 from packstore.core.columns import Buffer, Ragged, WholeColumn
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import device_and_inode, writing
-from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped, Split
+from packstore.core.manifest import Column, Manifest, Normalization, Origin, Skipped
 from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
-from packstore.stores.builder.fitting import check_batch
+from packstore.stores.builder.batch import KEY_HASHES, prepare_batch
 from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
 from packstore.stores.builder.journal import Identity, Journal, SourcePosition
 from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_manifest_and_table
+from packstore.stores.builder.splits import SplitRanges
 from packstore.stores.builder.spools import ColumnSpool, refuse_duplicates, to_flat_buffers
 from packstore.stores.builder.work_directory import COLUMNS, remove_run
 from packstore.stores.format import Format
 from packstore.stores.ownership import list_owned_files
 
 _log = logging.getLogger(__name__)
-
-_HASHES = Column("keyhash", "fixed", "uint64")
 
 
 class StoreBuilder:
@@ -83,8 +80,7 @@ class StoreBuilder:
         self._encoding = encoding
         self._columns = blank
         self._cut_splits = shard_size is not None
-        self._runs: list[Split] = []
-        self._splitless = False
+        self._splits = SplitRanges()
         self.records = 0
         self._spools: dict[str, ColumnSpool] = {}
         self._done = False
@@ -106,7 +102,7 @@ class StoreBuilder:
                     self._staging.path.mkdir()
                 if identity is not None:
                     (self._staging.run / COLUMNS).mkdir()
-                for column in (*blank[1:], ROW_CHECKSUM, _HASHES):  # the digest of the records needs these anyway
+                for column in (*blank[1:], ROW_CHECKSUM, KEY_HASHES):  # the digest of the records needs these anyway
                     if column.name not in self._spools:
                         keep = self._staging.run / COLUMNS if identity is not None and column in blank else None
                         self._spools[column.name] = ColumnSpool(column, self._staging.run, keep)
@@ -202,9 +198,9 @@ class StoreBuilder:
         self._require_open()
         buffers = to_flat_buffers(images, "image")
         sizes = [len(b) for b in buffers]
-        values = self._check_values(buffers, sizes, columns, checksums)
-        self._check_split(split)
-        if buffers and self._cut_splits and self._runs and self._runs[-1].name != split:
+        values = prepare_batch(self._columns, self._spools, buffers, sizes, columns, checksums, self.records)
+        self._splits.refuse_unfit(split)
+        if buffers and self._cut_splits and self._splits.last_name not in (None, split):
             self.cut()
         if LINK_LENGTH in values:  # a linked store: the images are in other files
             sizes = values[LINK_LENGTH].tolist()
@@ -214,7 +210,7 @@ class StoreBuilder:
                     self._spools[name].append(column, len(buffers))
                 self._files.write(buffers, sizes, self.records)
                 self.records += len(buffers)
-                self._extend_split(split, len(buffers))
+                self._splits.extend(split, self.records - len(buffers), self.records)
                 if self._journal is not None:
                     self._journal.append(sizes, values["checksum"], values[ROW_CHECKSUM.name])
                 if self._base is not None:
@@ -349,68 +345,11 @@ class StoreBuilder:
             versions=dict(versions or {}),
         )
 
-    def _check_values(
-        self,
-        buffers: Sequence[bytes | memoryview],
-        sizes: list[int],
-        columns: Mapping[str, Any],
-        checksums: NDArray[np.uint64] | None,
-    ) -> dict[str, Any]:
-        """Checks the values of a batch and computes its checksums; returns what each spool takes. Raises
-        :class:`StoreError`.
-        """
-        image, count = self._columns[0], len(buffers)
-        if image.kind == "fixed":
-            wrong = next((i for i, size in enumerate(sizes) if size != image.record_nbytes), None)
-            if wrong is not None:
-                raise StoreError(
-                    f"record {self.records + wrong} has {sizes[wrong]} bytes, not {image.record_nbytes} "
-                    f"({image.dtype} {image.shape})"
-                )
-        given = dict(columns)
-        needed = {c.name for c in self._columns[1:]} - {"checksum", ROW_CHECKSUM.name}
-        if given.keys() != needed:
-            raise StoreError(f"values of the columns {sorted(needed)} are needed, got {sorted(given)}")
-        for column in self._columns[1:]:
-            if column.kind == "ragged":
-                try:
-                    given[column.name] = [
-                        v.encode("utf-8", "surrogateescape") if isinstance(v, str) else v for v in given[column.name]
-                    ]
-                except UnicodeEncodeError as error:
-                    raise StoreError(f"a value of column {column.name!r} cannot be stored: {error}") from None
-        if checksums is None:
-            checksums = value_hashes(buffers, count)
-        given["checksum"] = checksums
-        values = {name: self._spools[name].check(given[name], count) for name in given}
-        hashes = {c.name: value_hashes(values[c.name], count) for c in self._columns[1:] if c.kind == "ragged"}
-        values[_HASHES.name] = hashes["key"]
-        values[ROW_CHECKSUM.name] = row_checksums(self._columns, values | hashes, count)
-        check_batch(self._columns, values, sizes, self.records)
-        return values
-
-    def _check_split(self, split: str) -> None:
-        """Raises :class:`StoreError` unless records of a split are consecutive, and all or no records have a split."""
-        if split and not self._splitless:
-            if any(run.name == split for run in self._runs[:-1]):
-                raise StoreError(f"records of split {split!r} must follow each other; {self._runs[-1].name!r} began")
-        elif split or self._runs:
-            raise StoreError("either all records have a split or none")
-
-    def _extend_split(self, split: str, count: int) -> None:
-        """Adds ``count`` appended records to a split's range."""
-        if not split:
-            self._splitless = self._splitless or count > 0
-        elif self._runs and self._runs[-1].name == split:
-            self._runs[-1] = Split(split, self._runs[-1].start, self.records)
-        elif count:
-            self._runs.append(Split(split, self.records - count, self.records))
-
     def _refuse_duplicates(self) -> None:
         """Raises :class:`StoreError` if two records have the same key, or if another program has changed a spool."""
-        for name in (_HASHES.name, ROW_CHECKSUM.name):
+        for name in (KEY_HASHES.name, ROW_CHECKSUM.name):
             self._spools[name].check_spooled()
-        keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", _HASHES.name))
+        keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", KEY_HASHES.name))
         if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always true; for the type checker
             refuse_duplicates(keys, hashes)
 
@@ -446,7 +385,7 @@ class StoreBuilder:
             self._base,
             records=self.records,
             columns=tuple(columns),
-            splits=tuple(self._runs),
+            splits=tuple(self._splits.ranges),
             records_digest=join_records_digests((shard.records_digest, shard.records) for shard in shards),
             shards=ShardTable.from_shards(shards, self._format.suffixes[0]),
         )
@@ -467,16 +406,11 @@ class StoreBuilder:
             spool = self._spools[column.name]
             data[column.name] = spool.values(file.start, file.stop)
             columns.append(spool.describe(file.start, file.stop, data[column.name]))
-        splits = [
-            Split(run.name, max(run.start, file.start) - file.start, min(run.stop, file.stop) - file.start)
-            for run in self._runs
-            if run.start < file.stop and run.stop > file.start
-        ]
         manifest = dataclasses.replace(
             self._base,
             records=file.stop - file.start,
             columns=tuple(columns),
-            splits=tuple(splits),
+            splits=self._splits.within(file.start, file.stop),
             records_digest=self._records_digest(file.start, file.stop),
         )
         return manifest, data

@@ -20,13 +20,13 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import Shard
 from packstore.stores.base import Reader
 from packstore.stores.builder.journal import Identity, Receipt, read_journal, read_receipt
+from packstore.stores.builder.owner import read_owner
 from packstore.stores.builder.spools import open_kept_column
 from packstore.stores.builder.work_directory import (
     COLUMNS,
     STORE,
     WorkDirectory,
     list_runs,
-    read_owner,
     remove_run,
     work_path,
 )

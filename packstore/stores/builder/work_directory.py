@@ -13,7 +13,6 @@ A killed run leaves the directory behind, unlocked. The next run with the same d
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -32,17 +31,20 @@ import xxhash
 
 from packstore.core.errors import DestinationError, StoreError, printable
 from packstore.core.files import beyond_standard_streams, remove_empty, writing
+from packstore.stores.builder.owner import (
+    OWNER,
+    Owner,
+    is_held,
+    lock_owner_file,
+    process_exists,
+    read_owner,
+    write_owner,
+)
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_shards, remove_unfinished
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 _log = logging.getLogger(__name__)
 
-OWNER = "owner"
 STORE, JOURNAL, SHARDS, RECEIPT = "store", "journal", "shards", "receipt"
 COLUMNS = "columns"
 """In a run's directory, if another can resume from it: files with each column's values, and a ragged one's offsets."""
@@ -56,31 +58,10 @@ EXPORT, PARTS = "export", "parts"
 """In the directory of a run that makes an export: files with its identity, and with facts on each finished shard."""
 ASIDE = f"{STORE}-old"
 """In a run's directory: the store that is being replaced, if the system cannot exchange two names in one step."""
-_MAGIC = "packstore work directory"
 _RUN = re.compile(r"run-(\d{5})")
 _NAME = re.compile(r"\.(.+)\.packstore", re.DOTALL)
 _LONGEST = 200
-_OWNER_BYTES = 4096
 _NAMING_SECONDS = 1.0
-# Errors of flock(2) on a file system without locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Identity of the process that writes, or wrote, in a work directory.
-
-    Attributes:
-        destination: Name of the store, whose directory also holds the work directory.
-        pid: Its process id.
-        host: Its machine.
-        started: Time of the start, in seconds since the epoch.
-    """
-
-    destination: str
-    pid: int
-    host: str
-    started: float
 
 
 def work_path(destination: Path) -> Path:
@@ -205,7 +186,7 @@ class WorkDirectory:
             except FileNotFoundError:
                 return False
         try:
-            locked = _lock_owner_file(descriptor)
+            locked = lock_owner_file(descriptor)
             there = os.fstat(descriptor)
             try:
                 current = (self.path / OWNER).lstat()
@@ -215,7 +196,7 @@ class WorkDirectory:
                 raise self._in_use_error(self._wait_for_owner())
             if current is None or (current.st_dev, current.st_ino) != (there.st_dev, there.st_ino):
                 return False  # another process removed it while we waited
-            self._write_owner(descriptor)
+            write_owner(descriptor, self._destination.name)
             self._descriptor, descriptor = descriptor, -1
             _held.add(self)
         finally:
@@ -243,7 +224,7 @@ class WorkDirectory:
             return False
         if owner.host != socket.gethostname():
             return True
-        return owner.pid != os.getpid() and _process_exists(owner.pid)
+        return owner.pid != os.getpid() and process_exists(owner.pid)
 
     def _wait_for_owner(self) -> Owner | None:
         """Returns the holder of the lock; waits up to a second for a process that has just locked it to write its
@@ -262,20 +243,6 @@ class WorkDirectory:
         return DestinationError(
             f"{printable(str(self._destination))} is being written by {who}; wait for it or choose another name"
         )
-
-    def _write_owner(self, descriptor: int) -> None:
-        """Writes destination, process, host and time to the owner file."""
-        text = json.dumps(
-            {
-                "what": _MAGIC,
-                "destination": self._destination.name,
-                "pid": os.getpid(),
-                "host": socket.gethostname(),
-                "started": time.time(),
-            }
-        )
-        # Padded to one length and in one call, so that no reader ever sees an incomplete owner.
-        os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
 
 
 def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
@@ -320,25 +287,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
 
 
-def read_owner(path: Path) -> Owner | None:
-    """Reads the owner of the work directory at ``path``, or returns None if packstore cannot have written it."""
-    try:
-        descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        plain = json.loads(os.read(descriptor, _OWNER_BYTES))
-        if plain["what"] != _MAGIC:
-            return None
-        os.fsencode(str(plain["destination"]))
-        time.localtime(float(plain["started"]))
-        return Owner(str(plain["destination"]), int(plain["pid"]), str(plain["host"]), float(plain["started"]))
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True, slots=True)
 class Leftover:
     """A work directory that no process holds.
@@ -374,25 +322,6 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
         growths = [_read_growth(destination, run / GROWTH) for run in list_runs(path)]
         names = (str(name) for each in growths if each is not None for name in each["needless"])
         yield Leftover(path, owner, nbytes, tuple(name for name in names if os.path.lexists(destination / name)))
-
-
-def is_held(path: Path, owner: Owner) -> bool:
-    """Returns whether a process has locked the work directory; without locks, whether its owner may still be
-    running.
-    """
-    try:
-        descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except PermissionError:
-        return True  # another user's: cannot tell
-    except OSError:
-        return False
-    try:
-        locked = _lock_owner_file(descriptor)
-        if locked is None:
-            return owner.host != socket.gethostname() or _process_exists(owner.pid)
-        return not locked
-    finally:
-        os.close(descriptor)
 
 
 def remove_leftover(leftover: Leftover) -> None:
@@ -456,29 +385,3 @@ def _remove_content(path: Path) -> None:
         # The owner last: it identifies the directory.
         (path / OWNER).unlink(missing_ok=True)
         remove_empty(path)
-
-
-def _lock_owner_file(descriptor: int) -> bool | None:
-    """Locks an open owner file. Returns whether that worked, or None on a file system without locks."""
-    if fcntl is None:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            raise
-        return None
-    return True
-
-
-def _process_exists(pid: int) -> bool:
-    """Returns whether a process of this number runs on this machine, even one that belongs to another user."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True

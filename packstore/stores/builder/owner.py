@@ -1,0 +1,119 @@
+"""The owner file of a work directory: names the process that writes there, which holds its lock."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+OWNER = "owner"
+"""Name of the file."""
+_MAGIC = "packstore work directory"
+_OWNER_BYTES = 4096
+# Errors of flock(2) on a file system without locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Identity of the process that writes, or wrote, in a work directory.
+
+    Attributes:
+        destination: Name of the store, whose directory also holds the work directory.
+        pid: Its process id.
+        host: Its machine.
+        started: Time of the start, in seconds since the epoch.
+    """
+
+    destination: str
+    pid: int
+    host: str
+    started: float
+
+
+def read_owner(path: Path) -> Owner | None:
+    """Reads the owner of the work directory at ``path``, or returns None if packstore cannot have written it."""
+    try:
+        descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        plain = json.loads(os.read(descriptor, _OWNER_BYTES))
+        if plain["what"] != _MAGIC:
+            return None
+        os.fsencode(str(plain["destination"]))
+        time.localtime(float(plain["started"]))
+        return Owner(str(plain["destination"]), int(plain["pid"]), str(plain["host"]), float(plain["started"]))
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def write_owner(descriptor: int, destination: str) -> None:
+    """Writes the name of the destination, this process, its host and the time to an open owner file."""
+    text = json.dumps(
+        {
+            "what": _MAGIC,
+            "destination": destination,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "started": time.time(),
+        }
+    )
+    # Padded to one length and in one call, so that no reader ever sees an incomplete owner.
+    os.pwrite(descriptor, text.encode("ascii").ljust(_OWNER_BYTES), 0)
+
+
+def is_held(path: Path, owner: Owner) -> bool:
+    """Returns whether a process has locked the work directory; without locks, whether its owner may still be
+    running.
+    """
+    try:
+        descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:
+        return True  # another user's: cannot tell
+    except OSError:
+        return False
+    try:
+        locked = lock_owner_file(descriptor)
+        if locked is None:
+            return owner.host != socket.gethostname() or process_exists(owner.pid)
+        return not locked
+    finally:
+        os.close(descriptor)
+
+
+def lock_owner_file(descriptor: int) -> bool | None:
+    """Locks an open owner file. Returns whether that worked, or None on a file system without locks."""
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        return None
+    return True
+
+
+def process_exists(pid: int) -> bool:
+    """Returns whether a process of this number runs on this machine, even one that belongs to another user."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
