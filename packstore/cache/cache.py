@@ -14,7 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packstore.cache.folder import CacheEntry, CacheFolder, date_stamp
+from packstore.cache.files import date_stamp, write_url
+from packstore.cache.folder import CacheEntry, CacheFolder
 from packstore.cache.locks import unregister_descriptor
 from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, printable
 
@@ -219,7 +220,7 @@ class Cache:
             self._write_fetched(descriptor, nbytes, fetch, digest)
             with folder.raise_as_cache_errors():
                 if url:
-                    folder.store_url_attribute(descriptor, url)
+                    write_url(descriptor, url)
                 published = folder.publish_object(descriptor, path, name)
             return unregister_descriptor(descriptor) if published else None
         finally:

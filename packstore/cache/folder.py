@@ -16,20 +16,17 @@ and then the object is proven again or removed. The access time is that of the l
 from __future__ import annotations
 
 import errno
-import functools
 import os
-import platform
 import re
 import secrets
 import stat
-import sys
 import time
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from packstore.cache import files
 from packstore.cache.locks import NoLocksError, register_descriptor, try_lock, unlock_and_close
 from packstore.core.errors import CacheError, CacheFullError, DiskFullError, printable
 from packstore.core.files import beyond_standard_streams
@@ -43,9 +40,6 @@ _PART = re.compile(r"[0-9a-f]{64}(\.learnt)?\.[0-9a-f]{8,16}")
 _NOT_COUNTED = {"lost+found", MARKER, "whole", "part"}  # whole and part without the marker: the cache is being removed
 _BUSY_SECONDS = 60.0
 _GLANCE_SECONDS = 0.05
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_URL = "user.packstore.url"
-_NO_ATTRIBUTE = (errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.E2BIG, errno.ERANGE)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -186,13 +180,13 @@ class CacheFolder:
         Returns:
             The registered descriptor and its path; None if the other process has finished, or given up.
         """
-        path = self.part / f"{name}.{_machine_id()}"
+        path = self.part / f"{name}.{files.machine_id()}"
         descriptor = self._create_file(path)
         try:
             changed, since = 0, time.monotonic()
             while not try_lock(descriptor, self.root, seconds=_GLANCE_SECONDS):
                 modified = os.fstat(descriptor).st_mtime_ns
-                if not self._has_name(path, descriptor):
+                if not files.has_path(path, descriptor):
                     return None  # it was published, and its readers have locked it
                 if modified != changed:
                     changed, since = modified, time.monotonic()
@@ -200,7 +194,7 @@ class CacheFolder:
                     unlock_and_close(descriptor)
                     path = self.part / f"{name}.{secrets.token_hex(8)}"
                     descriptor = self._create_file(path)
-            if self._has_name(path, descriptor):
+            if files.has_path(path, descriptor):
                 claimed, descriptor = (descriptor, path), -1
                 return claimed
             return None
@@ -227,10 +221,10 @@ class CacheFolder:
                 taken -= freed
             while True:
                 try:
-                    _allocate(descriptor, nbytes)
+                    files.allocate(descriptor, nbytes)
                 except OSError as error:
                     os.ftruncate(descriptor, 0)
-                    if error.errno not in _NO_SPACE:
+                    if error.errno not in files.NO_SPACE:
                         raise
                     if not any(self._evict(path) for path, _ in oldest):
                         raise self.disk_full_error(nbytes) from error
@@ -239,28 +233,17 @@ class CacheFolder:
 
     def remove_claimed_file(self, descriptor: int, path: Path) -> None:
         """Removes a claimed file that was not published; unlocks and closes it."""
-        if self._has_name(path, descriptor):
+        if files.has_path(path, descriptor):
             path.unlink()
         unlock_and_close(descriptor)
 
     def disk_full_error(self, nbytes: int) -> DiskFullError:
         """Returns the error for a full disk; asks the system for the free bytes."""
-        free = _free_bytes(self.root)
+        free = files.free_bytes(self.root)
         return DiskFullError(
             f"the disk of the cache {printable(str(self.root))} is full: an object needs {nbytes:,} bytes, {free:,} "
             "are free; make room, or name another folder with --cache or PACKSTORE_CACHE"
         )
-
-    def store_url_attribute(self, descriptor: int, url: str) -> None:
-        """Stores the URL of an object in a file attribute, for :meth:`entries`. Does nothing if the system or the file
-        system has no attributes.
-        """
-        if sys.platform == "linux":
-            try:
-                os.setxattr(descriptor, _URL, url.encode())
-            except OSError as error:
-                if error.errno not in (*_NO_ATTRIBUTE, *_NO_SPACE):
-                    raise
 
     def publish_object(self, descriptor: int, path: Path, name: str) -> bool:
         """Dates a proven object, renames it to its final name and turns its lock into a reader's.
@@ -272,7 +255,7 @@ class CacheFolder:
             if os.path.lexists(whole):
                 path.unlink()
                 return False
-            os.utime(descriptor, ns=(time.time_ns(), date_stamp(name)))
+            os.utime(descriptor, ns=(time.time_ns(), files.date_stamp(name)))
             path.rename(whole)
             # In the exclusive context, since changing the lock releases it for a moment. A process that waits for the
             # part sees that it was renamed.
@@ -286,7 +269,7 @@ class CacheFolder:
         """
         path = self.whole / name
         with self.lock_cache():
-            if self._has_name(path, descriptor):
+            if files.has_path(path, descriptor):
                 if try_lock(descriptor, self.root):
                     path.unlink()
                 else:
@@ -295,7 +278,7 @@ class CacheFolder:
     def entries(self) -> list[CacheEntry]:
         """Lists all objects, the most recently used last."""
         return [
-            CacheEntry(path.name, found.st_size, found.st_atime, self._is_locked(path), _read_url(path))
+            CacheEntry(path.name, found.st_size, found.st_atime, self._is_locked(path), files.read_url(path))
             for path, found in self._list_oldest_first()
         ]
 
@@ -322,19 +305,19 @@ class CacheFolder:
         there = self.root
         while not there.exists():
             there = there.parent
-        return _free_bytes(there) + sum(each.st_size for _, each in self._list_objects())
+        return files.free_bytes(there) + sum(each.st_size for _, each in self._list_objects())
 
     def _remove_dead_parts(self) -> int:
         """Removes part files that no process has locked; returns their bytes. Call it while the cache is locked."""
-        return sum(found.st_size for path, found in _list_files(self.part, _PART) if self._evict(path))
+        return sum(found.st_size for path, found in files.list_files(self.part, _PART) if self._evict(path))
 
     def _count_used_bytes(self) -> int:
         """Returns the bytes of all objects and of all part files."""
-        return sum(found.st_size for _, found in (*self._list_objects(), *_list_files(self.part, _PART)))
+        return sum(found.st_size for _, found in (*self._list_objects(), *files.list_files(self.part, _PART)))
 
     def _list_objects(self) -> Iterator[tuple[Path, os.stat_result]]:
         """Yields path and state of each proven object."""
-        return _list_files(self.whole, _WHOLE)
+        return files.list_files(self.whole, _WHOLE)
 
     def _list_oldest_first(self) -> list[tuple[Path, os.stat_result]]:
         """Lists path and state of each proven object, the least recently used first."""
@@ -346,7 +329,7 @@ class CacheFolder:
         if descriptor is None:
             return False
         try:
-            if not (self._try_lock(descriptor) and self._has_name(path, descriptor)):
+            if not (self._try_lock(descriptor) and files.has_path(path, descriptor)):
                 return False
             path.unlink()
         except PermissionError:  # another user's file, in a folder where only owners may remove
@@ -399,70 +382,3 @@ class CacheFolder:
         """
         with beyond_standard_streams():
             return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-
-    def _has_name(self, path: Path, descriptor: int) -> bool:
-        """Returns whether an open file still has this path: it was neither removed nor replaced."""
-        try:
-            return os.path.samestat(path.lstat(), os.fstat(descriptor))
-        except FileNotFoundError:
-            return False
-
-
-@functools.cache
-def _machine_id() -> str:
-    """Returns eight digits that identify this machine; containers on one machine share them.
-
-    Each machine has part files of its own, since not every network file system locks between machines.
-    """
-    try:
-        text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
-    except OSError:
-        text = platform.node()
-    return f"{zlib.crc32(text.encode()):08x}"
-
-
-def date_stamp(name: str) -> int:
-    """Returns the modification time of a proven object, in ns: an even number of seconds before 1988, from its
-    digest.
-    """
-    return 2 * int(name[:7], 16) * 10**9
-
-
-def _list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yields path and state of the regular files whose names match ``names``; nothing if the folder is missing."""
-    try:
-        entries = list(os.scandir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for entry in entries:
-        if names.fullmatch(entry.name):
-            with suppress(FileNotFoundError):  # removed meanwhile
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    yield Path(entry.path), found
-
-
-def _read_url(path: Path) -> str | None:
-    """Returns the URL in a file's attribute, or None if it has none."""
-    if sys.platform != "linux":
-        return None
-    try:
-        return os.getxattr(path, _URL, follow_symlinks=False).decode(errors="replace")
-    except OSError as error:
-        if error.errno not in _NO_ATTRIBUTE:
-            raise
-        return None
-
-
-def _free_bytes(path: Path) -> int:
-    """Returns the bytes that an ordinary user may still write to the disk of ``path``."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
-
-
-def _allocate(descriptor: int, nbytes: int) -> None:
-    """Makes a file ``nbytes`` long, and reserves the disk space if the system can."""
-    if hasattr(os, "posix_fallocate") and nbytes:
-        os.posix_fallocate(descriptor, 0, nbytes)
-    else:
-        os.ftruncate(descriptor, nbytes)

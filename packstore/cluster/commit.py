@@ -24,7 +24,7 @@ from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
 from packstore.stores.builder.spools import refuse_duplicates
 from packstore.stores.format import Format
 from packstore.stores.remote.names import shard_object_name, shard_object_names
-from packstore.stores.remote.publish import commit, refuse_missing_shards, upload_shard, upload_table
+from packstore.stores.remote.publish import publish_version, upload_shard
 
 
 def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
@@ -42,9 +42,7 @@ def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], pre
     manifest = _build_manifest(plan, receipts, filled, shards)
     assert manifest.shards is not None
     objects.put(run.head_name, encode_manifest(manifest))
-    upload_table(objects, manifest.shards)
-    refuse_missing_shards(objects, manifest.shards)
-    commit(objects, manifest, previous)
+    publish_version(objects, manifest, previous)
     names = set(shard_object_names(manifest.shards))
     uploaded = [shard_object_name(receipt.shard) for receipt in filled if receipt.shard is not None]
     objects.delete([name for name in uploaded if name not in names])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import ManifestError, StoreError, printable
 from packstore.core.manifest import Skipped
-from packstore.core.plainjson import Schemas, canonical, from_plain, sha256_json, to_plain
+from packstore.core.plainjson import Schemas, encode_with_digest, from_plain, parse_with_digest, to_plain
 from packstore.core.shards import Shard
 from packstore.objects import ConflictError, ObjectStore
 
@@ -64,21 +63,16 @@ class TaskReceipt:
 
     def to_json(self) -> bytes:
         """Returns canonical JSON, with the digest of everything else in ``digest``."""
-        plain = to_plain(self)
-        return canonical(plain | {"digest": sha256_json(plain)}).encode("ascii")
+        return encode_with_digest(to_plain(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> TaskReceipt:
         """Parses a receipt. Raises :class:`StoreError` if :meth:`to_json` cannot have written it."""
         try:
-            plain = json.loads(data)
-            digest = plain.pop("digest")
-            if digest != sha256_json(plain):
-                raise ManifestError("its SHA-256 differs")
-            receipt: TaskReceipt = from_plain(_SCHEMA, cls, plain, "receipt")
+            receipt: TaskReceipt = from_plain(_SCHEMA, cls, parse_with_digest(data), "receipt")
             if len(receipt.key_hashes()) != receipt.records:
                 raise ManifestError("its number of keys is not that of its records")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ManifestError) as error:
+        except (ValueError, TypeError, KeyError, ManifestError) as error:
             raise StoreError(
                 f"{where} is damaged ({printable(str(error))}); delete it, and the conversion packs this shard again"
             ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from packstore.cluster.receipts import TaskReceipt
 from packstore.core.errors import DestinationError, ManifestError, SourceError, StoreError, printable
 from packstore.core.manifest import Normalization
 from packstore.core.parallel import default_workers
-from packstore.core.plainjson import Schemas, canonical, from_plain, sha256_json, to_plain
+from packstore.core.plainjson import Schemas, encode_with_digest, from_plain, parse_with_digest, sha256_json, to_plain
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
@@ -46,21 +45,18 @@ class SharedPlan:
 
     def to_json(self) -> bytes:
         """Returns canonical JSON, with the digest of everything else in ``digest``."""
-        plain = to_plain(self)
-        return canonical(plain | {"digest": sha256_json(plain)}).encode("ascii")
+        return encode_with_digest(to_plain(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> SharedPlan:
         """Parses a plan. Raises :class:`StoreError` if :meth:`to_json` cannot have written it."""
         try:
-            plain = json.loads(data)
-            if plain.pop("digest") != sha256_json(plain):
-                raise ManifestError("its SHA-256 differs")
+            plain = parse_with_digest(data)
             fingerprint = plain.pop("fingerprint")
             if not isinstance(fingerprint, dict):
                 raise TypeError("fingerprint is no object")
             rest = from_plain(_SCHEMA, _FixedParts, plain, "plan")
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ManifestError) as error:
+        except (ValueError, TypeError, KeyError, ManifestError) as error:
             raise StoreError(f"{where} is not a conversion's plan ({printable(str(error))}); use --restart") from None
         return cls(fingerprint, rest.cuts, rest.normalization)
 

@@ -36,6 +36,26 @@ def sha256_json(plain: Any) -> str:
     return hashlib.sha256(canonical(plain).encode("ascii")).hexdigest()
 
 
+def encode_with_digest(plain: Mapping[str, Any]) -> bytes:
+    """Encodes an object as :func:`canonical` JSON with one more entry, ``digest``: the SHA-256 of the other entries."""
+    return canonical({**plain, "digest": sha256_json(plain)}).encode("ascii")
+
+
+def parse_with_digest(data: bytes) -> dict[str, Any]:
+    """Parses what :func:`encode_with_digest` wrote; returns the object without its digest.
+
+    Raises :class:`ManifestError` if ``data`` is no JSON object, or its digest differs.
+    """
+    try:
+        plain: dict[str, Any] = json.loads(data)
+        differs = plain.pop("digest") != sha256_json(plain)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ManifestError(str(error)) from None
+    if differs:
+        raise ManifestError("its SHA-256 differs")
+    return plain
+
+
 def to_plain(value: Any) -> Any:
     """Converts a dataclass and its content to dicts and lists. Leaves out fields with the metadata ``plain=False``, and
     ``optional`` fields that are None."""

@@ -49,7 +49,7 @@ from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.opening import read_manifest
 from packstore.stores.ownership import remove_unfinished
 from packstore.stores.remote.head import RemoteHead, read_writable_head
-from packstore.stores.remote.publish import LostRaceError, publish
+from packstore.stores.remote.publish import LostRaceError, upload_and_publish
 from packstore.stores.unify import join_answers
 
 _log = logging.getLogger(__name__)
@@ -309,7 +309,7 @@ def _publish_shards(
         assert note is not None
         version = there.version or 0
         note_publishing(note, plan.request, version + 1, head)
-        publish(open_objects(store), head, parts, version, progress)
+        upload_and_publish(open_objects(store), head, parts, version, progress)
     counts = Counter[str]()
     for name, count in (run for runs in added.runs for run in runs):
         counts[name] += count

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache, default_cache
-from packstore.cache.folder import date_stamp
+from packstore.cache.files import date_stamp
 from packstore.core.errors import CacheError, CacheFullError, StoreError, UsageError
 
 SIZE = 100_000
@@ -401,7 +401,7 @@ class TestTheDefault:
     def test_it_is_in_the_users_folder_and_takes_half_of_what_is_free(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: Origin
     ) -> None:
-        monkeypatch.setattr("packstore.cache.folder._free_bytes", lambda path: 10 * SIZE)
+        monkeypatch.setattr("packstore.cache.files.free_bytes", lambda path: 10 * SIZE)
         assert default_cache() == Cache(tmp_path / ".cache" / "packstore", 5 * SIZE)
         origin.read(default_cache(), 0, 1)
         assert default_cache().budget == 6 * SIZE

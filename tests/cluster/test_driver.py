@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import packstore
-from packstore.cluster import commit as commit_module
 from packstore.cluster import driver
 from packstore.cluster.receipts import TaskReceipt
 from packstore.cluster.run import ClusterRun
@@ -31,6 +30,7 @@ from packstore.core.progress import Progress
 from packstore.core.shards import ShardTable
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.options import ConvertOptions
+from packstore.stores.remote import publish as publish_module
 from packstore.stores.remote.cleaning import GRACE_SECONDS, find_unneeded
 from packstore.stores.remote.head import find_newest_version
 from tests.makers.clusters import KillingObjects, Twice, assert_same, drive, expected_objects, objects_at, plan_for
@@ -519,14 +519,14 @@ def test_shards_that_are_gone(folder: Path, whole: Path, url: str, monkeypatch: 
     gone = sorted(name for name in objects_at(url) if name.startswith("shards/"))[0]
     objects.delete([gone])
     with monkeypatch.context() as patch:
-        upload_table = commit_module.upload_table
+        upload_table = publish_module.upload_table
 
         def cleaned(objects: ObjectStore, table: ShardTable) -> str:
             objects.delete([gone])
             name: str = upload_table(objects, table)
             return name
 
-        patch.setattr(commit_module, "upload_table", cleaned)
+        patch.setattr(publish_module, "upload_table", cleaned)
         with pytest.raises(StoreError, match=f"{gone} no longer exists; run this again"):
             drive(folder, url, **PASSING)
     assert find_newest_version(objects) == 0

@@ -25,7 +25,7 @@ import torch
 import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomResizedCrop
-from packstore.cache import Cache, default_cache, folder
+from packstore.cache import Cache, default_cache, files
 from packstore.core.errors import CorruptRecordError, DiskFullError, StoreError
 from packstore.core.urls import UrlPath, location
 from packstore.stores import open_store
@@ -35,7 +35,7 @@ from tests.makers.caching import used_bytes
 from tests.makers.datasets import make_folder
 
 RECORDS, SHARDS, SIDE = 96, 12, 16
-_ALLOCATE = folder._allocate
+_ALLOCATE = files.allocate
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_disk_that_others_fill_is_shared(
     with open_store(local) as reader:
         assert reader.manifest.shards is not None
         nbytes = max(shard.nbytes for shard in reader.manifest.shards)
-    monkeypatch.setattr(folder, "_allocate", allocate)
+    monkeypatch.setattr(files, "allocate", allocate)
     assert trained(local, url, fill) == 2 * RECORDS // 4
     room = nbytes
     shutil.rmtree(cache.root)

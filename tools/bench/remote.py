@@ -42,7 +42,7 @@ from packstore.core.shards import Shard
 from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
 from packstore.stores import open_store
-from packstore.stores.remote.publish import commit, upload_store, upload_table
+from packstore.stores.remote.publish import create_version, upload_store, upload_table
 from packstore.stores.remote.reader import RemoteReader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -199,7 +199,7 @@ def measure_opening(place: Path, requests: Callable[..., int], repeats: int) -> 
     objects = open_objects("s3://bucket/many.lmdb")
     assert whole.shards is not None
     upload_table(objects, whole.shards)
-    commit(objects, whole, 0)
+    create_version(objects, whole, 0)
     before = requests()
     seconds = [timed(lambda: packstore.PackedDataset("s3://bucket/many.lmdb")) for _ in range(repeats)]
     return median(seconds), (requests() - before) // repeats

@@ -6,14 +6,12 @@ names, and all notes of a conversion are JSON with its own SHA-256 in it.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import re
 from dataclasses import dataclass
 
-from packstore.core.errors import MissingStoreError
-from packstore.core.plainjson import sha256_json
+from packstore.core.errors import ManifestError, MissingStoreError
+from packstore.core.plainjson import parse_with_digest
 from packstore.objects import MissingObjectError, ObjectInfo, ObjectStore
 from packstore.stores.remote.head import read_version
 from packstore.stores.remote.names import (
@@ -26,6 +24,7 @@ from packstore.stores.remote.names import (
     table_name,
     version_number,
 )
+from packstore.stores.remote.transfer import hash_object
 
 GRACE_SECONDS = 7 * 86400.0
 """How long an unneeded object is kept: a run may be about to need it, or a reader may still read it."""
@@ -121,10 +120,7 @@ def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
     digits = digest_in_name(info.name)
     try:
         if digits is not None:
-            hashed = hashlib.sha256()
-            for data in objects.stream(info.name):
-                hashed.update(data)
-            return hashed.hexdigest().startswith(digits)
+            return hash_object(objects, info.name).startswith(digits)
         if _TEMPORARY.fullmatch(info.name):  # a name of 32 random digits
             return True
         return info.nbytes <= _MOST_JSON and _has_own_digest(objects.get(info.name))
@@ -133,9 +129,9 @@ def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
 
 
 def _has_own_digest(data: bytes) -> bool:
-    """Tells if ``data`` is a JSON object whose entry ``digest`` is the digest of the other entries."""
+    """Returns whether ``data`` is JSON that :func:`packstore.core.plainjson.encode_with_digest` has written."""
     try:
-        plain = json.loads(data)
-        return bool(plain.pop("digest") == sha256_json(plain))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        parse_with_digest(data)
+    except ManifestError:
         return False
+    return True

@@ -7,7 +7,6 @@ finds. If two runs create the same version, one wins, and the other raises :clas
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from packstore.stores.builder.assembly import ShardList, build_sharded_manifest,
 from packstore.stores.opening import read_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object_name, table_name, version_name
-from packstore.stores.remote.transfer import download_shard
+from packstore.stores.remote.transfer import download_shard, hash_object
 
 _log = logging.getLogger(__name__)
 
@@ -89,11 +88,11 @@ def upload_store(
     parts = list_shards(path, manifest)
     if manifest.shards is None:
         manifest = build_sharded_manifest(manifest, parts, manifest.columns, skipped=manifest.skipped)
-    publish(objects, manifest, parts, previous, progress)
+    upload_and_publish(objects, manifest, parts, previous, progress)
     return manifest
 
 
-def publish(
+def upload_and_publish(
     objects: ObjectStore, manifest: Manifest, parts: ShardList, previous: int, progress: ProgressCallback = no_progress
 ) -> int:
     """Uploads ``parts`` and their table, and creates ``manifest`` as the version after ``previous``. Returns its
@@ -111,7 +110,7 @@ def publish(
         shard, place = pair
         name = shard_object_name(shard)
         if not _is_at_destination(place, objects, name) and (
-            there.get(name) != shard.nbytes or _hash_stream(objects.stream(name)) != shard.digest
+            there.get(name) != shard.nbytes or hash_object(objects, name) != shard.digest
         ):
             with open_shard_file(place, shard, manifest.format) as file:
                 upload_shard(objects, shard, file)
@@ -120,9 +119,20 @@ def publish(
     for done, nbytes in enumerate(ordered_map(upload, pairs, min(_AT_ONCE, default_workers()))):
         done_bytes += nbytes
         progress(Progress("upload", done + 1, len(pairs), done_bytes))
-    upload_table(objects, table)
-    refuse_missing_shards(objects, table)
-    return commit(objects, manifest, previous)
+    return publish_version(objects, manifest, previous)
+
+
+def publish_version(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
+    """Publishes ``manifest``, whose shards are at the URL: uploads their table and creates the version after
+    ``previous``. Returns its number.
+
+    Raises :class:`LostRaceError` if another process created that version, and :class:`StoreError` if a shard is
+    missing.
+    """
+    assert manifest.shards is not None
+    upload_table(objects, manifest.shards)
+    refuse_missing_shards(objects, manifest.shards)
+    return create_version(objects, manifest, previous)
 
 
 def refuse_missing_shards(objects: ObjectStore, table: ShardTable) -> None:
@@ -170,7 +180,7 @@ def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> N
         objects.create(name, data)
 
 
-def commit(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
+def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
     """Creates the version after ``previous``, whose shards and table exist, then the hint. Returns the version's
     number.
 
@@ -210,10 +220,3 @@ def open_shard_file(place: str, shard: Shard, format: str) -> Iterator[Path]:
         file = Path(folder, shard.name)
         download_shard(path, file, shard.digest)
         yield file
-
-
-def _hash_stream(data: Iterator[bytes | memoryview]) -> str:
-    digest = hashlib.sha256()
-    for piece in data:
-        digest.update(piece)
-    return digest.hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import hashlib
 import os
 import threading
 import time
@@ -24,6 +23,7 @@ from packstore.objects import MissingObjectError, ObjectStore, refuse_requests
 from packstore.stores.base import Problem, Reader
 from packstore.stores.remote.head import RemoteHead, find_newest_version
 from packstore.stores.remote.names import SHARDS
+from packstore.stores.remote.transfer import hash_object
 from packstore.stores.sharded import ShardedReader, reserve_open_files
 
 _PATIENCE_SECONDS = 5.0
@@ -166,7 +166,7 @@ class RemoteReader(ShardedReader):
         try:
             if not self.cache.list_missing([shard.digest]):  # the cached copy says nothing about the object
                 self.cache.mark_suspect(shard.digest)
-                digest = self._hash_object(self.head.shards[number])
+                digest = hash_object(self._objects, self.head.shards[number])
                 if digest != shard.digest:
                     yield Problem(f"its SHA-256 is {digest}, expected {shard.digest}", shard=shard.name)
             reader = self.shard(number)
@@ -192,13 +192,6 @@ class RemoteReader(ShardedReader):
             return self._objects.head(name).nbytes
         except MissingObjectError:
             return None
-
-    def _hash_object(self, name: str) -> str:
-        """Streams an object and returns its SHA-256."""
-        hashed = hashlib.sha256()
-        for data in self._objects.stream(name):
-            hashed.update(data)
-        return hashed.hexdigest()
 
     def _fetch_before_opening(self, number: int) -> None:
         """Fetches a shard and keeps its descriptor for :meth:`_open_shard`; counts the time as waiting."""

@@ -12,10 +12,18 @@ from packstore.core.errors import StoreError
 from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath
-from packstore.objects import open_objects
+from packstore.objects import ObjectStore, open_objects
 from packstore.stores.format import Format
 
 _TRIES = 3
+
+
+def hash_object(objects: ObjectStore, name: str) -> str:
+    """Streams an object and returns its SHA-256."""
+    hashed = hashlib.sha256()
+    for data in objects.stream(name):
+        hashed.update(data)
+    return hashed.hexdigest()
 
 
 def download_shard(url: UrlPath, file: Path, digest: str) -> None:

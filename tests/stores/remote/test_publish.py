@@ -24,7 +24,7 @@ from packstore.stores import open_store
 from packstore.stores.remote import publish as publish_module
 from packstore.stores.remote.head import find_newest_version
 from packstore.stores.remote.names import version_name, version_number
-from packstore.stores.remote.publish import LostRaceError, commit, upload_store
+from packstore.stores.remote.publish import LostRaceError, create_version, upload_store
 from packstore.testing.records import assert_holds, flip, listing, make_records, write
 
 pytestmark = pytest.mark.slow
@@ -226,7 +226,7 @@ def test_one_of_many_commits_wins(place: str, tmp_path: Path) -> None:
     def write_version(i: int) -> None:
         barrier.wait()
         try:
-            outcomes.append(commit(open_objects(url), heads[i], 0))
+            outcomes.append(create_version(open_objects(url), heads[i], 0))
         except LostRaceError as error:
             outcomes.append(error)
 
@@ -384,7 +384,7 @@ class TestAppend:
     ) -> None:
         """When the version is there, or just before: the second run succeeds, and a third finds duplicates."""
         second, url = photos(tmp_path, "second", 2), stores[1]
-        publish = publish_module.publish
+        publish = publish_module.upload_and_publish
 
         def killed(*arguments: Any) -> int:
             if committed:
@@ -392,7 +392,7 @@ class TestAppend:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr("packstore.packing.append.publish", killed)
+            patch.setattr("packstore.packing.append.upload_and_publish", killed)
             with pytest.raises(KeyboardInterrupt):
                 packstore.append(url, second)
         report = packstore.append(url, second)
@@ -439,7 +439,7 @@ class TestAppend:
         if new_class:
             (second / "train" / "ant").rename(second / "train" / "aardvark")
         url = stores[1]
-        publish, raced, packed = publish_module.publish, False, 0
+        publish, raced, packed = publish_module.upload_and_publish, False, 0
         pack = append_module._prepare_shards
 
         def late(*arguments: Any) -> int:
@@ -455,7 +455,7 @@ class TestAppend:
             return pack(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr("packstore.packing.append.publish", late)
+            patch.setattr("packstore.packing.append.upload_and_publish", late)
             patch.setattr(append_module, "_prepare_shards", counted)
             packstore.append(url, third)
         assert packed == (3 if new_class else 2)
@@ -484,7 +484,7 @@ class TestAppend:
         self, stores: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         second, url = photos(tmp_path, "second", 2), stores[1]
-        publish, raced = publish_module.publish, False
+        publish, raced = publish_module.upload_and_publish, False
 
         def late(*arguments: Any) -> int:
             nonlocal raced
@@ -493,7 +493,7 @@ class TestAppend:
                 packstore.append(url, photos(tmp_path / "again", "second", 5))
             return publish(*arguments)
 
-        monkeypatch.setattr("packstore.packing.append.publish", late)
+        monkeypatch.setattr("packstore.packing.append.upload_and_publish", late)
         with pytest.raises(SourceError, match="has 6 of the keys"):
             packstore.append(url, second)
         assert find_newest_version(open_objects(url)) == 2

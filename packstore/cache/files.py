@@ -1,0 +1,100 @@
+"""Single files of a cache: their dates, their URL attributes, their room on the disk."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import platform
+import re
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
+_URL = "user.packstore.url"
+_NO_ATTRIBUTE = (errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.ENOENT, errno.ELOOP, errno.E2BIG, errno.ERANGE)
+
+
+@functools.cache
+def machine_id() -> str:
+    """Returns eight digits that identify this machine; containers on one machine share them.
+
+    Each machine has part files of its own, since not every network file system locks between machines.
+    """
+    try:
+        text = Path("/proc/sys/kernel/random/boot_id").read_text("ascii")
+    except OSError:
+        text = platform.node()
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def date_stamp(name: str) -> int:
+    """Returns the modification time that marks an object as proven, in ns: an even second before 1988, by the first
+    digits of its name.
+    """
+    return 2 * int(name[:7], 16) * 10**9
+
+
+def list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yields path and state of the regular files whose names match ``names``; nothing if the folder is missing."""
+    try:
+        entries = list(os.scandir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if names.fullmatch(entry.name):
+            with suppress(FileNotFoundError):  # removed meanwhile
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(found.st_mode):
+                    yield Path(entry.path), found
+
+
+def read_url(path: Path) -> str | None:
+    """Returns the URL in a file's attribute, or None if it has none."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.getxattr(path, _URL, follow_symlinks=False).decode(errors="replace")
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTE:
+            raise
+        return None
+
+
+def free_bytes(path: Path) -> int:
+    """Returns the bytes that an ordinary user may still write to the disk of ``path``."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
+
+
+def allocate(descriptor: int, nbytes: int) -> None:
+    """Makes a file ``nbytes`` long, and reserves the disk space if the system can."""
+    if hasattr(os, "posix_fallocate") and nbytes:
+        os.posix_fallocate(descriptor, 0, nbytes)
+    else:
+        os.ftruncate(descriptor, nbytes)
+
+
+def write_url(descriptor: int, url: str) -> None:
+    """Stores the URL of an object in a file attribute, which listings show. Does nothing if the system, the file system
+    or the file takes no attributes.
+    """
+    if sys.platform == "linux":
+        try:
+            os.setxattr(descriptor, _URL, url.encode())
+        except OSError as error:
+            if error.errno not in (*_NO_ATTRIBUTE, *NO_SPACE):
+                raise
+
+
+def has_path(path: Path, descriptor: int) -> bool:
+    """Returns whether an open file still has this path: it was neither removed nor replaced."""
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
