@@ -51,9 +51,11 @@ class RayRunner(Runner):
 
     @property
     def at_once(self) -> int:
+        """Number of tasks that the cluster's present cores can run at once, at least 1."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1) // self._cores))
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
+        """Submits the task to Ray under a name for its dashboard."""
         named = self._task.options(name=f"packstore shard {number + 1:,} {self._of}")
         self._refs[named.remote(self._job, number, entries)] = number
 

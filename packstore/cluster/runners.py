@@ -131,6 +131,9 @@ class ProcessRunner(Runner):
         threading.Thread(target=self._run_in_worker, args=(worker,), name="packstore-worker", daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
+        """Waits for one task to end; returns its outcome, or none after ``seconds``. Runs a task again whose process
+        has died.
+        """
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             try:
@@ -141,6 +144,7 @@ class ProcessRunner(Runner):
                 return [outcome]
 
     def drop(self, number: int) -> None:
+        """Ends the processes that run a task, without waiting."""
         for worker in [worker for worker in self._workers if worker.task is not None and worker.task[0] == number]:
             self._workers.remove(worker)
             self._dropped.append(worker)

@@ -153,6 +153,9 @@ class Direct:
             return files, [str(each).removeprefix(self._prefix).rstrip("/") for each in listing["common_prefixes"]]
 
     def create(self, name: str, data: bytes | Path) -> bool:
+        """Creates an object if there is none of this name: with one put up to 64 MiB, else by parts. Probes first if
+        the server supports that.
+        """
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._raise_as_remote_error(name, "written"):
             self._probe_conditional_writes("put")

@@ -132,6 +132,9 @@ class _RequestThread(threading.Thread):
         self.tasks: SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]] = SimpleQueue()
 
     def run(self) -> None:
+        """Runs calls for ever; hands result or error to the future that waits, and puts this thread among the idle
+        ones.
+        """
         while True:
             future, function, arguments = self.tasks.get()
             try:

@@ -46,12 +46,17 @@ class CheckedReader(Reader):
         self._sound: set[str] = set()
 
     def read(self, index: int) -> Buffer:
+        """Returns the image after checking it and the record's fields. Raises :class:`CorruptRecordError`."""
         return self._verify_record(index, self._reader.read(index))
 
     def view(self, index: int) -> Buffer:
+        """Returns a view of the image after checking it and the record's fields. Raises :class:`CorruptRecordError`."""
         return self._verify_record(index, self._reader.view(index))
 
     def column(self, name: str) -> ColumnData:
+        """Returns a whole column unchecked; in a store without row checksums, after checking its digest. Raises
+        :class:`StoreError` for ``image``.
+        """
         if name == "image":
             raise StoreError("checksums='always' reads images one by one, so they are no array")
         if self._row is None:
@@ -59,16 +64,19 @@ class CheckedReader(Reader):
         return self._reader.column(name)
 
     def value(self, name: str, index: int) -> Any:
+        """Returns the value unchecked; in a store without row checksums, after checking the column's digest."""
         if self._row is None:
             self.verify_column(name)
         return self._reader.value(name, index)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the values unchecked; in a store without row checksums, after checking the column's digest."""
         if self._row is None:
             self.verify_column(name)
         return self._reader.values(name, records)
 
     def part(self, number: int) -> Reader:
+        """Returns the unchecked reader of a part."""
         return self._reader.part(number)
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
@@ -89,6 +97,7 @@ class CheckedReader(Reader):
         return self._reader
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        """Returns the faults of the records' rows, each with all its columns, and class numbers without a class."""
         errors = super().find_faults(records, names)
         for record in records.tolist():
             try:
@@ -98,10 +107,12 @@ class CheckedReader(Reader):
         return errors
 
     def key(self, index: int) -> str:
+        """Returns the key after checking the record's fields. Raises :class:`CorruptRecordError`."""
         self.check_fields(index)
         return self._reader.key(index)
 
     def verify_column(self, name: str) -> None:
+        """Compares a column with its digest once. Raises :class:`StoreError`."""
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:

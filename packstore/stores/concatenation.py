@@ -101,6 +101,7 @@ class ConcatReader(Reader):
 
     @cached_property
     def unchecked_reader(self) -> Reader:
+        """A reader of the stores' unchecked readers; this reader if no store checks."""
         if all(reader.unchecked_reader is reader for reader in self._readers):
             return self
         return ConcatReader([reader.unchecked_reader for reader in self._readers])
@@ -120,6 +121,7 @@ class ConcatReader(Reader):
         return np.array(starts, np.int64), parts
 
     def part(self, number: int) -> Reader:
+        """Returns the reader of a file of one of the stores."""
         store, local = self._part_table[1][number]
         return self._readers[store].part(local)
 
@@ -172,6 +174,7 @@ class ConcatReader(Reader):
         return _renumber_labels(np.asarray(value), numbers)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
+        """Returns the values with their class numbers in the joined store; -1 for a number without a class."""
         column = self.manifest.column(name)
         out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
         for run, rows, local in self._group_by_range(records):
@@ -184,6 +187,9 @@ class ConcatReader(Reader):
         return out
 
     def column(self, name: str) -> ColumnData:
+        """Joins the columns of all stores in memory, with the class numbers of the joined store, and keeps the result.
+        Raises :class:`StoreError` for ``image``.
+        """
         if name == "image":
             raise StoreError("several stores have no array of all images; read them one by one")
         if name not in self._columns:
@@ -215,6 +221,7 @@ class ConcatReader(Reader):
         self._readers[run.store].mark_suspect(index - run.start + run.first)
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        """Returns the faults that each store finds, by record number in the joined store."""
         errors: dict[int, StoreError] = {}
         names = [*names]
         for run, _, local in self._group_by_range(records):
@@ -235,6 +242,7 @@ class ConcatReader(Reader):
             reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
+        """Yields the faults of all stores, with the record numbers of each store itself."""
         for reader in self._readers:
             yield from reader.check_structure(quick=quick, progress=progress)
 
@@ -242,6 +250,7 @@ class ConcatReader(Reader):
         return sum(reader.disk_bytes() for reader in self._readers)
 
     def close(self) -> None:
+        """Closes all stores."""
         self._columns = {}
         for reader in self._readers:
             reader.close()

@@ -65,21 +65,27 @@ class LinkedReader(Reader):
             raise
 
     def read(self, index: int) -> Buffer:
+        """Reads the image from its linked file, without a copy if that stays mapped. Raises like
+        :meth:`_read_checked_image`.
+        """
         return self.view(index)
 
     def view(self, index: int) -> Buffer:
         return self._read_checked_images([index])[0]
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        """Reads the images from their linked files; looks at each file once."""
         return self._read_checked_images(records.tolist())
 
     def will_need(self, index: int, view: Buffer) -> None:
+        """Asks the system to read an image in a mapped file; does nothing for any other."""
         if isinstance(view, memoryview) and isinstance(view.obj, mmap.mmap):
             start = int(self._offsets[index])
             aligned = start - start % mmap.PAGESIZE
             view.obj.madvise(mmap.MADV_WILLNEED, aligned, start - aligned + len(view))
 
     def column(self, name: str) -> ColumnData:
+        """Returns a column of the store. Raises :class:`StoreError` for ``image``."""
         if name == "image":
             raise StoreError("a linked store has no array of all images; read them one by one")
         return self._reader.column(name)
@@ -117,6 +123,7 @@ class LinkedReader(Reader):
                     yield Problem(f"{printable(place)}, which has {count:,} images, has {found} bytes, not {nbytes}")
 
     def close(self) -> None:
+        """Closes the store and the linked files, which other shards of the store may share."""
         self._files.clear()
         self._reader.close()
 

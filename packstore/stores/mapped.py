@@ -41,6 +41,9 @@ class MappedReader(Reader):
         self._images = offsets, raw, manifest.image.record_nbytes
 
     def read(self, index: int) -> memoryview:
+        """Returns the image as a view of the map. Raises :class:`IndexError`, and :class:`StoreError` if its offsets
+        are damaged or the reader is closed.
+        """
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
         offsets, raw, width = self._images
@@ -62,6 +65,7 @@ class MappedReader(Reader):
         return column if type(column) is Ragged else None
 
     def column(self, name: str) -> ColumnData:
+        """Returns a column as arrays over the map; raises :class:`StoreError` if the reader is closed."""
         data = self._require_open()
         self.manifest.column(name)  # raises a KeyError that lists the columns
         return data[name]

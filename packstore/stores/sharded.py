@@ -95,6 +95,7 @@ class ShardedReader(Reader):
         return bytes(view) if self._bounded else view
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        """Returns the images of some records; reads those of a linked store shard by shard."""
         if not self.manifest.is_linked or not len(records):
             return super().views(records)
         found: list[Buffer] = [b""] * len(records)
@@ -111,6 +112,7 @@ class ShardedReader(Reader):
             reader.will_need(local, view)
 
     def array(self, index: int) -> NDArray[Any]:
+        """Returns the image as an array; a copy if the reader holds only some shards open at a time."""
         reader, local = self._locate(index)
         array = reader.array(local)
         if self._bounded:
@@ -119,6 +121,9 @@ class ShardedReader(Reader):
         return array
 
     def value(self, name: str, index: int) -> Any:
+        """Returns the value; opens the record's shard if need be. Bytes are a copy if the reader holds only some shards
+        open at a time.
+        """
         reader, local = self._locate(index)
         value = reader.value(name, local)
         return bytes(value) if self._bounded and isinstance(value, memoryview) else value
@@ -156,6 +161,9 @@ class ShardedReader(Reader):
         return reader.key(local)
 
     def column(self, name: str) -> ColumnData:
+        """Opens all shards, concatenates their values of a column in memory, and keeps the result. Raises
+        :class:`StoreError` for ``image``.
+        """
         column = self.manifest.column(name)
         if name == "image":
             raise StoreError("a sharded store has no array of all images; read them one by one")
@@ -165,6 +173,7 @@ class ShardedReader(Reader):
         return columns[name]
 
     def close(self) -> None:
+        """Closes all shards and files, and releases the reserved open files."""
         with self._lock:
             self._closed = True
             readers = [*self._open.values()]
@@ -210,6 +219,9 @@ class ShardedReader(Reader):
         """
 
     def check_files(self) -> None:
+        """Raises :class:`StoreError` if a shard's file is missing or has another size, or if another store has replaced
+        this one.
+        """
         try:
             with self._lock:
                 for number, nbytes in enumerate(self._table.table["nbytes"].tolist()):

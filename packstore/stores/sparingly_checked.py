@@ -61,9 +61,11 @@ class SparinglyCheckedReader(CheckedReader):
         self._first = random.SystemRandom().randrange(ARRAY_SHARE)
 
     def read(self, index: int) -> Buffer:
+        """Returns the image; checks an image file, or an array if it is its turn."""
         return self._verify_record(index, self._reader.read(index))
 
     def view(self, index: int) -> Buffer:
+        """Returns a view of the image; checks an image file, or an array if it is its turn."""
         return self._verify_record(index, self._reader.view(index))
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
@@ -74,11 +76,15 @@ class SparinglyCheckedReader(CheckedReader):
             self.check_image(int(records[row]), images[row].data)
 
     def column(self, name: str) -> ColumnData:
+        """Returns a whole column after comparing it with its digest, once. Raises :class:`StoreError` if it differs."""
         if name != "image":
             self._check_digest(name)
         return self._reader.column(name)
 
     def value(self, name: str, index: int) -> Any:
+        """Returns the value from the proven copy of its column, else proves the record. Raises
+        :class:`CorruptRecordError`.
+        """
         proven = self._proven.get(name)
         if proven is not None:
             return proven[index]
@@ -118,9 +124,11 @@ class SparinglyCheckedReader(CheckedReader):
         return values
 
     def key(self, index: int) -> str:
+        """Returns the key from the proven copy of the column, like :meth:`value`."""
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
+        """Proves the records whose values no proven copy has. Returns the faults by record."""
         errors: dict[int, StoreError] = {}
         for name in names:
             kept = self._kept.get(name) or self._get_column_copy(name)

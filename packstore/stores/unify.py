@@ -180,15 +180,19 @@ class UnifiedReader(Reader):
         return self if plain is self.store else UnifiedReader(plain, self.manifest, self._convert)
 
     def read(self, index: int) -> Buffer:
+        """Returns the image in the new form."""
         return self._convert_image(index, self.store.read(index))
 
     def view(self, index: int) -> Buffer:
+        """Returns the image in the new form; without a copy if images are not converted."""
         return self._convert_image(index, self.store.view(index))
 
     def stored_image(self, index: int) -> Buffer:
+        """Returns the unconverted image, which its checksum belongs to."""
         return self.store.view(index)
 
     def will_need(self, index: int, view: Buffer) -> None:
+        """Asks the system to read the image; does nothing if images are converted, since the view is then a copy."""
         if not self.converts_images:
             self.store.will_need(index, view)
 

@@ -22,6 +22,11 @@ repeated kills lose nothing.
 **A kill at the end**: the last receipt, written before the store gets its name, has the store's manifest digest and
 inode. If a store with both is at the destination and the work directory still exists, the run was complete, and the
 same conversion only removes that directory.
+
+**Other records of unfinished work**, each of something else: a conversion by many machines has a plan and one receipt a
+shard as objects at the destination (:mod:`packstore.cluster.receipts`); an export has one receipt a shard
+(:mod:`packstore.exports.staging`); an append has a marker of the files that it adds
+(:mod:`packstore.stores.builder.growth`).
 """
 
 from __future__ import annotations

@@ -2,6 +2,10 @@
 
 A store is written in a hidden work directory beside its destination (:mod:`packstore.stores.builder.work_directory`).
 Only files that packstore made there, or with ``overwrite`` a proven packstore store, are ever removed.
+
+There are three ways to publish. :class:`Staging` gives a new local store or export its name.
+:mod:`packstore.stores.builder.growth` adds shards to a local store. :mod:`packstore.stores.remote.publish` creates a
+version at a URL; conversions by many machines end there, too.
 """
 
 from __future__ import annotations

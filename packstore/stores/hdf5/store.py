@@ -56,6 +56,7 @@ class Hdf5Writer(FileWriter):
         self._ends = OffsetSpool(path.parent) if image.kind == "ragged" else None
 
     def append(self, images: Sequence[Buffer]) -> None:
+        """Writes the images at their final place in the file."""
         assert self._file is not None
         sizes = [len(image) for image in images]
         self._file.writelines(images)
@@ -64,11 +65,13 @@ class Hdf5Writer(FileWriter):
         self._nbytes += sum(sizes)
 
     def suspend(self) -> None:
+        """Closes the file, if it is open."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
+        """Lets h5py write everything else to a temporary file, and copies that around the images."""
         self.suspend()
         with beyond_standard_streams():
             skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115 - dropped below

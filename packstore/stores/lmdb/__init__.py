@@ -44,9 +44,12 @@ class Lmdb(Format):
         return read_manifest(path)
 
     def estimate_disk_bytes(self, size: int) -> int:
+        """Returns the bytes on disk of an image with its share of a page; whole pages above 2 kB."""
         return bytes_on_disk(size)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+        """Opens the images of finished transactions; needs no ``sizes``."""
+
         from packstore.stores.lmdb.store import open_partial_file
 
         return open_partial_file(path)

@@ -86,6 +86,9 @@ class LmdbWriter(FileWriter):
         self._open_environment()
 
     def append(self, images: Sequence[Buffer]) -> None:
+        """Appends images under their record numbers. Raises :class:`StoreError` beyond the number of records that one
+        LMDB holds.
+        """
         if self._records + len(images) > _MAX_RECORDS:
             raise StoreError(f"LMDB holds up to {_MAX_RECORDS:,} records a file; use a shard size")
         self._records = self._append_values(images, KEY, self._records)
@@ -116,6 +119,9 @@ class LmdbWriter(FileWriter):
         return record
 
     def suspend(self) -> None:
+        """Writes pending images, waits for the sync in the background, and closes the environment; ends that
+        syncing.
+        """
         self._suspended = True
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._close_environment()
@@ -123,6 +129,9 @@ class LmdbWriter(FileWriter):
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
         # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
         # depend on whether the writer was suspended.
+        """Writes all other columns and the manifest by sorted names, one transaction each, and closes the
+        environment.
+        """
         self._close_environment()
         self._open_environment()
         parts: dict[str, NDArray[Any] | Iterable[Buffer] | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
@@ -149,6 +158,9 @@ class LmdbWriter(FileWriter):
             self._syncing.result()
 
     def abort(self, *, wait: bool = True) -> None:
+        """Drops pending values and closes the environment; waits for the sync in the background unless ``wait`` is
+        False.
+        """
         self._syncer.shutdown(wait=wait, cancel_futures=True)
         self._pending = []
         if self._env is not None:
@@ -281,6 +293,7 @@ class LmdbReader(Reader):
             )
 
     def read(self, index: int) -> memoryview:
+        """Returns the image as a view of the map. Raises :class:`StoreError` if it is missing or damaged."""
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
         pages = self._pages or self._require_open()
@@ -295,6 +308,7 @@ class LmdbReader(Reader):
         return value
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
+        """Locates 32 images or more at once with numpy; looks fewer, or those of a damaged file, up one by one."""
         pages = self._pages
         if pages is None or len(records) < _FEWEST_IN_BULK or not 0 <= records.min() <= records.max() < self._records:
             return super().views(records)
@@ -314,6 +328,9 @@ class LmdbReader(Reader):
         return column if type(column) is Ragged else None
 
     def column(self, name: str) -> ColumnData:
+        """Returns a column as a view of the map, or one that reads each value on access, and keeps it. Raises
+        :class:`StoreError` for ``image`` and for a damaged column.
+        """
         columns = self._columns  # read once: another thread may close the reader meanwhile
         if name not in columns:
             column = self.manifest.column(name)
@@ -349,6 +366,7 @@ class LmdbReader(Reader):
         progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
     def spans(self) -> Iterator[Spans]:
+        """Yields the locations of images from record 0 on; stops at the first irregular page."""
         pages, first = self._require_open(), 0
         try:
             for run in walk_in_bulk(pages, self._prefixes, overflow=False):

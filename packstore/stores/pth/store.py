@@ -57,6 +57,7 @@ class PthWriter(FileWriter):
         self._entry: IO[bytes] | None = _create_entry(self._zip, "data/0")
 
     def append(self, images: Sequence[Buffer]) -> None:
+        """Writes the images to the first entry of the zip."""
         assert self._entry is not None
         sizes = [len(image) for image in images]
         total = sum(sizes)
@@ -70,6 +71,7 @@ class PthWriter(FileWriter):
             self._ends.append(sizes)
 
     def suspend(self) -> None:
+        """Finishes and closes the zip, if it is open; :meth:`seal` opens it again."""
         if self._entry is not None:
             self._entry.close()
             self._entry = None
@@ -81,6 +83,7 @@ class PthWriter(FileWriter):
             self._file = None
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
+        """Adds an entry for each array of the columns, then the pickle that describes them, and closes the zip."""
         self.suspend()
         storages: list[NDArray[Any]] = []
 
@@ -116,6 +119,7 @@ class PthWriter(FileWriter):
         self.abort()
 
     def abort(self) -> None:
+        """Closes the file without finishing the zip."""
         if self._entry is not None:
             entry: Any = self._entry
             io.IOBase.close(entry)  # its own close would write sizes

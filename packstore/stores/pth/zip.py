@@ -158,6 +158,7 @@ class _Mapped(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Moves the position. Raises :class:`OSError` before the beginning."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
         if base + offset < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as for a file
@@ -175,6 +176,7 @@ class _Limited(io.BufferedReader):
     """A file object for :class:`zipfile.ZipFile` that refuses to read a directory of gigabytes into memory."""
 
     def read(self, size: int | None = -1) -> bytes:
+        """Reads. Raises ``zipfile.BadZipFile`` for more than 1 MiB at once."""
         if size is not None and size > _MAX_DIRECTORY:
             raise zipfile.BadZipFile(f"its directory has {size} bytes")
         return super().read(size)

@@ -61,6 +61,7 @@ class _ConcatFetchingReader:
 
     @property
     def cache(self) -> Cache:
+        """The cache of the first store at a URL, which all of them use."""
         return self._stores[0].cache
 
     @property
@@ -73,6 +74,7 @@ class _ConcatFetchingReader:
         return np.array([sizes[store][n] if store in sizes else 0 for store, n in self._origins], np.int64)
 
     def prefetch(self, number: int) -> None:
+        """Fetches a part of a store at a URL; does nothing for a part on this machine."""
         store, own = self._origins[number]
         if isinstance(store, RemoteReader):
             store.prefetch(own)

@@ -128,6 +128,7 @@ class RemoteReader(ShardedReader):
             self._open.pop(number, None)
 
     def part_places(self) -> list[str]:
+        """Returns the URLs of the shards' objects."""
         return [f"{self.path}/{name}" for name in self.head.shards]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
