@@ -383,10 +383,10 @@ def _split_mixed_shards(
     for number in range(len(own)):
         if number in mixed:
             count = len(own.runs[number])
-            parts += fresh.take(range(place, place + count))
+            parts += fresh.take_shards(range(place, place + count))
             place += count
         else:
-            parts += own.take([number])
+            parts += own.take_shards([number])
     return total, parts
 
 

@@ -295,12 +295,12 @@ def shards_to_link(plan: AppendPlan, other: Manifest) -> ShardList | None:
     if isinstance(plan.source.path, UrlPath) and other.shards is None:
         return None  # its digest is not known
     assert isinstance(plan.source, StoreSource)
-    added = list_shards(plan.source.path, other, plan.source.reader.part_places()).take(chosen)
+    added = list_shards(plan.source.path, other, plan.source.reader.part_places()).take_shards(chosen)
     runs = [tuple((plan.split_of(name), count) for name, count in runs) for runs in added.runs]
     added = replace(added, runs=runs)
     own = list_shards(plan.store, plan.manifest)  # only for the splits
     # A shard of the store with several splits will be rewritten as one shard per split.
-    each = own.take([number for number, runs in enumerate(own.runs) for _ in runs])
+    each = own.take_shards([number for number, runs in enumerate(own.runs) for _ in runs])
     each = replace(each, runs=[(run,) for runs in own.runs for run in runs])
     return added if (each + added).group_by_split(split.name for split in plan.manifest.splits) is not None else None
 

@@ -201,7 +201,7 @@ class Linker:
         path, offset, _, within = place
         if within is not None:
             try:
-                file = self._files.get(path).data.obj
+                file = self._files.open(path).data.obj
             except (OSError, ValueError) as error:
                 raise SampleError(key, f"cannot be linked: {error}") from None
             offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1

@@ -258,7 +258,7 @@ class Composition:
             while left > 0:
                 left -= int(fresh.rows["records"][place])
                 place += 1
-            taken.append(fresh.take(range(first, place)))
+            taken.append(fresh.take_shards(range(first, place)))
             if piece is not None:
                 counts = piece.parts.rows["records"].tolist()
                 taken.append(replace(piece.parts, runs=[((piece.split, count),) for count in counts]))

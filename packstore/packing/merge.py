@@ -255,7 +255,7 @@ def _split_pieces(
     manifest = reader.manifest
     if parts is not None:
         chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]
-        return [LinkedShards(parts.take(chosen), split, manifest)] if chosen else []
+        return [LinkedShards(parts.take_shards(chosen), split, manifest)] if chosen else []
     if split and split not in [s.name for s in manifest.splits]:
         return []
     whole = reader.split(split or None)

@@ -158,7 +158,7 @@ def _verify_changed(
                 continue
             start, length = int(values["link_offset"][i]), int(values["link_length"][i])
             try:
-                data = files.get(place).data[start : start + length]
+                data = files.open(place).data[start : start + length]
             except (OSError, ValueError) as error:
                 raise StoreError(f"{printable(place)} cannot be read ({error}); nothing was changed") from None
             if len(data) != length or image_checksum(data) != int(checksums[i]):

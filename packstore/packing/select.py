@@ -454,7 +454,7 @@ def _make_pieces(
                 last += 1
             if edges[number] > first:
                 pieces.append(CopiedRecords(reader, records[first : edges[number]], split, labels))
-            pieces.append(LinkedShards(parts.take(range(number, last)), split, reader.manifest))
+            pieces.append(LinkedShards(parts.take_shards(range(number, last)), split, reader.manifest))
             first, number = int(edges[last]), last
         if first < len(records):
             pieces.append(CopiedRecords(reader, records[first:], split, labels))
@@ -483,4 +483,4 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
         draws = np.array([xxh3_64_intdigest(digest, seed=options.seed) for digest in digests], np.uint64)
         shared = _draw_splits(numbers, np.zeros(len(numbers), np.int64), draws, options.splits, "shards")
         by_split = {name: some.tolist() for name, some in shared.items()}
-    return [LinkedShards(parts.take(some), name, manifest) for name, some in by_split.items() if some]
+    return [LinkedShards(parts.take_shards(some), name, manifest) for name, some in by_split.items() if some]

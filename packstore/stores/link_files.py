@@ -76,7 +76,7 @@ class LinkedFiles:
         self._open: OrderedDict[str, tuple[LinkedFile, tuple[int, int]]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, place: str) -> LinkedFile:
+    def open(self, place: str) -> LinkedFile:
         """Returns the file at an absolute path or a URL: maps it if it is not open, or was replaced; fetches an object
         into the cache.
 

@@ -157,7 +157,7 @@ class LinkedReader(Reader):
             try:
                 # A file with more than one image stays mapped.
                 whole = length == size and not is_url_link(place)
-                file = opened[place] = read_whole_file(place) if whole else self._files.get(place)
+                file = opened[place] = read_whole_file(place) if whole else self._files.open(place)
             except (OSError, ValueError) as error:
                 why = f"cannot be read ({_short_reason(error)}); bring it back, name its new place (packstore link "
                 raise self._link_error(record, place, f"{why}--rebase), or link again (packstore repair)") from None

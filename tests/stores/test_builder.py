@@ -555,7 +555,7 @@ def test_a_range_of_a_spool_is_a_column_of_its_own(
     spools = [ColumnSpool(column, directory) for _ in range(2)]
     for spool, part in zip(spools, (values, values[start:stop]), strict=True):
         for value in part:
-            spool.append(spool.check([value], 1), 1)
+            spool.append(spool.convert_values([value], 1), 1)
     whole, alone = spools
     some, all_of_it = whole.values(start, stop), alone.values(0, stop - start)
     assert isinstance(some, Ragged)

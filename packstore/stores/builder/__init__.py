@@ -208,7 +208,7 @@ class StoreBuilder:
             with writing(self._staging.destination):
                 for name, column in values.items():
                     self._spools[name].append(column, len(buffers))
-                self._files.write(buffers, sizes, self.records)
+                self._files.write_images(buffers, sizes, self.records)
                 self.records += len(buffers)
                 self._splits.extend(split, self.records - len(buffers), self.records)
                 if self._journal is not None:
@@ -346,10 +346,12 @@ class StoreBuilder:
         )
 
     def _refuse_duplicates(self) -> None:
-        """Raises :class:`StoreError` if two records have the same key, or if another program has changed a spool."""
+        """Raises :class:`StoreError` if two records have the same key, or if another program has changed a temporary
+        file of a column.
+        """
         for name in (KEY_HASHES.name, ROW_CHECKSUM.name):
             self._spools[name].check_spooled()
-        keys, hashes = (self._spools[n].values(0, self.records) for n in ("key", KEY_HASHES.name))
+        keys, hashes = (self._spools[n].map_values(0, self.records) for n in ("key", KEY_HASHES.name))
         if isinstance(keys, Ragged) and isinstance(hashes, np.ndarray):  # always true; for the type checker
             refuse_duplicates(keys, hashes)
 
@@ -372,7 +374,7 @@ class StoreBuilder:
 
     def _build_sharded_manifest(self) -> Manifest:
         """Builds the manifest of a sharded store from its sealed shards. Raises :class:`StoreError` if another program
-        has changed a spooled column.
+        has changed a temporary file of a column.
         """
         assert self._base is not None
         shards = self._files.sealed
@@ -392,7 +394,7 @@ class StoreBuilder:
 
     def _records_digest(self, start: int, stop: int) -> str:
         """Returns the digest of the records ``start`` to ``stop - 1``."""
-        checksums, rows = (self._spools[name].values(start, stop) for name in ("checksum", ROW_CHECKSUM.name))
+        checksums, rows = (self._spools[name].map_values(start, stop) for name in ("checksum", ROW_CHECKSUM.name))
         assert isinstance(checksums, np.ndarray)
         assert isinstance(rows, np.ndarray)
         return records_digest(checksums, rows)
@@ -404,8 +406,8 @@ class StoreBuilder:
         columns = [dataclasses.replace(self._columns[0], nbytes=file.nbytes)]
         for column in self._columns[1:]:
             spool = self._spools[column.name]
-            data[column.name] = spool.values(file.start, file.stop)
-            columns.append(spool.describe(file.start, file.stop, data[column.name]))
+            data[column.name] = spool.map_values(file.start, file.stop)
+            columns.append(spool.describe_values(file.start, file.stop, data[column.name]))
         manifest = dataclasses.replace(
             self._base,
             records=file.stop - file.start,

@@ -40,7 +40,8 @@ class ShardList:
     Attributes:
         rows: :data:`packstore.core.shards.TABLE_ROW`, one a shard; ``number`` is that of the shard's present name.
         places: Path of each shard, or URL of one that has to be fetched.
-        runs: For each shard, its consecutive runs of splits; the split is ``""`` in a store without splits.
+        runs: For each shard, its splits in order, each with its number of consecutive records; the split is ``""`` in a
+            store without splits.
     """
 
     rows: NDArray[Any]
@@ -54,7 +55,7 @@ class ShardList:
         rows = np.concatenate([self.rows, other.rows])
         return ShardList(rows, [*self.places, *other.places], [*self.runs, *other.runs])
 
-    def take(self, chosen: Sequence[int]) -> ShardList:
+    def take_shards(self, chosen: Sequence[int]) -> ShardList:
         """Returns a list of the shards at these positions, in their order."""
         return ShardList(self.rows[list(chosen)], [self.places[i] for i in chosen], [self.runs[i] for i in chosen])
 
@@ -80,14 +81,14 @@ class ShardList:
                 if last.get(name, -1) > number:
                     return None
                 last[name] = number
-        parts = self.take(chosen)
-        return parts if parts.splits() is not None else None
+        parts = self.take_shards(chosen)
+        return parts if parts.split_ranges() is not None else None
 
     def split_names(self) -> list[str]:
         """Returns the names of all splits in order of first occurrence."""
         return list(dict.fromkeys(name for runs in self.runs for name, _ in runs))
 
-    def splits(self) -> tuple[Split, ...] | None:
+    def split_ranges(self) -> tuple[Split, ...] | None:
         """Returns the splits as ranges of records, without the split ``""``; None if the records of one are not
         consecutive.
         """
@@ -128,9 +129,7 @@ def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None)
 
 
 def _list_split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
-    """Returns the runs of splits (name and number of records) among the records ``start`` to ``stop - 1``, without
-    empty ones.
-    """
+    """Lists the splits of the records ``start`` to ``stop - 1``, each with its number of consecutive records."""
     if not splits:
         return (("", stop - start),)
     inside = ((s.name, min(s.stop, stop) - max(s.start, start)) for s in splits if s.start < stop and s.stop > start)
@@ -159,7 +158,7 @@ def build_sharded_manifest(
     Raises:
         StoreError: The records of a split are not consecutive.
     """
-    splits = parts.splits()
+    splits = parts.split_ranges()
     if splits is None:
         raise StoreError(f"the records of a split are not consecutive: {', '.join(parts.split_names())}")
     rows = np.ascontiguousarray(parts.rows)

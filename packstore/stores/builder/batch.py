@@ -64,7 +64,7 @@ def prepare_batch(
     if checksums is None:
         checksums = value_hashes(buffers, count)
     given["checksum"] = checksums
-    checked = {name: spools[name].check(given[name], count) for name in given}
+    checked = {name: spools[name].convert_values(given[name], count) for name in given}
     hashes = {c.name: value_hashes(checked[c.name], count) for c in columns[1:] if c.kind == "ragged"}
     checked[KEY_HASHES.name] = hashes["key"]
     checked[ROW_CHECKSUM.name] = row_checksums(columns, checked | hashes, count)

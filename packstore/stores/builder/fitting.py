@@ -18,7 +18,7 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
 
     Args:
         columns: Columns of the store, ``image`` first.
-        values: Values by column, as :meth:`packstore.stores.builder.spools.ColumnSpool.check` returns them.
+        values: Values by column, as :meth:`packstore.stores.builder.spools.ColumnSpool.convert_values` returns them.
         image_sizes: Bytes of each image.
         first: Number of the first record, for messages.
     """

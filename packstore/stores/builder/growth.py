@@ -76,7 +76,9 @@ def publish_growth(
             _sync_directory(destination.parent)
         else:
             write_manifest_and_table(staged, new)
-            added = parts.take([i for i, number in enumerate(parts.rows["number"].tolist()) if number >= first_new])
+            added = parts.take_shards(
+                [i for i, number in enumerate(parts.rows["number"].tolist()) if number >= first_new]
+            )
             _add_shards(work, staged, destination, old, new, added, request)
 
 

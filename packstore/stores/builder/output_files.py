@@ -67,8 +67,10 @@ class OutputFiles:
         self.sealed: list[Shard] = []
         self.interrupted_run: InterruptedRun | None = None
 
-    def write(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
-        """Writes images to the current file; begins a new one if the shard was cut or would exceed the shard size."""
+    def write_images(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
+        """Writes images to the current file. Begins a new file at the start, after :meth:`cut`, and before the shard
+        size is exceeded.
+        """
         if not buffers:
             return
         if not self._files or (self._cut and self._files[-1].stop > self._files[-1].start):

@@ -43,7 +43,7 @@ class ColumnSpool:
             self._offsets = _HashedFile(directory, keep and keep / f"{column.name}.offsets")
             self._offsets.write(np.zeros(1, OFFSET).data)
 
-    def check(self, values: Any, count: int) -> Any:
+    def convert_values(self, values: Any, count: int) -> Any:
         """Converts ``values`` to the form that :meth:`append` takes: a list of bytes for a ragged column, else an array
         of shape ``(count, *shape)`` in the column's dtype. Raises :class:`StoreError` for values that do not fit.
         """
@@ -70,7 +70,7 @@ class ColumnSpool:
         return array
 
     def append(self, values: Any, count: int) -> None:
-        """Appends ``count`` values, in the form that :meth:`check` returns."""
+        """Appends ``count`` values, in the form that :meth:`convert_values` returns."""
         if self._offsets is None:
             self._data.write(values.data.cast("B") if values.size else b"")
         else:
@@ -79,17 +79,17 @@ class ColumnSpool:
             self._data.write(b"".join(values))
         self.records += count
 
-    def values(self, start: int, stop: int) -> WholeColumn:
+    def map_values(self, start: int, stop: int) -> WholeColumn:
         """Returns the values of records ``start`` to ``stop - 1``, mapped; offsets count from the first of them."""
         if self._offsets is None:
             dtype, width = NUMPY_DTYPE[self.column.dtype], self.column.record_nbytes
-            raw = self._data.map()[start * width : stop * width]
+            raw = self._data.map_content()[start * width : stop * width]
             return raw.view(dtype).reshape(stop - start, *self.column.shape)
-        offsets: NDArray[np.int64] = self._offsets.map().view(OFFSET)[start : stop + 1]
+        offsets: NDArray[np.int64] = self._offsets.map_content().view(OFFSET)[start : stop + 1]
         first, last = int(offsets[0]), int(offsets[-1])
-        return Ragged(offsets - first if first else offsets, self._data.map()[first:last])
+        return Ragged(offsets - first if first else offsets, self._data.map_content()[first:last])
 
-    def describe(self, start: int, stop: int, data: ColumnData) -> Column:
+    def describe_values(self, start: int, stop: int, data: ColumnData) -> Column:
         """Returns the column with size and digest of ``data``, the values of records ``start`` to ``stop - 1``.
 
         For all records it also calls :meth:`check_spooled`.
@@ -116,7 +116,7 @@ class ColumnSpool:
         """
         for spool in (self._data, self._offsets):
             if spool is not None:
-                spool.check(self.column.name)
+                spool.check_content(self.column.name)
 
     def flush(self) -> None:
         """Hands appended values to the operating system, without syncing them to the disk."""
@@ -152,8 +152,8 @@ class OffsetSpool:
         """Returns the offsets, ``int64`` and one more than values, mapped; valid after :meth:`close`. Raises
         :class:`StoreError` if the file does not hold what was appended.
         """
-        self._spool.check("image")
-        return self._spool.map().view(OFFSET)
+        self._spool.check_content("image")
+        return self._spool.map_content().view(OFFSET)
 
     def close(self) -> None:
         """Closes the temporary file. Idempotent."""
@@ -280,7 +280,7 @@ class _HashedFile:
         self.sha.update(data)
         self.nbytes += memoryview(data).nbytes
 
-    def map(self) -> NDArray[np.uint8]:
+    def map_content(self) -> NDArray[np.uint8]:
         """Flushes and maps the file. Raises :class:`StoreError` if it is shorter than what was written."""
         self.file.flush()
         if not self.nbytes:
@@ -291,11 +291,11 @@ class _HashedFile:
             raise StoreError(f"a temporary file of the columns was changed by somebody else: {error}") from None
         return np.frombuffer(mapped, np.uint8)
 
-    def check(self, name: str) -> None:
+    def check_content(self, name: str) -> None:
         """Reads the file again. Raises :class:`StoreError` naming the column if the content differs from what was
         written.
         """
-        if hashlib.sha256(self.map().data).digest() != self.sha.digest():
+        if hashlib.sha256(self.map_content().data).digest() != self.sha.digest():
             raise StoreError(
                 f"the temporary file of column {name!r} does not hold what was written to it: another program wrote "
                 "to it, or the disk is faulty; nothing is published, pack again"
