@@ -557,10 +557,10 @@ def test_a_range_of_a_spool_is_a_column_of_its_own(
         for value in part:
             spool.append(spool.convert_values([value], 1), 1)
     whole, alone = spools
-    some, all_of_it = whole.values(start, stop), alone.values(0, stop - start)
+    some, all_of_it = whole.map_values(start, stop), alone.map_values(0, stop - start)
     assert isinstance(some, Ragged)
     assert isinstance(all_of_it, Ragged)
-    assert whole.describe(start, stop, some) == alone.describe(0, stop - start, all_of_it)
+    assert whole.describe_values(start, stop, some) == alone.describe_values(0, stop - start, all_of_it)
     for spool in spools:
         spool.close()
     assert [bytes(v) for v in some] == values[start:stop]
