@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from packstore.cache.files import date_stamp, write_url
+from packstore.cache.files import compute_date_stamp, write_url
 from packstore.cache.folder import CacheEntry, CacheFolder
 from packstore.cache.locks import unregister_descriptor
 from packstore.core.errors import CacheError, CacheFullError, DamagedObjectError, StoreError, printable
@@ -83,13 +83,13 @@ class Cache:
 
         ``address`` identifies it: its URL and something that changes with its content (an ETag).
         """
-        return self._open_or_fetch(_address_name(address), nbytes, fetch, None, url)
+        return self._open_or_fetch(_name_by_address(address), nbytes, fetch, None, url)
 
     def path_of_address(self, address: str) -> Path:
         """Returns the path of an object that was opened by :meth:`open_by_address`. The file is sure to exist only
         while its descriptor is open.
         """
-        return self._folder.whole / _address_name(address)
+        return self._folder.whole / _name_by_address(address)
 
     def set_last_used(self, digest: str, used: float) -> None:
         """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted; ignores an
@@ -179,11 +179,11 @@ class Cache:
             return False
         key = (state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns)
         # A stamp from before the last boot does not count: a power failure can leave a file stamped but incomplete.
-        marked = state.st_mtime_ns == date_stamp(name) and state.st_ctime >= _boot_time()
+        marked = state.st_mtime_ns == compute_date_stamp(name) and state.st_ctime >= _read_boot_time()
         if not marked and key not in _proven and (digest is None or _hash_file(descriptor) != digest):
             return False
         try:
-            os.utime(descriptor, ns=(time.time_ns(), date_stamp(name)))
+            os.utime(descriptor, ns=(time.time_ns(), compute_date_stamp(name)))
         except OSError as error:
             if error.errno not in (errno.EROFS, errno.EPERM, errno.EACCES):
                 raise
@@ -271,7 +271,7 @@ class Cache:
                     raise self._folder.disk_full_error(nbytes) from error
 
 
-def _address_name(address: str) -> str:
+def _name_by_address(address: str) -> str:
     """Returns the file name of an object whose digest is unknown: the SHA-256 of its address, and ``.learnt``."""
     return hashlib.sha256(address.encode()).hexdigest() + ".learnt"
 
@@ -286,9 +286,9 @@ def _hash_file(descriptor: int) -> str:
 
 
 @functools.cache
-def _boot_time() -> float:
-    """Returns the time of the last boot, in seconds since 1970; the present time if the system does not tell. Computed
-    once.
+def _read_boot_time() -> float:
+    """Reads the time of the last boot, in seconds since 1970; the present time if the system does not tell it. Reads it
+    only once.
     """
     try:
         match = re.search(r"^btime (\d+)$", Path("/proc/stat").read_text("ascii"), re.MULTILINE)

@@ -26,7 +26,7 @@ def default_cache() -> Cache:
     given = os.environ.get(FOLDER)
     if refusal := url_message(given):
         raise UsageError(f"{FOLDER}: {refusal}")
-    root = Path(given or _user_folder()).absolute()
+    root = Path(given or _find_user_folder()).absolute()
     size = os.environ.get(SIZE)
     if not size:
         return Cache(root, CacheFolder(root).count_available_bytes() // 2)
@@ -36,7 +36,7 @@ def default_cache() -> Cache:
         raise UsageError(f"{SIZE}: {error}") from None
 
 
-def _user_folder() -> Path:
+def _find_user_folder() -> Path:
     """Returns the folder ``packstore`` in the user's cache folder."""
     if sys.platform == "darwin":
         return Path.home() / "Library/Caches/packstore"

@@ -33,7 +33,7 @@ def machine_id() -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-def date_stamp(name: str) -> int:
+def compute_date_stamp(name: str) -> int:
     """Returns the modification time that marks an object as proven, in ns: an even second before 1988, by the first
     digits of its name.
     """
@@ -66,13 +66,13 @@ def read_url(path: Path) -> str | None:
         return None
 
 
-def free_bytes(path: Path) -> int:
+def count_free_bytes(path: Path) -> int:
     """Returns the bytes that an ordinary user may still write to the disk of ``path``."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
-def allocate(descriptor: int, nbytes: int) -> None:
+def allocate_bytes(descriptor: int, nbytes: int) -> None:
     """Makes a file ``nbytes`` long, and reserves the disk space if the system can."""
     if hasattr(os, "posix_fallocate") and nbytes:
         os.posix_fallocate(descriptor, 0, nbytes)

@@ -63,7 +63,7 @@ class CacheEntry:
 
 
 class CacheFolder:
-    """The files of one cache.
+    """The files of one cache: locks, reserves room, publishes and evicts objects.
 
     Attributes:
         root: Folder of the cache.
@@ -221,7 +221,7 @@ class CacheFolder:
                 taken -= freed
             while True:
                 try:
-                    files.allocate(descriptor, nbytes)
+                    files.allocate_bytes(descriptor, nbytes)
                 except OSError as error:
                     os.ftruncate(descriptor, 0)
                     if error.errno not in files.NO_SPACE:
@@ -239,7 +239,7 @@ class CacheFolder:
 
     def disk_full_error(self, nbytes: int) -> DiskFullError:
         """Returns the error for a full disk; asks the system for the free bytes."""
-        free = files.free_bytes(self.root)
+        free = files.count_free_bytes(self.root)
         return DiskFullError(
             f"the disk of the cache {printable(str(self.root))} is full: an object needs {nbytes:,} bytes, {free:,} "
             "are free; make room, or name another folder with --cache or PACKSTORE_CACHE"
@@ -255,7 +255,7 @@ class CacheFolder:
             if os.path.lexists(whole):
                 path.unlink()
                 return False
-            os.utime(descriptor, ns=(time.time_ns(), files.date_stamp(name)))
+            os.utime(descriptor, ns=(time.time_ns(), files.compute_date_stamp(name)))
             path.rename(whole)
             # In the exclusive context, since changing the lock releases it for a moment. A process that waits for the
             # part sees that it was renamed.
@@ -305,7 +305,7 @@ class CacheFolder:
         there = self.root
         while not there.exists():
             there = there.parent
-        return files.free_bytes(there) + sum(each.st_size for _, each in self._list_objects())
+        return files.count_free_bytes(there) + sum(each.st_size for _, each in self._list_objects())
 
     def _remove_dead_parts(self) -> int:
         """Removes part files that no process has locked; returns their bytes. Call it while the cache is locked."""

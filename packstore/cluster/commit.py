@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import packstore
-from packstore.cluster.receipts import TaskReceipt, receipts_with_records, sum_counts
+from packstore.cluster.receipts import TaskReceipt, select_receipts_with_records, sum_counts
 from packstore.cluster.run import ClusterRun
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column, Manifest
@@ -36,7 +36,7 @@ def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], pre
         StoreError: There are no records, two have the same key, or a shard no longer exists.
         LostRaceError: Somebody else has published another store meanwhile.
     """
-    filled, objects = receipts_with_records(receipts), run.objects
+    filled, objects = select_receipts_with_records(receipts), run.objects
     _refuse_duplicates(filled, FORMATS[plan.format], objects)
     shards = _renumber_shards(filled, objects)
     manifest = _build_manifest(plan, receipts, filled, shards)

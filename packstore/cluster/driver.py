@@ -141,7 +141,7 @@ class Driver:
             if self._failed:
                 break
             runner.submit(number, entries)
-            pending.begin(number, entries)
+            pending.add_copy(number, entries)
         # A single machine would have raised the first task's error: wait for all tasks before the failed one.
         while any(not self._failed or task < min(self._failed) for task in pending):
             self._collect_outcomes(runner, pending)
@@ -156,11 +156,11 @@ class Driver:
         """
         for number, entries in pending.choose_stragglers(runner.at_once):
             runner.submit(number, entries)
-            pending.begin(number, entries)
+            pending.add_copy(number, entries)
         for number, result in runner.wait(pending.seconds_to_straggler()):
             if number not in pending:
                 continue
-            if pending.end(number):
+            if pending.remove_task(number):
                 runner.drop(number)
             if isinstance(result, TaskReceipt):
                 self._receipts[number] = result
@@ -193,7 +193,7 @@ class Driver:
         table = manifest.shards
         assert table is not None
         labels, palette = (
-            _parse_labels(sum_counts(getattr(r, name) for r in receipts)) for name in ("labels", "palette")
+            _labels_from_text(sum_counts(getattr(r, name) for r in receipts)) for name in ("labels", "palette")
         )
         report = ConvertReport(
             destination=self._plan.destination,
@@ -215,7 +215,7 @@ class Driver:
         )
 
 
-def _parse_labels(counts: Counter[str]) -> Counter[int]:
+def _labels_from_text(counts: Counter[str]) -> Counter[int]:
     """Converts counts by label as text to counts by label number."""
     return Counter({int(label): count for label, count in counts.items()})
 

@@ -42,14 +42,14 @@ class PendingTasks:
     def __contains__(self, number: int) -> bool:
         return number in self._tasks
 
-    def begin(self, number: int, entries: Sequence[Entry]) -> None:
+    def add_copy(self, number: int, entries: Sequence[Entry]) -> None:
         """Adds a task that starts now, or counts another copy of it."""
         copies = self._tasks[number].copies + 1 if number in self._tasks else 1
         self._tasks[number] = _Task(entries, time.monotonic(), copies)
 
-    def end(self, number: int) -> int:
-        """Removes a task of which one copy has ended, and keeps its duration. Returns how many other copies
-        still run.
+    def remove_task(self, number: int) -> int:
+        """Removes a task when one copy of it has ended, and keeps its duration. Returns how many other copies still
+        run.
         """
         task = self._tasks.pop(number)
         bisect.insort(self._seconds, time.monotonic() - task.began)

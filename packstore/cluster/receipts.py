@@ -146,6 +146,6 @@ def sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
     return added
 
 
-def receipts_with_records(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
+def select_receipts_with_records(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
     """Returns the receipts of shards with records, in the order of their tasks."""
     return [receipt for receipt in sorted(receipts, key=lambda r: r.number) if receipt.shard is not None]

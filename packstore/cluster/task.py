@@ -53,11 +53,11 @@ class ClusterJob:
         opening: dict[str, Any] = {"path": source.path, "kind": source.kind, "labels": options.labels}
         opening |= {"max_pixels": options.max_pixels, "skip_bad": options.skip_bad, "ignore": options.ignore}
         opening |= {**options.array_names, "columns": options.columns, "frames": options.frames}
-        versions = library_versions(self.plan)
+        versions = list_library_versions(self.plan)
         return _rebuild_job, (replace(self.plan, source=cast("Source", None)), self.run, opening, versions)
 
 
-def library_versions(plan: Plan) -> dict[str, str]:
+def list_library_versions(plan: Plan) -> dict[str, str]:
     """Returns the versions of the software that makes the records."""
     return {"packstore": packstore.__version__} | plan.make_encoder().versions()
 
@@ -67,7 +67,7 @@ def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions:
 
     Raises :class:`StoreError` if the software differs from the driver's, since records might differ too.
     """
-    mine = library_versions(plan)
+    mine = list_library_versions(plan)
     if mine != versions:
         differs = ", ".join(
             f"{name} {mine.get(name, 'none')} instead of {versions.get(name, 'none')}"
@@ -113,11 +113,11 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
         entries=len(entries),
         split=entries[0].split,
         shard=None,
-        labels=_label_names(labels),
+        labels=_labels_to_text(labels),
         skipped=tuple(packed.skipped),
         counted=dict(packed.counted),
         kept=dict(packed.kept),
-        palette=_label_names(packed.palette),
+        palette=_labels_to_text(packed.palette),
         oriented=packed.oriented,
         source_bytes=packed.source_bytes,
     )
@@ -138,6 +138,6 @@ def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects:
     return replace(receipt, shard=shard, columns=columns, keys=keys)
 
 
-def _label_names(counts: Counter[int]) -> dict[str, int]:
+def _labels_to_text(counts: Counter[int]) -> dict[str, int]:
     """Converts counts by label number to counts by label as text, for JSON."""
     return {str(label): count for label, count in counts.items()}

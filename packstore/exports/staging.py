@@ -69,7 +69,7 @@ class ExportStaging(Staging):
     def choose_run_directory(self) -> Path:
         """Returns the directory of an interrupted run with the same identity, else a new one. Removes all others."""
         found: Path | None = None
-        for run in self.work.runs():
+        for run in self.work.list_runs():
             # An inode of another file means that the run was published, and this is the export that it has replaced.
             if found is None and not self._restart and _read_run_label(run) == _run_label(self._identity, run / STORE):
                 found = run
@@ -79,7 +79,7 @@ class ExportStaging(Staging):
                 _log.warning("starting again: the interrupted run had other options or exported another store")
             remove_run(run)
         if found is None:
-            found = self.work.new_run()
+            found = self.work.create_run()
             if self._one_file:
                 (found / STORE).touch()
             else:

@@ -64,8 +64,8 @@ class Direct:
             if stop is not None and not start and self.location.scheme in ("http", "https"):
                 return self._read_beginning(name, stop)
             if stop is None:
-                return bytes(obstore.get(self._connection(), path, options={"range": {"offset": start}}).bytes())
-            return bytes(obstore.get_range(self._connection(), path, start=start, end=stop))
+                return bytes(obstore.get(self._get_client(), path, options={"range": {"offset": start}}).bytes())
+            return bytes(obstore.get_range(self._get_client(), path, start=start, end=stop))
 
     def _read_beginning(self, name: str, stop: int) -> bytes:
         """Reads the first ``stop`` bytes without a range request, which not every HTTP server supports."""
@@ -102,7 +102,7 @@ class Direct:
             while seen != expected:
                 before = seen
                 try:
-                    reply = obstore.get(self._connection(), self._full_name(name), options=options)
+                    reply = obstore.get(self._get_client(), self._full_name(name), options=options)
                     if info is None:
                         info = self._to_info(dict(reply.meta))
                         expected = info.nbytes
@@ -126,7 +126,7 @@ class Direct:
         import obstore
 
         with self._raise_as_remote_error(name, "read"):
-            return self._to_info(dict(obstore.head(self._connection(), self._full_name(name))))
+            return self._to_info(dict(obstore.head(self._get_client(), self._full_name(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yields the facts of objects; ``prefix`` may end in the middle of a name, unlike obstore's."""
@@ -137,7 +137,7 @@ class Direct:
         directory = prefix.rpartition("/")[0]
         with self._raise_as_remote_error(prefix, "listed"):
             below = self._full_name(directory).rstrip("/")
-            for chunk in obstore.list(self._connection(), below or None, chunk_size=1000):
+            for chunk in obstore.list(self._get_client(), below or None, chunk_size=1000):
                 for each in chunk:
                     info = self._to_info(dict(each))
                     if info.name.startswith(prefix):
@@ -148,7 +148,7 @@ class Direct:
 
         with self._raise_as_remote_error(name, "listed"):
             below = self._full_name(name).rstrip("/")
-            listing = obstore.list_with_delimiter(self._connection(), below or None)
+            listing = obstore.list_with_delimiter(self._get_client(), below or None)
             files = [self._to_info(dict(each)) for each in listing["objects"]]
             return files, [str(each).removeprefix(self._prefix).rstrip("/") for each in listing["common_prefixes"]]
 
@@ -172,7 +172,7 @@ class Direct:
 
         with self._raise_as_remote_error(name, "written"):
             self._refuse_read_only()
-            obstore.put(self._connection(), self._full_name(name), data, use_multipart=False)
+            obstore.put(self._get_client(), self._full_name(name), data, use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
         """Deletes objects, on S3 1,000 in a request. Ignores missing ones."""
@@ -184,7 +184,7 @@ class Direct:
         for first in range(0, len(names), step):
             some = names[first : first + step]
             with self._raise_as_remote_error(some[0], "deleted"), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._connection(), [self._full_name(name) for name in some])
+                obstore.delete(self._get_client(), [self._full_name(name) for name in some])
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
         """Creates an object with one conditional put. Returns True if this call created it, None if it exists already.
@@ -200,7 +200,7 @@ class Direct:
         while True:
             try:
                 source = data.read_bytes() if isinstance(data, Path) else data
-                obstore.put(self._connection(), self._full_name(name), source, mode="create")
+                obstore.put(self._get_client(), self._full_name(name), source, mode="create")
             except AlreadyExistsError as error:
                 retries = re.search(r"retries: (\d+)", str(error))
                 if not lost and (retries is None or retries[1] == "0"):
@@ -231,7 +231,7 @@ class Direct:
         copies = self.location.scheme != "s3" or nbytes <= _COPY_BYTES
         target = f"{WORK}/upload-{uuid.uuid4().hex}" if copies else name
         obstore.put(
-            self._connection(),
+            self._get_client(),
             self._full_name(target),
             data,
             use_multipart=True,
@@ -241,7 +241,7 @@ class Direct:
         if not copies:
             return True
         try:
-            obstore.copy(self._connection(), self._full_name(target), self._full_name(name), overwrite=False)
+            obstore.copy(self._get_client(), self._full_name(target), self._full_name(name), overwrite=False)
         except AlreadyExistsError as error:
             retries = re.search(r"retries: (\d+)", str(error))
             lost = retries is not None and retries[1] != "0"
@@ -263,7 +263,7 @@ class Direct:
         self._refuse_read_only()
         if way in self._probed or self.location.scheme in ("file", "memory"):
             return
-        made = self._connection()
+        made = self._get_client()
         path = self._full_name(f"{WORK}/probe-{uuid.uuid4().hex}")
         why = "overwrites an object despite a request to create it only if absent"
         obstore.put(made, path, b"first")
@@ -319,7 +319,7 @@ class Direct:
             sync_file(path)
             sync_directory(path.parent)
 
-    def _connection(self) -> Connection:
+    def _get_client(self) -> Connection:
         """Returns obstore's client for the store; makes it on the first call."""
         with self._lock:
             if self._made is None:

@@ -146,7 +146,7 @@ class CheckedReader(Reader):
                 self._check_digest(column.name)
             return
         expected = int(self._reader.value(ROW_CHECKSUM.name, index))
-        fields = {c.name: values[c.name] if c.name in values else self._try_value(c, index) for c in self._row}
+        fields = {c.name: values[c.name] if c.name in values else self._read_value_or_none(c, index) for c in self._row}
         found = row_checksum(self._row, fields)
         if found != expected:
             what = "row checksum (label, key, other fields)"
@@ -187,7 +187,7 @@ class CheckedReader(Reader):
         self.check_image(index, data)
         return data
 
-    def _try_value(self, column: Column, index: int) -> Any:
+    def _read_value_or_none(self, column: Column, index: int) -> Any:
         """Returns the value of a record, or None if its offsets are damaged."""
         try:
             return self._reader.value(column.name, index)

@@ -37,11 +37,11 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
             raise StoreError(f"the images of {both} differ in normalisation or EXIF rotation; convert one of them")
         if bool(mine.splits) != bool(other.splits):
             raise StoreError(f"one of {both} has splits and the other has none; give it some with packstore select")
-        names, other_names = ([column.name for column in _without_derived(each)] for each in (mine, other))
+        names, other_names = ([column.name for column in _list_underived(each)] for each in (mine, other))
         if set(names) != set(other_names):
             odd = ", ".join(name for name in (*names, *other_names) if (name in names) != (name in other_names))
             raise StoreError(f"{both} have different columns: only one of them has {odd}")
-        for a in _without_derived(mine):
+        for a in _list_underived(mine):
             b = other.column(a.name)
             if replace(a, classes=None).declaration != replace(b, classes=None).declaration:
                 raise StoreError(
@@ -49,7 +49,7 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
                 )
     columns = []
     indexed = all(reader.manifest.has_column(SEEK_INDEX.name) for reader in readers)
-    kept = {column.name for column in _without_derived(first.manifest)} | ({SEEK_INDEX.name} if indexed else set())
+    kept = {column.name for column in _list_underived(first.manifest)} | ({SEEK_INDEX.name} if indexed else set())
     for column in first.manifest.columns:
         if column.name not in kept:
             continue
@@ -58,7 +58,7 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
     return tuple(columns)
 
 
-def _without_derived(manifest: Manifest) -> list[Column]:
+def _list_underived(manifest: Manifest) -> list[Column]:
     """Returns the columns that are not computed from others: all but links and seek index."""
     return [column for column in manifest.columns if column.name not in _DERIVED]
 

@@ -16,7 +16,7 @@ from packstore.stores.base import Reader
 from packstore.stores.format import Format
 from packstore.stores.linked import LinkedReader, link_folder
 from packstore.stores.manifest_recovery import RecoveredManifest, find_manifest
-from packstore.stores.remote.names import VERSIONS, version_number
+from packstore.stores.remote.names import VERSIONS, parse_version_number
 from packstore.stores.scavenge import ScavengedData
 from packstore.stores.sharded import open_sharded
 from packstore.stores.sharded_manifest import read_sharded_manifest
@@ -81,7 +81,7 @@ def directory_format(path: Path) -> Format | None:
 
 def _is_copy_of_url(path: Path) -> bool:
     """Returns whether a directory is a local copy of a store at a URL, whose files are named as objects are."""
-    return any(version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
+    return any(parse_version_number(VERSIONS + file.name) for file in path.glob(f"{VERSIONS}*.json"))
 
 
 def _recognise_directory(path: Path) -> Format | None:

@@ -74,18 +74,18 @@ def scavenge_arrays(data: memoryview, recovered: RecoveredManifest, starts: Mapp
     Args:
         data: All bytes of the file.
         recovered: Its manifest.
-        starts: Offset of each array of :func:`array_sizes`.
+        starts: Offset of each array of :func:`list_array_sizes`.
     """
     manifest = recovered.manifest
     arrays: dict[str, memoryview] = {}
-    for name, size in array_sizes(manifest):
+    for name, size in list_array_sizes(manifest):
         if starts[name] + size <= len(data):
             arrays[name] = data[starts[name] : starts[name] + size]
     columns: dict[str, ColumnData] = {}
     for column in manifest.columns:
         parts = [arrays.get(name) for name in array_names(column)]
         if all(part is not None for part in parts):
-            columns[column.name] = column_from_bytes(column, manifest.records, cast("list[memoryview]", parts))
+            columns[column.name] = view_column(column, manifest.records, cast("list[memoryview]", parts))
     image = columns.pop("image", None)
     width = manifest.image.record_nbytes
 
@@ -108,14 +108,14 @@ def array_names(column: Column) -> list[str]:
     return [column.name] if column.kind == "fixed" else [f"{column.name}/bytes", f"{column.name}/offsets"]
 
 
-def array_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
+def list_array_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
     """Yields name and bytes of each array in a file with this manifest, in the order of writing."""
     for column in manifest.columns:
         sizes = [column.nbytes, OFFSET.itemsize * (manifest.records + 1)]
         yield from zip(array_names(column), sizes, strict=False)
 
 
-def column_from_bytes(column: Column, records: int, parts: list[memoryview]) -> ColumnData:
+def view_column(column: Column, records: int, parts: list[memoryview]) -> ColumnData:
     """Returns a column as a view of the bytes of its arrays, see :func:`array_names`. Corrects the first and the last
     offset of a ragged column.
     """

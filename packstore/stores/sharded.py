@@ -84,12 +84,12 @@ class ShardedReader(Reader):
         self._closed = False
 
     def read(self, index: int) -> Buffer:
-        reader, local = self._locate(index)
+        reader, local = self._locate_record(index)
         return reader.read(local)
 
     def view(self, index: int) -> Buffer:
         """Returns the image without a copy; with one if the reader holds only some shards open at a time."""
-        reader, local = self._locate(index)
+        reader, local = self._locate_record(index)
         view = reader.view(local)
         # A copy: a view keeps its shard's map open, so a batch could keep as many files open as it has records.
         return bytes(view) if self._bounded else view
@@ -108,12 +108,12 @@ class ShardedReader(Reader):
         """Asks the shard's reader to fetch the record. Does nothing if only some shards are open at a time: then views
         are copies."""
         if not self._bounded:
-            reader, local = self._locate(index)
+            reader, local = self._locate_record(index)
             reader.will_need(local, view)
 
     def array(self, index: int) -> NDArray[Any]:
         """Returns the image as an array; a copy if the reader holds only some shards open at a time."""
-        reader, local = self._locate(index)
+        reader, local = self._locate_record(index)
         array = reader.array(local)
         if self._bounded:
             array = array.copy()
@@ -124,7 +124,7 @@ class ShardedReader(Reader):
         """Returns the value; opens the record's shard if need be. Bytes are a copy if the reader holds only some shards
         open at a time.
         """
-        reader, local = self._locate(index)
+        reader, local = self._locate_record(index)
         value = reader.value(name, local)
         return bytes(value) if self._bounded and isinstance(value, memoryview) else value
 
@@ -157,7 +157,7 @@ class ShardedReader(Reader):
         return [f"{self.path}/{name}" for name in self._table.names()]
 
     def key(self, index: int) -> str:
-        reader, local = self._locate(index)
+        reader, local = self._locate_record(index)
         return reader.key(local)
 
     def column(self, name: str) -> ColumnData:
@@ -308,7 +308,7 @@ class ShardedReader(Reader):
             some = order[first:last]
             yield self.shard(int(numbers[some[0]])), some, local[some]
 
-    def _locate(self, index: int) -> tuple[Reader, int]:
+    def _locate_record(self, index: int) -> tuple[Reader, int]:
         """Returns the reader of the shard with record ``index``, and the record's number in it; opens the shard if need
         be. Raises :class:`IndexError`.
         """

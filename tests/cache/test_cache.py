@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from packstore.cache import Cache, default_cache
-from packstore.cache.files import date_stamp
+from packstore.cache.files import compute_date_stamp
 from packstore.core.errors import CacheError, CacheFullError, StoreError, UsageError
 
 SIZE = 100_000
@@ -237,7 +237,7 @@ def test_damage_without_a_trace_is_found_once_it_is_doubted(cache: Cache, origin
     origin.read(cache, 0)
     path = whole(cache, origin, 0)
     overwritten(path)
-    os.utime(path, ns=(0, date_stamp(path.name)))
+    os.utime(path, ns=(0, compute_date_stamp(path.name)))
     cache.mark_suspect(path.name)
     cache.mark_suspect(origin.digests[1])  # absent
     origin.read(cache, 0)
@@ -251,7 +251,7 @@ def test_a_sound_object_with_another_date_is_proven_and_kept(cache: Cache, origi
     os.utime(path)
     origin.read(cache, 0)
     assert len(origin.fetched) == 1
-    assert path.stat().st_mtime_ns == date_stamp(path.name)
+    assert path.stat().st_mtime_ns == compute_date_stamp(path.name)
 
 
 def test_an_object_of_before_the_machine_was_started_is_proven_again(
@@ -261,9 +261,9 @@ def test_an_object_of_before_the_machine_was_started_is_proven_again(
     origin.read(cache, 0, 1)
     path = whole(cache, origin, 0)
     overwritten(path)
-    os.utime(path, ns=(0, date_stamp(path.name)))
+    os.utime(path, ns=(0, compute_date_stamp(path.name)))
     changed = path.stat().st_ctime
-    monkeypatch.setattr("packstore.cache.cache._boot_time", lambda: changed + 60)
+    monkeypatch.setattr("packstore.cache.cache._read_boot_time", lambda: changed + 60)
     origin.read(cache, 0, 1)
     assert origin.fetched == [origin.digests[0], origin.digests[1], origin.digests[0]]
 
@@ -401,7 +401,7 @@ class TestTheDefault:
     def test_it_is_in_the_users_folder_and_takes_half_of_what_is_free(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: Origin
     ) -> None:
-        monkeypatch.setattr("packstore.cache.files.free_bytes", lambda path: 10 * SIZE)
+        monkeypatch.setattr("packstore.cache.files.count_free_bytes", lambda path: 10 * SIZE)
         assert default_cache() == Cache(tmp_path / ".cache" / "packstore", 5 * SIZE)
         origin.read(default_cache(), 0, 1)
         assert default_cache().budget == 6 * SIZE

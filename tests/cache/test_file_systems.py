@@ -80,12 +80,12 @@ class TestNoSpace:
         """A disk for two objects, under a budget for many."""
         cache = Cache(tmp_path / "cache", 100 * SIZE)
 
-        def allocate(descriptor: int, nbytes: int, allocate: Callable[[int, int], None] = files.allocate) -> None:
+        def allocate(descriptor: int, nbytes: int, allocate: Callable[[int, int], None] = files.allocate_bytes) -> None:
             if sum(path.stat().st_size for path in cache.root.glob("*/*")) + nbytes > 2 * SIZE:
                 raise OSError(code, os.strerror(code))
             allocate(descriptor, nbytes)
 
-        monkeypatch.setattr(files, "allocate", allocate)
+        monkeypatch.setattr(files, "allocate_bytes", allocate)
         for number in (0, 1, 2):
             os.close(open_object(cache, number))
         assert len(cache.entries()) == 2
@@ -103,7 +103,7 @@ class TestNoSpace:
         def write(descriptor: int, data: bytes) -> int:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(files, "allocate", os.ftruncate)
+        monkeypatch.setattr(files, "allocate_bytes", os.ftruncate)
         with monkeypatch.context() as patch:
             patch.setattr("packstore.cache.cache.os.write", write)
             with pytest.raises(CacheError, match="an object needs 200,000 bytes"):

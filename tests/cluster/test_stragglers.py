@@ -32,29 +32,29 @@ def test_what_is_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pending_tasks, "LEAST_SECONDS", 4.0)
     tasks = PendingTasks()
     for number in range(4):
-        tasks.begin(number, ())
+        tasks.add_copy(number, ())
     clock[0] = 1000.0
     assert tasks.choose_stragglers(9) == []  # nothing has ended yet, so who knows
     assert tasks.seconds_to_straggler() is None
     for number in range(4, 7):
-        tasks.begin(number, ())
+        tasks.add_copy(number, ())
     for number in range(4, 7):
         clock[0] += 2
-        assert tasks.end(number) == 0
-    tasks.begin(7, ())
+        assert tasks.remove_task(number) == 0
+    tasks.add_copy(7, ())
     assert [number for number, _ in tasks.choose_stragglers(9)] == [0, 1, 2, 3]  # 4 seconds is the median
     assert [number for number, _ in tasks.choose_stragglers(6)] == [0]  # of the 6 workers 5 are busy
     assert tasks.choose_stragglers(5) == []
     assert tasks.seconds_to_straggler() == 12.0
-    tasks.begin(0, ())
+    tasks.add_copy(0, ())
     assert len(tasks) == 6
     assert [number for number, _ in tasks.choose_stragglers(9)] == [1, 2, 3]
-    assert tasks.end(0) == 1
+    assert tasks.remove_task(0) == 1
     assert 0 not in tasks
     clock[0] += 100
     assert [number for number, _ in tasks.choose_stragglers(1)] == [1]  # all are late, and no worker is idle
     for _ in range(pending_tasks.COPIES - 1):
-        tasks.begin(1, ())
+        tasks.add_copy(1, ())
     clock[0] += 100
     assert [number for number, _ in tasks.choose_stragglers(9)] == [2, 3, 7]
     assert tasks.seconds_to_straggler() is None
@@ -62,10 +62,10 @@ def test_what_is_late(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_no_task_is_late_at_once(clock: list[float]) -> None:
     tasks = PendingTasks()
-    tasks.begin(0, ())
-    tasks.begin(1, ())
+    tasks.add_copy(0, ())
+    tasks.add_copy(1, ())
     clock[0] = 0.01
-    tasks.end(0)
+    tasks.remove_task(0)
     clock[0] = pending_tasks.LEAST_SECONDS
     assert tasks.choose_stragglers(9) == []
     clock[0] += 1

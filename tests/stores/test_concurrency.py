@@ -357,7 +357,7 @@ def test_a_run_that_ends_while_another_looks_at_what_it_left(
     out = tmp_path / "out.h5"
     packstore.convert(folder, out)
     held = WorkDirectory(out)
-    held.new_run()
+    held.create_run()
 
     def read(path: Path) -> Manifest:
         held.remove()

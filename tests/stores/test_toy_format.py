@@ -34,7 +34,7 @@ from packstore.stores.base import Problem, parse_manifest
 from packstore.stores.builder.spools import OffsetSpool
 from packstore.stores.format import Format
 from packstore.stores.mapped import MappedReader, check_column, check_offsets, map_consecutive_images
-from packstore.stores.scavenge import array_names, array_sizes, column_from_bytes
+from packstore.stores.scavenge import array_names, list_array_sizes, view_column
 from packstore.testing import StoreSuite
 from packstore.testing.records import Records, make_records
 from tests.makers.datasets import make_folder
@@ -66,7 +66,7 @@ FORMAT = Toy()
 def places(manifest: Manifest) -> Iterator[tuple[str, int, int]]:
     """Name, start and bytes of each array."""
     start = HEAD.size
-    for name, size in array_sizes(manifest):
+    for name, size in list_array_sizes(manifest):
         yield name, start, size
         start += -(-size // 8) * 8
 
@@ -139,12 +139,12 @@ class ToyReader(MappedReader):
         if manifest.format != FORMAT.name or manifest.shards:
             raise StoreError(f"{path} has the manifest of another store")
         found = {name: raw[start : start + length] for name, start, length in places(manifest)}
-        if sum(map(len, found.values())) != sum(length for _, length in array_sizes(manifest)):
+        if sum(map(len, found.values())) != sum(length for _, length in list_array_sizes(manifest)):
             raise StoreError(f"{path} is damaged: it ends before its arrays do")
         data: dict[str, ColumnData] = {}
         for column in manifest.columns:
             parts = [found[name] for name in array_names(column)]
-            data[column.name] = column_from_bytes(column, manifest.records, parts)
+            data[column.name] = view_column(column, manifest.records, parts)
             check_column(column, manifest.records, data[column.name], str(path))
         super().__init__(path, manifest, data)
 

@@ -35,7 +35,7 @@ from tests.makers.caching import used_bytes
 from tests.makers.datasets import make_folder
 
 RECORDS, SHARDS, SIDE = 96, 12, 16
-_ALLOCATE = files.allocate
+_ALLOCATE = files.allocate_bytes
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_disk_that_others_fill_is_shared(
     with open_store(local) as reader:
         assert reader.manifest.shards is not None
         nbytes = max(shard.nbytes for shard in reader.manifest.shards)
-    monkeypatch.setattr(files, "allocate", allocate)
+    monkeypatch.setattr(files, "allocate_bytes", allocate)
     assert trained(local, url, fill) == 2 * RECORDS // 4
     room = nbytes
     shutil.rmtree(cache.root)

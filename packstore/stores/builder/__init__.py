@@ -199,7 +199,7 @@ class StoreBuilder:
         buffers = to_flat_buffers(images, "image")
         sizes = [len(b) for b in buffers]
         values = prepare_batch(self._columns, self._spools, buffers, sizes, columns, checksums, self.records)
-        self._splits.refuse_unfit(split)
+        self._splits.refuse_split(split)
         if buffers and self._cut_splits and self._splits.last_name not in (None, split):
             self.cut()
         if LINK_LENGTH in values:  # a linked store: the images are in other files
@@ -315,7 +315,7 @@ class StoreBuilder:
         identity.
         """
         with writing(self._staging.destination):
-            runs = [run for run in self._staging.work.runs() if run != self._staging.run]
+            runs = [run for run in self._staging.work.list_runs() if run != self._staging.run]
         if identity is not None:
             run_to_resume = find_interrupted_run(runs, identity, self._format, self._columns, restart=restart)
             self._files.interrupted_run = run_to_resume
@@ -412,7 +412,7 @@ class StoreBuilder:
             self._base,
             records=file.stop - file.start,
             columns=tuple(columns),
-            splits=self._splits.within(file.start, file.stop),
+            splits=self._splits.ranges_within(file.start, file.stop),
             records_digest=self._records_digest(file.start, file.stop),
         )
         return manifest, data

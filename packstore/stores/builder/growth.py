@@ -59,7 +59,7 @@ def publish_growth(
         DestinationError: The store was changed meanwhile, or cannot be written; it is as before.
     """
     with writing(destination):
-        staged = work.new_run() / STORE
+        staged = work.create_run() / STORE
         staged.mkdir()
         if old.shards is None:
             inode = device_and_inode(destination)

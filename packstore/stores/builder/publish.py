@@ -84,7 +84,7 @@ class Staging:
         """Creates and returns the directory in which this run works. An export overrides it to resume an
         earlier run.
         """
-        return self.work.new_run()
+        return self.work.create_run()
 
     def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
         """Syncs the staged file or directory, renames it to the destination in one step, and removes the work

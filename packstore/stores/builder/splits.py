@@ -22,7 +22,7 @@ class SplitRanges:
         """Name of the split of the last record; None if there is none."""
         return self.ranges[-1].name if self.ranges else None
 
-    def refuse_unfit(self, split: str) -> None:
+    def refuse_split(self, split: str) -> None:
         """Raises :class:`StoreError` if the next records cannot be of this split: it has ended, or only some records
         would have a split.
         """
@@ -41,7 +41,7 @@ class SplitRanges:
         elif stop > start:
             self.ranges.append(Split(split, start, stop))
 
-    def within(self, start: int, stop: int) -> tuple[Split, ...]:
+    def ranges_within(self, start: int, stop: int) -> tuple[Split, ...]:
         """Returns the splits among the records ``start`` to ``stop - 1``, counted from ``start``."""
         return tuple(
             Split(each.name, max(each.start, start) - start, min(each.stop, stop) - start)

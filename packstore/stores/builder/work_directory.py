@@ -95,13 +95,13 @@ class WorkDirectory:
             while not self._acquire():
                 continue
 
-    def runs(self) -> list[Path]:
+    def list_runs(self) -> list[Path]:
         """Lists the directories of all runs, oldest first."""
         return list_runs(self.path)
 
-    def new_run(self) -> Path:
+    def create_run(self) -> Path:
         """Creates the directory of a new run."""
-        runs = self.runs()
+        runs = self.list_runs()
         last = int(runs[-1].name[-5:]) if runs else 0
         path = self.path / f"run-{last + 1:05d}"
         path.mkdir()
@@ -114,7 +114,7 @@ class WorkDirectory:
         growing store the files that it does not need.
         """
         undone = False
-        for run in self.runs():
+        for run in self.list_runs():
             aside = run / ASIDE
             if os.path.lexists(aside):
                 if os.path.lexists(self._destination):
@@ -129,7 +129,7 @@ class WorkDirectory:
         """Returns the request of a run that was killed after it had appended to the store, as given to
         :func:`packstore.stores.builder.growth.publish_growth`. None if there is no such run.
         """
-        for run in self.runs():
+        for run in self.list_runs():
             growth = _read_growth(self._destination, run / GROWTH)
             if growth is not None and growth["done"]:
                 return growth["request"]
@@ -192,7 +192,7 @@ class WorkDirectory:
                 current = (self.path / OWNER).lstat()
             except FileNotFoundError:
                 current = None
-            if locked is False or (locked is None and self._owner_may_live(descriptor)):
+            if locked is False or (locked is None and self._is_owner_alive(descriptor)):
                 raise self._in_use_error(self._wait_for_owner())
             if current is None or (current.st_dev, current.st_ino) != (there.st_dev, there.st_ino):
                 return False  # another process removed it while we waited
@@ -217,7 +217,7 @@ class WorkDirectory:
         if owner is None and not _has_no_owner(self.path):
             raise DestinationError(f"{shown} holds files that packstore did not write; move it away")
 
-    def _owner_may_live(self, descriptor: int) -> bool:
+    def _is_owner_alive(self, descriptor: int) -> bool:
         """Returns whether the owner may still be running, on a file system without locks."""
         owner = read_owner(self.path)
         if owner is None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from packstore.core.manifest import Column, Manifest
 from packstore.stores.base import FileWriter, Reader
 from packstore.stores.format import Format
-from packstore.stores.lmdb.pages import DATA_FILE, bytes_on_disk
+from packstore.stores.lmdb.pages import DATA_FILE, estimate_bytes_on_disk
 from packstore.stores.manifest_recovery import RecoveredManifest
 from packstore.stores.scavenge import ScavengedData
 
@@ -45,7 +45,7 @@ class Lmdb(Format):
 
     def estimate_disk_bytes(self, size: int) -> int:
         """Returns the bytes on disk of an image with its share of a page; whole pages above 2 kB."""
-        return bytes_on_disk(size)
+        return estimate_bytes_on_disk(size)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
         """Opens the images of finished transactions; needs no ``sizes``."""

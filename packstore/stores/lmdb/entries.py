@@ -17,7 +17,7 @@ MANIFEST = "manifest"
 _REPORT_EVERY = 1 << 14
 
 
-def column_prefixes(manifest: Manifest) -> list[bytes]:
+def list_column_prefixes(manifest: Manifest) -> list[bytes]:
     """Returns the key prefix ``name/`` of each column with one entry per record. In a key, the record number in ten
     digits follows.
     """
@@ -57,7 +57,7 @@ def _is_sound(pages: Pages, manifest: Manifest, *, overflow: bool) -> bool:
     counts = dict.fromkeys(sizes, 0)
     names: list[bytes] = []
     try:
-        for item in walk_in_bulk(pages, column_prefixes(manifest), overflow=overflow):
+        for item in walk_in_bulk(pages, list_column_prefixes(manifest), overflow=overflow):
             if isinstance(item, bytes):
                 names.append(item)
                 continue
@@ -84,7 +84,7 @@ def _walk_faults(
     """
     named = list_named_keys(manifest)
     widths = _list_value_widths(manifest)
-    numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in column_prefixes(manifest)}
+    numbered = {b"": "image"} | {prefix: prefix[:-1].decode("ascii") for prefix in list_column_prefixes(manifest)}
     next_record, nbytes = dict.fromkeys(numbered, 0), dict.fromkeys(numbered.values(), 0)
     for item in pages.walk_entries(overflow=not quick):
         if isinstance(item, str):

@@ -41,7 +41,7 @@ BIG = 1
 """Flag of a node whose value has overflow pages of its own."""
 
 
-def bytes_on_disk(size: int) -> int:
+def estimate_bytes_on_disk(size: int) -> int:
     """Returns the bytes that LMDB takes on disk for a record of ``size`` bytes.
 
     Above about 2 KB these are whole 4 KiB pages with a header of 16 bytes. A smaller record takes its share of a leaf
@@ -124,7 +124,7 @@ class Pages:
         place = _find_value(self._data, self.tree, key)
         return None if place is None else self.map[place[0] : place[0] + place[1]]
 
-    def header_faults(self) -> Iterator[str]:
+    def find_header_faults(self) -> Iterator[str]:
         """Yields a line for each fault of the header pages that matters to LMDB but not to this reader."""
         size = self.tree.page_size
         for page in (0, 1):
@@ -253,10 +253,10 @@ class _Branch(NamedTuple):
 
 def _parse_branch(data: mmap.mmap, tree: TreeHeader, page: int, level: int, first: int, prefix: bytes) -> _Branch:
     """Parses branch page ``page``. ``first`` is the first record that it can hold. Raises :class:`PageError`."""
-    nodes = _node_offsets(data, tree, page, level)
+    nodes = _read_node_offsets(data, tree, page, level)
     # The key of the first node is empty or meaningless.
     firsts = array("q", [first, *(_first_record_from(_read_key(data, node), prefix) for node in nodes[1:])])
-    return _Branch(firsts, array("q", [_child_page(data, node) for node in nodes]))
+    return _Branch(firsts, array("q", [_read_child_page(data, node) for node in nodes]))
 
 
 def _first_record_from(key: bytes, prefix: bytes) -> int:
@@ -277,13 +277,13 @@ def _find_value(data: mmap.mmap, tree: TreeHeader, key: bytes) -> tuple[int, int
     """
     page = tree.root
     for level in range(1, tree.depth + 1):
-        nodes = _node_offsets(data, tree, page, level)
+        nodes = _read_node_offsets(data, tree, page, level)
         # The first key of a branch page counts as smaller than all others.
         place = bisect.bisect_right(nodes, key, level < tree.depth, key=lambda node: _read_key(data, node)) - 1
         if place < 0:
             return None
         if level < tree.depth:
-            page = _child_page(data, nodes[place])
+            page = _read_child_page(data, nodes[place])
     node = nodes[place]
     return _locate_value(data, tree, page, node) if _read_key(data, node) == key else None
 
@@ -336,7 +336,7 @@ def _walk_subtree(
     line of text. Adds pages to ``seen``.
     """
     try:
-        nodes = _node_offsets(data, tree, page, level)
+        nodes = _read_node_offsets(data, tree, page, level)
         if page in seen:
             raise PageError(f"the tree names page {page} twice")
         seen.add(page)
@@ -345,7 +345,7 @@ def _walk_subtree(
         return
     for node in nodes:
         if level < tree.depth:
-            yield from _walk_subtree(data, tree, _child_page(data, node), level + 1, overflow, seen)
+            yield from _walk_subtree(data, tree, _read_child_page(data, node), level + 1, overflow, seen)
             continue
         try:
             size = _locate_value(data, tree, page, node, overflow)[1]
@@ -355,7 +355,7 @@ def _walk_subtree(
         yield TreeEntry(_read_key(data, node), size)
 
 
-def _node_offsets(data: mmap.mmap, tree: TreeHeader, page: int, level: int) -> list[int]:
+def _read_node_offsets(data: mmap.mmap, tree: TreeHeader, page: int, level: int) -> list[int]:
     """Returns the offsets of the nodes of a branch or leaf page. Raises :class:`PageError` unless the whole page is
     valid.
     """
@@ -387,7 +387,7 @@ def _read_key(data: mmap.mmap, node: int) -> bytes:
     return data[start : start + NODE.unpack_from(data, node)[3]]
 
 
-def _child_page(data: mmap.mmap, node: int) -> int:
+def _read_child_page(data: mmap.mmap, node: int) -> int:
     """Returns the number of the page that a branch node points to."""
     low, high, top, _ = NODE.unpack_from(data, node)
     return int(low | high << 16 | top << 32)

@@ -37,7 +37,7 @@ from packstore.stores.lmdb.pages import (
     OVERFLOW_PAGE,
 )
 from packstore.stores.manifest_recovery import RecoveredManifest, choose_manifest, find_manifest
-from packstore.stores.scavenge import ScavengedData, array_names, column_from_bytes
+from packstore.stores.scavenge import ScavengedData, array_names, view_column
 
 _PAGE = 4096
 _PAGES_AT_ONCE = 1 << 14
@@ -220,7 +220,7 @@ class _PageScan:
         ]
         for first in pieces[0]:
             for second in pieces[1] if len(pieces) > 1 else [first]:
-                yield column_from_bytes(column, records, [first, second])
+                yield view_column(column, records, [first, second])
 
     def _find_arrays(self, name: str, size: int) -> Iterator[memoryview]:
         """Yields candidates for the array ``name``: long values without an entry, then those with one."""

@@ -41,7 +41,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.stores.base import FileWriter, Problem, Reader, Spans, parse_manifest, unreadable_error
 from packstore.stores.lmdb.bulk_lookup import LeafTable, list_leaves, locate_images
 from packstore.stores.lmdb.bulk_walk import IrregularError, NumberedEntries, walk_in_bulk
-from packstore.stores.lmdb.entries import MANIFEST, check_entries, column_prefixes, list_named_keys
+from packstore.stores.lmdb.entries import MANIFEST, check_entries, list_column_prefixes, list_named_keys
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
 from packstore.stores.mapped import check_offsets
@@ -137,7 +137,7 @@ class LmdbWriter(FileWriter):
         parts: dict[str, NDArray[Any] | Iterable[Buffer] | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
         for name, data in columns.items():
             if manifest.column(name).one_by_one:
-                parts[f"{name}/"] = data if isinstance(data, Ragged) else map(_raw_bytes, data)
+                parts[f"{name}/"] = data if isinstance(data, Ragged) else map(_view_bytes, data)
             elif isinstance(data, Ragged):
                 parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
             else:
@@ -280,7 +280,7 @@ class LmdbReader(Reader):
         self._width = image.record_nbytes if image.kind == "fixed" else None
         self._columns: dict[str, ColumnData] = {}
         self._leaves: LeafTable | None = None
-        self._prefixes = column_prefixes(self.manifest)
+        self._prefixes = list_column_prefixes(self.manifest)
         expected = self._records * (1 + len(self._prefixes)) + len(list_named_keys(self.manifest))
         entries = pages.entries
         if entries > len(pages.map) // _ENTRY_BYTES:
@@ -353,7 +353,7 @@ class LmdbReader(Reader):
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
         """Yields faults of every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column."""
-        for fault in self._require_open().header_faults():
+        for fault in self._require_open().find_header_faults():
             yield Problem(f"{fault}: LMDB itself may not read it")
         yield from check_entries(self._require_open(), self.manifest, quick=quick, progress=progress)
         for column in self.manifest.columns[1:]:
@@ -412,7 +412,7 @@ class LmdbReader(Reader):
         if fortran or found_dtype != dtype or found_shape != shape or len(raw) != dtype.itemsize * math.prod(shape):
             raise StoreError(f"{where} is {found_dtype} {found_shape} in {len(raw)} bytes, not {dtype} {shape}")
         array: NDArray[Any] = raw.view(dtype).reshape(shape)
-        return array if array.flags.aligned else _read_only(array.copy())
+        return array if array.flags.aligned else _make_read_only(array.copy())
 
 
 def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
@@ -457,15 +457,15 @@ def _to_npy(array: NDArray[Any]) -> bytes:
     """Returns an array as a ``.npy`` file of version 1.0."""
     head = io.BytesIO()
     _NPY.write_array_header_1_0(head, _NPY.header_data_from_array_1_0(array))
-    return b"".join((head.getvalue(), _raw_bytes(array) if array.size else b""))
+    return b"".join((head.getvalue(), _view_bytes(array) if array.size else b""))
 
 
-def _raw_bytes(array: NDArray[Any]) -> memoryview:
+def _view_bytes(array: NDArray[Any]) -> memoryview:
     """Views an array as bytes."""
     return array.reshape(-1).view(np.uint8).data
 
 
-def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+def _make_read_only(array: NDArray[Any]) -> NDArray[Any]:
     """Makes an array read-only and returns it."""
     array.flags.writeable = False
     return array

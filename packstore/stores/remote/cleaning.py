@@ -19,10 +19,10 @@ from packstore.stores.remote.names import (
     TABLES,
     VERSIONS,
     WORK,
-    digest_in_name,
+    parse_digest,
+    parse_version_number,
     shard_object_names,
     table_name,
-    version_number,
 )
 from packstore.stores.remote.transfer import hash_object
 
@@ -64,7 +64,7 @@ def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE
         MissingStoreError: packstore has written nothing here.
         StoreError: A version cannot be read: it may need any object.
     """
-    versions = {version_number(info.name): info.modified for info in objects.list(VERSIONS)}
+    versions = {parse_version_number(info.name): info.modified for info in objects.list(VERSIONS)}
     numbers = sorted(number for number in versions if number is not None)
     needed: set[str] = set()
     for number, following in itertools.zip_longest(numbers, numbers[1:]):
@@ -85,7 +85,7 @@ def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE
     unneeded += [info for name, some in runs.items() if name not in busy for info in some]
     for prefix in (TABLES, SHARDS):
         for info in objects.list(prefix):
-            if digest_in_name(info.name) is None:
+            if parse_digest(info.name) is None:
                 foreign.append(info)
             elif info.name not in needed and not (busy and prefix == SHARDS):
                 unneeded.append(info)
@@ -117,7 +117,7 @@ def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
     """Reads an object and returns whether packstore wrote it: its name has its digest, or it is JSON with its own
     digest. False if it is gone.
     """
-    digits = digest_in_name(info.name)
+    digits = parse_digest(info.name)
     try:
         if digits is not None:
             return hash_object(objects, info.name).startswith(digits)

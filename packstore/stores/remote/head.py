@@ -16,11 +16,11 @@ from packstore.objects import MissingObjectError, ObjectStore, open_objects
 from packstore.stores.base import parse_manifest
 from packstore.stores.remote.names import (
     VERSIONS,
-    shard_files_of_copy,
+    list_shard_files_of_copy,
+    parse_version_number,
     shard_object_names,
     table_name,
     version_name,
-    version_number,
 )
 
 _TRIES = 3
@@ -44,15 +44,14 @@ class RemoteHead:
         """Names of the objects of all shards, in order."""
         table = self.manifest.shards
         assert table is not None
-        copied = self.version is None
-        return (
-            shard_files_of_copy(self.manifest, FORMATS[self.manifest.format]) if copied else shard_object_names(table)
-        )
+        if self.version is not None:
+            return shard_object_names(table)
+        return list_shard_files_of_copy(self.manifest, FORMATS[self.manifest.format])
 
 
 def find_newest_version(objects: ObjectStore) -> int:
     """Lists the versions of the store and returns the newest one's number, or returns 0 if there is none."""
-    numbers = (version_number(info.name) for info in objects.list(VERSIONS))
+    numbers = (parse_version_number(info.name) for info in objects.list(VERSIONS))
     return max((number for number in numbers if number is not None), default=0)
 
 

@@ -36,8 +36,8 @@ def version_name(number: int) -> str:
     return f"{VERSIONS}{number:09d}.json"
 
 
-def version_number(name: str) -> int | None:
-    """Returns the number of the version whose head has this name, or None for another object."""
+def parse_version_number(name: str) -> int | None:
+    """Returns the number of the version whose head has this name, from 1; None for another object."""
     match = _VERSION.fullmatch(name)
     return None if match is None else int(match[1]) or None
 
@@ -63,13 +63,13 @@ def shard_object_names(table: ShardTable) -> list[str]:
     ]
 
 
-def digest_in_name(name: str) -> str | None:
-    """Returns the digits of the SHA-256 in the name of a table or shard, or None for another object."""
+def parse_digest(name: str) -> str | None:
+    """Returns the digits of the SHA-256 in the name of a table (all 64) or shard (12); None for another object."""
     match = _TABLE.fullmatch(name) or _SHARD.fullmatch(name)
     return None if match is None else match[1]
 
 
-def shard_files_of_copy(manifest: Manifest, format: Format) -> list[str]:
+def list_shard_files_of_copy(manifest: Manifest, format: Format) -> list[str]:
     """Returns the names of the data files of all shards in a plain copy of a local store, in order."""
     inner = f"/{format.files[0]}" if format.files else ""
     return [f"{name}{inner}" for name in manifest.shards.names()] if manifest.shards else []

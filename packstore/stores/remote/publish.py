@@ -77,7 +77,8 @@ def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
 def upload_store(
     path: Path, destination: UrlPath, *, overwrite: bool = False, progress: ProgressCallback = no_progress
 ) -> Manifest:
-    """Uploads and publishes the local store at ``path``; a single-file store becomes a store of one shard.
+    """Uploads and publishes the local store at ``path`` as the next version at a URL; a single-file store becomes a
+    store of one shard.
 
     Returns its manifest at the URL. Raises :class:`DestinationError` if the URL is taken or may not be written, and
     :class:`LostRaceError` if it was taken meanwhile.
@@ -95,11 +96,11 @@ def upload_store(
 def upload_and_publish(
     objects: ObjectStore, manifest: Manifest, parts: ShardList, previous: int, progress: ProgressCallback = no_progress
 ) -> int:
-    """Uploads ``parts`` and their table, and creates ``manifest`` as the version after ``previous``. Returns its
-    number.
+    """Uploads ``parts`` and their table, and creates ``manifest`` as the version after ``previous``. Returns the
+    version's number.
 
-    Does not upload shards that exist at the URL. Raises :class:`LostRaceError`, and :class:`StoreError` if a shard
-    differs from the table.
+    Does not upload shards that exist at the URL, after comparing their SHA-256. Raises :class:`LostRaceError`, and
+    :class:`StoreError` if a shard differs from the table.
     """
     table = manifest.shards
     assert table is not None

@@ -23,7 +23,7 @@ from packstore.packing.upload_folder import upload_folder
 from packstore.stores import open_store
 from packstore.stores.remote import publish as publish_module
 from packstore.stores.remote.head import find_newest_version
-from packstore.stores.remote.names import version_name, version_number
+from packstore.stores.remote.names import parse_version_number, version_name
 from packstore.stores.remote.publish import LostRaceError, create_version, upload_store
 from packstore.testing.records import assert_holds, flip, listing, make_records, write
 
@@ -65,8 +65,8 @@ def test_a_head_that_is_too_large(place: str, tmp_path: Path, monkeypatch: pytes
 
 
 def test_numbers_of_versions() -> None:
-    assert [version_number(version_name(number)) for number in (1, 999_999_999)] == [1, 999_999_999]
-    assert version_number("versions/000000000.json") is None
+    assert [parse_version_number(version_name(number)) for number in (1, 999_999_999)] == [1, 999_999_999]
+    assert parse_version_number("versions/000000000.json") is None
     with pytest.raises(StoreError, match="there is no version after number 999,999,999"):
         version_name(1_000_000_000)
 
