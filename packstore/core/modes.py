@@ -60,6 +60,11 @@ class Mode:
         """Value that becomes 1.0 in floating point: the dtype's maximum; 1 for dtypes without an upper bound."""
         return _WHITE.get(self.dtype, 1.0)
 
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of a pixel."""
+        return self.channels * int(re.sub(r"\D", "", self.dtype)) // 8
+
     def __str__(self) -> str:
         shown = "1 channel" if self.channels == 1 else f"{self.channels} channels"
         return self.name if self.name.startswith("multi") else f"{self.name} ({shown}, {self.dtype})"

@@ -55,6 +55,20 @@ def too_many_pixels(width: int, height: int, max_pixels: int) -> str | None:
     )
 
 
+_MOST_VALUES = 16
+
+
+def too_many_values(what: str, values: int, max_pixels: int) -> str | None:
+    """Returns why an array of channels or frames is refused, as a text to follow a file's name, or None if it is
+    accepted: each pixel of the limit allows 16 values."""
+    if values <= _MOST_VALUES * max_pixels:
+        return None
+    return (
+        f"is {what}, more than {_MOST_VALUES} times the limit of {max_pixels} that guards against decompression bombs; "
+        "raise max_pixels (--max-pixels) if it is genuine"
+    )
+
+
 def unread_bits(info: ImageInfo) -> str | None:
     """Returns why an image of so many bits per sample is refused, as a text to follow a file's name, or None if it is
     accepted."""

@@ -18,14 +18,13 @@ from packstore.core.fields import Array, column_of
 from packstore.core.modes import RGB, Mode
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.reading import CLIPS, FILE_CLIPS, Reading
+from packstore.images.sniff import too_many_values
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
-from packstore.sources.frames import FrameFilesSource, as_record, pixel_bytes
+from packstore.sources.frames import FrameFilesSource, as_record
 from packstore.sources.listing import key_size
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.[^.]+", re.S)
 _COLUMN = "clip"
-_MOST_VALUES = 16
-"""Limit of a clip's values, per pixel of the limit of pixels."""
 
 
 class _Folder(NamedTuple):
@@ -76,7 +75,7 @@ class ClipsSource(FrameFilesSource):
         size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
         for entry, frames, pixels in self._list_clips(split):
-            nbytes = pixels * pixel_bytes(mode)
+            nbytes = pixels * mode.pixel_bytes
             splits[entry.split] += 1
             size_bytes += nbytes
             value_bytes += nbytes * frames
@@ -134,12 +133,10 @@ class ClipsSource(FrameFilesSource):
     def _allocate(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Allocates a clip. Raises :class:`SampleError` if it is too large."""
         height, width, channels = pixels.shape
-        if frames * pixels.size > _MOST_VALUES * self.options.max_pixels:
-            raise SampleError(
-                key, f"is a clip of {frames:,} frames of {height} x {width} pixels, more than {_MOST_VALUES} times the "
-                f"limit of {self.options.max_pixels} pixels that guards against decompression bombs; raise max_pixels "
-                "(--max-pixels) if it is genuine, or take --frames all"
-            )  # fmt: skip
+        shown = f"a clip of {frames:,} frames of {width} x {height} pixels"
+        reason = too_many_values(shown, frames * pixels.size, self.options.max_pixels)
+        if reason is not None:
+            raise SampleError(key, f"{reason}, or take --frames all")
         return np.empty((frames, channels, height, width), pixels.dtype)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:

@@ -206,7 +206,7 @@ class FramesSource(FrameFilesSource):
 
     def _yield_frames(self, files: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
         for file, at in files:
-            count, nbytes = self._counts[at], self._pixels[at] * pixel_bytes(self.scan_files())
+            count, nbytes = self._counts[at], self._pixels[at] * self.scan_files().pixel_bytes
             for frame in range(max(1, count)):
                 key = file.key if count <= 1 else f"{file.key}#{frame}"
                 yield file._replace(key=key, size_bytes=nbytes, ref=(frame, count, (tuple(file),)))
@@ -225,11 +225,6 @@ class FramesSource(FrameFilesSource):
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
-
-
-def pixel_bytes(mode: Mode) -> int:
-    """Returns the bytes of a pixel in a mode."""
-    return mode.channels * np.dtype(mode.dtype).itemsize
 
 
 def as_record(pixels: NDArray[Any]) -> NDArray[Any]:

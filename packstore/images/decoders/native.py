@@ -24,7 +24,7 @@ from packstore.images.decoders.tiff import TiffPages, import_tifffile, pillow_re
 from packstore.images.frames import tiff_pages
 from packstore.images.kinds import KINDS
 from packstore.images.mode_dtypes import EXACT
-from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, ImageInfo, sniff
+from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, ImageInfo, sniff, too_many_values
 
 _PILLOW = {
     "1": "L", "L": "L", "LA": "LA", "La": "LA", "P": "RGB", "PA": "RGBA", "RGB": "RGB", "RGBX": "RGB", "RGBA": "RGBA",
@@ -33,8 +33,6 @@ _PILLOW = {
 }  # fmt: skip
 """The mode as which an image of Pillow's mode is read."""
 _WITH_ALPHA = {"L": "LA", "RGB": "RGBA"}
-_VALUES = 16
-"""Limit of an image's values, per pixel of the limit of pixels: a large image has few channels, a small one many."""
 _COMPRESSION = 259
 _PLAIN_TIFF = (1, 8, 32946)
 """Compressions that tifffile reads by itself: none, and Deflate."""
@@ -121,7 +119,10 @@ class FrameReader:
         except HeaderError as error:
             raise DecodeError(error.reason) from None
         pillow.check_cost(data, info.width, info.height, max_pixels)
-        _check_values(info, max_pixels)
+        shown = f"an image of {info.width} x {info.height} pixels with {info.components} channels"
+        reason = too_many_values(shown, info.width * info.height * info.components, max_pixels)
+        if reason is not None:
+            raise DecodeError(reason)
         self._tiff = TiffPages(data)
 
     @property
@@ -200,17 +201,6 @@ def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescri
     if mode is None or dtype is None:
         return None
     return ImageDescription(mode, frames, is_certain=dtype.name in EXACT)
-
-
-def _check_values(info: ImageInfo, max_pixels: int) -> None:
-    """Raises :class:`DecodeError` if an image has more than :data:`_VALUES` values per allowed pixel."""
-    values = info.width * info.height * info.components
-    if values > _VALUES * max_pixels:
-        raise DecodeError(
-            f"is an image of {info.width} x {info.height} pixels with {info.components} channels, more than "
-            f"{_VALUES} times the limit of {max_pixels} that guards against decompression bombs; raise max_pixels "
-            "(--max-pixels) if it is genuine"
-        )
 
 
 def _stretch(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:

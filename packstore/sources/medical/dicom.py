@@ -1,7 +1,8 @@
-"""DICOM: a folder of studies. Each frame is a record; the records of a series are in the order of its planes."""
+"""DICOM: a folder of studies. Each frame is a record, in the order of the planes of its series, or each series is."""
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.core.fields import Array, Bytes, Field, Json
+from packstore.core.fields import Array, Bytes, Field, Json, Text
 from packstore.core.modes import Mode, mode_of
 from packstore.core.progress import ProgressCallback, no_progress
+from packstore.images.sniff import too_many_values
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions, Survey
 from packstore.sources.beside import join
@@ -33,7 +35,9 @@ from packstore.sources.medical.dicom_files import (
     read_frame,
     read_frame_columns,
     read_header,
+    read_slice,
 )
+from packstore.sources.medical.dicom_volumes import Slice, stack_slices
 from packstore.sources.medical.header_scan import HeaderScanSource, image_field
 from packstore.sources.rows import Row
 from packstore.sources.tree import Tree
@@ -41,6 +45,7 @@ from packstore.sources.tree import Tree
 _SUFFIXES = (".dcm", ".dicom", ".dic", ".ima")
 _DIRECTORY = "dicomdir"
 _IMAGES = ("stored", "rescaled", "window")
+_VOLUMES, _WITH_GAPS = "volumes", "gaps"
 _DTYPES = ("uint8", "uint16", "int16", "int32")
 _NO_PIXELS = "DICOM without pixels (reports, plans, directories)"
 _FILE_NOTE = "the column 'file' holds whole DICOM files, which identify patients"
@@ -70,7 +75,7 @@ class DicomSource(HeaderScanSource):
 
     The header scan also sorts the planes of a series. Elements that may identify a person are left out unless
     ``--column keep=`` names them. ``keep=file`` adds a column with the whole file; only the first frame of a file has
-    it.
+    it. ``image=volumes`` makes each series a record: a volume and its middle slice.
     """
 
     kind = "dicom"
@@ -78,14 +83,23 @@ class DicomSource(HeaderScanSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         given = parse_columns(options.columns)
-        self._image = given.pop("image", ["stored"])[0]
+        asked = given.pop("image", ["stored"])[0].split(":")
+        self._as_volumes = asked[0] == _VOLUMES
+        self._allow_gaps = self._as_volumes and _WITH_GAPS in asked
+        asked = [each for each in asked if not self._as_volumes or each not in (_VOLUMES, _WITH_GAPS)] or ["stored"]
+        self._image = asked[0]
         kept = given.pop("keep", [])
-        if self._image not in _IMAGES or given:
+        if self._image not in _IMAGES or len(asked) > 1 or given:
             raise UsageError(
-                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join(_IMAGES)}, keep=KEYWORD,… or "
-                "keep=file"
+                f"{printable(str(path))}: for DICOM, --column takes image={'|'.join((*_IMAGES, _VOLUMES))}, "
+                "image=volumes:rescaled, volumes:window or volumes:gaps, keep=KEYWORD,… or keep=file"
             )
         self._keeps_file = "file" in kept
+        if self._keeps_file and self._as_volumes:
+            raise UsageError(
+                f"{printable(str(path))}: a volume is made of several files, so keep=file cannot apply; leave it out, "
+                "or pack frames"
+            )
         kept = [name for name in kept if name != "file"]
         unknown = next((name for name in kept if load_pydicom().datadict.tag_for_keyword(name) is None), None)
         if unknown is not None:
@@ -101,6 +115,20 @@ class DicomSource(HeaderScanSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
+        if self._as_volumes:
+            return {
+                "image": image_field(self._mode),
+                "volume": Array(self._mode.dtype, spatial="DCHW", smooth=True),
+                **{name: Array("int64") for name in ("patient", "study", "series")},
+                **{name: Array("float64", optional=True) for name in ("slope", "intercept")},
+                "window": Array("float64", (2,), ragged=True),
+                "order": Text(),
+                "positions": Array("float64", ragged=True),
+                "spacing": Array("float64", (3,), optional=True),
+                "affine": Array("float64", (4, 4), optional=True),
+                "orientation": Text(optional=True),
+                "dicom": Json(),
+            }
         return {
             "image": image_field(self._mode),
             **{name: Array("int64") for name in ("patient", "study", "series", "instance", "frame")},
@@ -112,22 +140,110 @@ class DicomSource(HeaderScanSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         survey = super().survey(split, progress)
-        return replace(survey, notes=(_FILE_NOTE,)) if self._keeps_file else survey
+        notes = [_FILE_NOTE] if self._keeps_file else []
+        if self._as_volumes and (unplaced := [each[0] for each in self._series if not _are_placed(each)]):
+            notes.append(
+                f"slices without positions are in the order of InstanceNumber, in {len(unplaced)} series, the first "
+                f"with {printable(unplaced[0].path)}"
+            )
+        return replace(survey, notes=(*survey.notes, *notes))
 
     def rows(self, split: str) -> Iterator[Row]:
+        if self._as_volumes:
+            yield from self._volume_rows()
+            return
         for file in self._files:
             times = file.modified_ns, file.changed_ns
             if file.header is None:
                 yield Row(file.path, (file.path, -1, 0, file.error), 0, 0, *times)
                 continue
             header = file.header
-            nbytes = header.height * header.width * self._mode.channels * np.dtype(self._mode.dtype).itemsize
+            nbytes = header.height * header.width * self._mode.pixel_bytes
             for frame in range(header.frames):
                 key = file.path if header.frames == 1 else f"{file.path}#{frame}"
                 rest = (frame, header.instance, *file.numbers)
                 yield Row(key, (file.path, file.size, file.modified_ns, rest), nbytes, 512, *times)
 
+    def _volume_rows(self) -> Iterator[Row]:
+        for file in self._files:
+            if file.header is None:
+                yield Row(file.path, (file.path, -1, 0, file.error), 0, 0, file.modified_ns, file.changed_ns)
+        for files in self._series:
+            first = files[0]
+            assert first.header is not None
+            plane = first.header.height * first.header.width * self._mode.pixel_bytes
+            slices = sum(file.header.frames for file in files if file.header is not None)
+            ref = (tuple((file.path, file.size, file.modified_ns) for file in files), slices, first.numbers)
+            times = max(file.modified_ns for file in files), max(file.changed_ns for file in files)
+            yield Row(first.path, ref, plane, plane * slices + 512, *times)
+
+    @cached_property
+    def _series(self) -> list[list[_DicomFile]]:
+        """Good files by series, in their order. Files without the UID of a series are one by one."""
+        found: dict[Any, list[_DicomFile]] = {}
+        for file in self._files:
+            if file.header is not None:
+                found.setdefault(file.numbers if file.header.series else file.path, []).append(file)
+        return list(found.values())
+
+    def _read_volume(self, ref: Any) -> Mapping[str, Any]:
+        """Reads all slices of a series and stacks them. Raises :class:`ValueError`, which names files."""
+        files, count, (patient, study, series) = ref
+        slices: list[Slice] = []
+        columns: list[dict[str, Any]] = []
+        volume = np.empty(0, self._mode.dtype)
+        for path, size, modified in files:
+            try:
+                dataset = self._read_dataset(path, size, modified)
+                frames = int(dataset.get("NumberOfFrames") or 1)
+                for frame in range(frames):
+                    pixels = read_frame(dataset, frame, self._image, self._mode, self.options.max_pixels)
+                    name = path if frames == 1 else f"{path}#{frame}"
+                    slices.append(read_slice(dataset, frame, name, pixels.shape))
+                    columns.append(read_frame_columns(dataset, frame, self._kept))
+                    if len(slices) == 1:
+                        shown = f"{count:,} slices of {pixels.shape[1]} x {pixels.shape[0]} pixels"
+                        if reason := too_many_values(shown, count * pixels.size, self.options.max_pixels):
+                            raise ValueError(reason)
+                        volume = np.empty((count, *pixels.shape), self._mode.dtype)
+                    if pixels.shape == volume.shape[1:] and len(slices) <= count:
+                        volume[len(slices) - 1] = pixels
+            except (ValueError, OSError) as error:
+                raise ValueError(f"is a series that cannot be read: {printable(path)}: {error}") from None
+        if len(slices) != count:
+            raise ValueError(f"is a series of {len(slices)} slices, and was listed with {count}; run this again")
+        stack = stack_slices(slices, self._allow_gaps)
+        scales = {each.scale for each in slices}
+        if len(scales) > 1 and self._image == "stored":
+            raise ValueError(
+                "is a series whose slices have different slopes or intercepts, so that their stored values do not "
+                "compare; take --column image=volumes:rescaled"
+            )
+        if stack.order != sorted(stack.order):
+            volume = volume[stack.order]
+        middle = columns[stack.order[count // 2]]
+        slope, intercept = scales.pop() if len(scales) == 1 else (None, None)
+        first = columns[0]["dicom"]
+        return {
+            "image": np.ascontiguousarray(volume[count // 2]),
+            "volume": np.ascontiguousarray(volume.transpose(0, 3, 1, 2)),
+            "patient": patient,
+            "study": study,
+            "series": series,
+            "slope": slope,
+            "intercept": intercept,
+            "window": middle["window"],
+            "order": stack.by,
+            "positions": np.array(stack.positions),
+            "spacing": stack.spacing,
+            "affine": stack.affine,
+            "orientation": stack.orientation,
+            "dicom": {key: value for key, value in first.items() if all(c["dicom"].get(key) == value for c in columns)},
+        }
+
     def values(self, ref: Any) -> Mapping[str, Any]:
+        if self._as_volumes and len(ref) == 3:
+            return self._read_volume(ref)
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest)
@@ -146,6 +262,10 @@ class DicomSource(HeaderScanSource):
         }
 
     def claim_row(self, claims: Claims, row: Row) -> None:
+        if len(row.ref) == 3:
+            for path, *_ in row.ref[0]:
+                claims.claim(path)
+            return
         claims.claim(row.ref[0])
 
     def claim_files(self, claims: Claims) -> None:
@@ -255,6 +375,11 @@ def _sort_key(file: _DicomFile) -> tuple[Any, ...]:
     if file.header is None:
         return 1, 0, 0.0, 0, file.path
     return 0, file.numbers[2], file.header.position, file.header.instance, file.path
+
+
+def _are_placed(files: Sequence[_DicomFile]) -> bool:
+    """Tells if the first slices of all files of a series have a position."""
+    return all(file.header is not None and math.isfinite(file.header.position) for file in files)
 
 
 def _is_dicom(tree: Tree, path: str) -> bool:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import SourceError
 from packstore.core.modes import Mode
 from packstore.images.sniff import too_many_pixels
+from packstore.sources.medical.dicom_volumes import Slice
 
 MAGIC, MAGIC_AT = b"DICM", 128
 _DEFLATED, _EXPLICIT = b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.1\0\0\0"
@@ -305,6 +306,28 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
         "position": position if math.isfinite(position) else None,
         "dicom": found,
     }
+
+
+def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int]) -> Slice:
+    """Reads the facts about a frame that place it in a volume. Raises :class:`ValueError`."""
+    try:
+        with silence_warnings():
+            place, axes, spacing, thickness, slope, intercept = (
+                _read_floats(dataset, frame, keyword)
+                for keyword in ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness",
+                                "RescaleSlope", "RescaleIntercept")
+            )  # fmt: skip
+            number = _clamp_int64(dataset.get("InstanceNumber")) + frame
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
+    lengths = len(place) == 3 and len(axes) == 6
+    return Slice(
+        name, shape, tuple(place) if lengths else (), tuple(axes) if lengths else (),
+        tuple(spacing) if len(spacing) == 2 else (), thickness[0] if thickness else 0.0, number,
+        (slope[0] if slope else None, intercept[0] if intercept else None),
+    )  # fmt: skip
 
 
 def find_element(dataset: Any, frame: int, keyword: str) -> Any:

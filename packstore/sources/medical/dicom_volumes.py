@@ -1,0 +1,156 @@
+"""Stacks the slices of a DICOM series to a volume: order, spacing and affine after DICOM PS3.3 C.7.6.2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.errors import printable
+
+BY_POSITION, BY_INSTANCE = "position", "instance"
+_ANGLE = 1e-3
+"""Largest difference of direction cosines of slices that count as parallel."""
+_UNEVEN = 0.02
+"""Largest difference between two steps from slice to slice, as a share of their median."""
+_GAPS = "pack it with --column image=volumes:gaps, or leave files out with --ignore"
+_NOT_ONE = "a volume takes one size and one orientation; leave the others out with --ignore"
+_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+"""From DICOM's patient axes (left, posterior, superior) to those of NIfTI (right, anterior, superior)."""
+_AXES = ("LR", "PA", "IS")
+
+
+class Slice(NamedTuple):
+    """Facts about a slice.
+
+    Attributes:
+        name: File, with the number of the frame if it has several.
+        shape: ``(H, W, C)``.
+        place: Position of the centre of the first pixel; empty if unknown.
+        axes: Directions of rows and columns, six cosines; empty if unknown.
+        spacing: Distance of rows and of columns; empty if unknown.
+        thickness: Thickness of the slice.
+        instance: Number in the series.
+        scale: Slope and intercept.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    place: tuple[float, ...]
+    axes: tuple[float, ...]
+    spacing: tuple[float, ...]
+    thickness: float
+    instance: int
+    scale: tuple[float | None, float | None]
+
+
+class Stack(NamedTuple):
+    """Order and geometry of a volume.
+
+    Attributes:
+        order: Numbers of the slices in their order.
+        by: ``position`` or ``instance``: what the order is by.
+        positions: Place of each slice along the normal, in mm, or its instance number, in this order.
+        affine: Matrix from indices (column, row, slice) to millimetres, as NIfTI has it; None if unknown, or if
+            steps from slice to slice differ.
+        spacing: Distance of slices, rows and columns; None likewise.
+    """
+
+    order: list[int]
+    by: str
+    positions: list[float]
+    affine: NDArray[np.float64] | None = None
+    spacing: NDArray[np.float64] | None = None
+
+    @property
+    def orientation(self) -> str | None:
+        """Letters of the directions in which columns, rows and slices grow: ``LPS``."""
+        if self.affine is None:
+            return None
+        letters = ["???"] * 3
+        columns = self.affine[:3, :3] / np.maximum(np.linalg.norm(self.affine[:3, :3], axis=0), 1e-30)
+        free = {0, 1, 2}
+        for at in np.argsort(-np.abs(columns).max(axis=0), kind="stable").tolist():
+            axis = max(free, key=lambda row: abs(columns[row, at]))
+            free.remove(axis)
+            letters[at] = _AXES[axis][int(columns[axis, at] > 0)]
+        return "".join(letters)
+
+
+def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
+    """Orders the slices of a series. Raises :class:`ValueError`, which names the slices, if they are not one volume:
+    other sizes, orientations or distances of pixels, two slices at one position, or unequal distances between slices
+    unless ``allow_gaps``."""
+    first = slices[0]
+    for other in slices[1:]:
+        for what, one, two in (
+            ("size", first.shape, other.shape),
+            ("distance of pixels", first.spacing, other.spacing),
+        ):
+            if len(one) != len(two) or not np.allclose(one, two, rtol=1e-4):
+                raise _mixed_error(what, first, other, one, two)
+    if not all(each.place and each.axes for each in slices):
+        return _stack_by_instance(slices, allow_gaps)
+    for other in slices[1:]:
+        if not np.allclose(first.axes, other.axes, rtol=0, atol=_ANGLE):
+            raise _mixed_error("orientation", first, other, first.axes, other.axes)
+    axes = np.array(first.axes).reshape(2, 3)
+    normal, places = np.cross(*axes), np.array([each.place for each in slices])
+    along = places @ normal
+    order = np.argsort(along, kind="stable").tolist()
+    is_even = _check_steps(slices, order, places[order], allow_gaps, "at one position", "mm")
+    steps = len(slices) - 1
+    step = (places[order[-1]] - places[order[0]]) / steps if steps else normal * (first.thickness or 1.0)
+    if not first.spacing or not is_even:
+        return Stack(order, BY_POSITION, along[order].tolist())
+    rows, columns = first.spacing
+    affine = np.eye(4)
+    affine[:3] = np.column_stack([axes[0] * columns, axes[1] * rows, step, places[order[0]]])
+    spacing = np.array([np.linalg.norm(step), rows, columns])
+    return Stack(order, BY_POSITION, along[order].tolist(), _RAS @ affine, spacing)
+
+
+def _stack_by_instance(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
+    order = sorted(range(len(slices)), key=lambda at: slices[at].instance)
+    numbers = np.array([[slices[at].instance] for at in order], np.float64)
+    _check_steps(slices, order, numbers, allow_gaps, "without a position, and of one InstanceNumber", "")
+    return Stack(order, BY_INSTANCE, numbers[:, 0].tolist())
+
+
+def _check_steps(
+    slices: Sequence[Slice], order: Sequence[int], places: NDArray[np.float64], allow_gaps: bool, same: str, unit: str
+) -> bool:
+    """Tells if the steps between sorted places are equal. Raises :class:`ValueError` for slices at one place, and for
+    unequal steps unless ``allow_gaps``."""
+    steps = np.diff(places, axis=0)
+    lengths = np.linalg.norm(steps, axis=1)
+    if not len(steps):
+        return True
+    usual = np.median(lengths[lengths > 0]) if lengths.any() else 0.0
+    names = [printable(slices[at].name) for at in order]
+    if (at := int(lengths.argmin())) >= 0 and lengths[at] <= _UNEVEN * usual:
+        raise ValueError(
+            f"is a series of which {names[at]} and {names[at + 1]} are {same}: several volumes, or a copy; leave some "
+            "out with --ignore, or pack slices"
+        )
+    uneven = np.linalg.norm(steps - np.median(steps, axis=0), axis=1) > _UNEVEN * usual
+    if uneven.any() and not allow_gaps:
+        at = int(uneven.argmax())
+        raise ValueError(
+            f"is a series of which slices are missing or uneven: {lengths[at]:g} {unit}".rstrip()
+            + f" from {names[at]} to {names[at + 1]}, {usual:g} elsewhere; {_GAPS}"
+        )
+    return not uneven.any()
+
+
+def _mixed_error(what: str, first: Slice, other: Slice, one: Any, two: Any) -> ValueError:
+    return ValueError(
+        f"is a series of more than one {what}: {printable(first.name)} has {_list(one)}, {printable(other.name)} "
+        f"{_list(two)}; {_NOT_ONE}"
+    )
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values) or "none"
