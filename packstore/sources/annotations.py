@@ -63,7 +63,7 @@ _NO_SIDECARS = (
 _ANNOTATORS = re.compile(
     r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
     r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
-    r".*\.json|(gt|det)\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott)",
+    r".*\.json|(gt|det)\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott|geojson)",
 )
 """File names of annotation tools and publishers."""
 _NO_ANNOTATION = re.compile(
@@ -249,6 +249,7 @@ def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[Folder
     others = list(others)
     known = images.stems()
     yield from _find_sidecars(tree, images, others, known)
+    yield from _find_in_each_folder(images, others)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
     counts = _image_counts(images)
     for folder in others:
@@ -399,6 +400,16 @@ def _find_sidecars(
                 if tree.first_bytes(first, len(LFS_POINTER)) == LFS_POINTER:
                     phrase += f" (the first {IS_LFS_POINTER})"
                 yield Finding(phrase, _suffix_ignore_patterns(images, folder, suffix), folder.path)
+
+
+def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
+    """Yields a finding for each suffix of annotations that half of the folders of images have, or more."""
+    holding = {folder.path for folder in images.folders.values() if folder.images.count}
+    counts = Counter(suffix for folder in others if folder.path in holding for suffix in folder.others)
+    for suffix in (".json", ".xml"):
+        if counts[suffix] > 1 and 2 * counts[suffix] >= len(holding):
+            phrase = f"{suffix} files in {counts[suffix]:,} of {len(holding):,} folders of images"
+            yield Finding(phrase, (f"*{suffix}",))
 
 
 def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class Made(NamedTuple):
 _WORDS = {"features": {"xy": [{"wkt": "POLYGON ((1 1, 2 1, 2 2, 1 1))"}]}}
 _QUAKE = "{p}/images/quake_{n:08}"
 
+_OSCD = "Onera Satellite Change Detection dataset"
 SETS: dict[str, Made] = {
     "LFW": Made((Part("lfw/Per_{s}/Per_{s}_{n:04}.jpg"),), ("label", "number"), once={"pairs.txt": "10\t2\n"}),
     "VGGFace2": Made(
@@ -159,6 +160,12 @@ SETS: dict[str, Made] = {
          Part("labels/city{n}/cm/cm.png", "mask")), ("city", "after", "mask"),
         once={"images/train.txt": "city0", "images/test.txt": "city1"},
     ),
+    "OSCD, its bands": Made(
+        (*(Part(f"{_OSCD} - Images/city{{n}}/imgs_{time}_rect/B{band}.tif", "tiff")
+           for time in (1, 2) for band in ("01", "02", "8A")),
+         Part(f"{_OSCD} - Train Labels/city{{n}}/cm/cm.png", "mask")),
+        ("city", "b01", "b8a", "after", "after_b01", "after_b8a", "mask_train"),
+    ),
     "change detection": Made(
         (Part("{p}/A/{n}.png", "png"), Part("{p}/B/{n}.png", "png"), Part("{p}/label/{n}.png", "mask")),
         ("after", "mask"), ("train", "test"),
@@ -176,6 +183,25 @@ SETS: dict[str, Made] = {
         (Part("RGB-PanSharpen/RGB-PanSharpen_AOI_2_Vegas_img{n}.tif", "tiff"),
          Part("geojson/buildings/buildings_AOI_2_Vegas_img{n}.geojson", value={"type": "FeatureCollection"})),
         ("buildings",),
+    ),
+    "SpaceNet 1": Made(
+        (Part("3band/3band_AOI_1_RIO_img{n}.tif", "tiff"), Part("8band/8band_AOI_1_RIO_img{n}.tif", "tiff"),
+         Part("geojson/Geo_AOI_1_RIO_img{n}.geojson", value={"type": "FeatureCollection"})),
+        ("bands", "buildings"),
+    ),
+    "SpaceNet 6": Made(
+        (*(Part(f"{{p}}/AOI_11_Rotterdam/{name}/SN6_Train_AOI_11_Rotterdam_{name}_2019_tile_{{n}}.tif", "tiff")
+           for name in ("PS-RGB", "PAN", "SAR-Intensity")),
+         Part("{p}/AOI_11_Rotterdam/geojson_buildings/SN6_Train_AOI_11_Rotterdam_Buildings_2019_tile_{n}.geojson",
+              value={"type": "FeatureCollection"})),
+        ("pan", "sar_intensity", "buildings"), ("train",),
+    ),
+    "SpaceNet 5": Made(
+        (*(Part(f"AOI_{{c}}_Moscow/{name}/SN5_roads_train_AOI_7_Moscow_{name}_chip{{n}}.tif", "tiff")
+           for name in ("PS-RGB", "MS")),
+         Part("AOI_{c}_Moscow/geojson_roads_speed/SN5_roads_train_AOI_7_Moscow_geojson_roads_speed_chip{n}.geojson",
+              value={"type": "FeatureCollection"})),
+        ("ms", "roads_speed"),
     ),
 }  # fmt: skip
 

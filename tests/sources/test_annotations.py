@@ -23,6 +23,11 @@ Files = dict[str, str | bytes]
 LAYOUTS: dict[str, tuple[dict[str, str], str]] = {
     "hugging face": ({"train/metadata.csv": "file_name,label\n", "train/a.jpg": "", "train/b.jpg": ""}, "metadata.csv"),
     "jsonl": ({"metadata.jsonl": "", "a.jpg": ""}, "metadata.jsonl"),
+    "maps": ({"images/a.png": "", "images/b.png": "", "geojson/Buildings_a.geojson": "{}"}, "Buildings_a.geojson"),
+    "patches": (
+        {f"{place}/{place}_{name}": "" for place in ("one", "two", "six") for name in ("B.png", "C.png", "of.json")},
+        ".json files in 3 of 3 folders of images",
+    ),
     "coco": (
         {
             "train2017/000000000009.jpg": "",

@@ -57,7 +57,9 @@ class TestPublished(SourceSuite):
 
 
 def test_every_row_is_made() -> None:
-    assert len(SETS) == len([*CLASSES, *MASKS, *PAIRS]) + 1  # ImageNet-A and ImageNet-Sketch are one row
+    assert (
+        len(SETS) == len([*CLASSES, *MASKS, *PAIRS]) + 2
+    )  # one row for ImageNet-A and -Sketch, and one for SpaceNet 5 and 6
 
 
 @pytest.mark.parametrize("samples", [3, 300, pytest.param(3000, marks=pytest.mark.soak)])

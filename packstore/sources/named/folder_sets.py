@@ -108,7 +108,7 @@ class FolderSetSource(FileRowSource):
         self.row, fit = found
         self.base = fit.base
         self._path = re.compile(self.row.path)
-        self.evidence = f"{self.row.title}, by {', '.join(self.row.markers)} and the names of {fit.images:,} images"
+        self.evidence = f"the folders of {self.row.title}, and the names of {fit.images:,} images"
 
     def splits(self) -> Sequence[str]:
         return in_packing_order({self._find_split(match) for _, match in self._match_images()})
@@ -282,7 +282,12 @@ def _has_marker(tree: Tree, base: str, there: set[str], marker: str) -> bool:
         fitting = fnmatch.filter(there, top) if "*" in top else [top] if top in there else []
         if not rest and fitting:
             return True
-        if len(fitting) <= _MOST_FOLDERS and any(has_path(tree, base, f"{name}/{rest}") for name in fitting):
+        if not rest or len(fitting) > _MOST_FOLDERS:
+            continue
+        if "*" not in rest and any(has_path(tree, base, f"{name}/{rest}") for name in fitting):
+            return True
+        inside = (join(base, name) for name in fitting if "*" in rest)
+        if any(_has_marker(tree, each, {*tree.names(each).folders}, rest) for each in inside):
             return True
     return False
 

@@ -266,10 +266,24 @@ MASKS = (
     ),
 )
 
+_BANDS = ("01", "03", "04", "05", "06", "07", "08", "8A", "09", "10", "11", "12")
+_OSCD_MARKERS = ("*[Ii]mages/train.txt|Onera*Labels", "*[Ii]mages/test.txt|Onera*Images")
+_OSCD_MASKS = {
+    "mask": "labels/{city}/cm/cm.png",
+    "mask_train": "Onera Satellite Change Detection dataset - Train Labels/{city}/cm/cm.png",
+    "mask_test": "Onera Satellite Change Detection dataset - Test Labels/{city}/cm/cm.png",
+}
+_AREA = r"(?P<_top>((?P<split>train|test)/)?([^/]*AOI_\d+_[^/]+/)?)"
+_ROADS = ("roads", "roads_speed")
+
 PAIRS = (
     FolderSet(
         "xView2 (xBD)",
-        ("train/images|test/images|hold/images|tier3/images|images", "train/labels|test/labels|tier3/labels|labels"),
+        (
+            "train/images|test/images|hold/images|tier3/images|images",
+            "|".join(f"{split}{name}" for split in ("train/", "test/", "hold/", "tier3/", "") for name in
+                     ("labels", "targets")),
+        ),
         r"(?P<_top>((?P<split>train|test|hold|tier3)/)?)images/(?P<disaster>[a-z\d-]+)_(?P<number>\d{8})_pre_disaster"
         r"\.(?P<_end>png|tif)",
         labels=("disaster",),
@@ -285,17 +299,27 @@ PAIRS = (
     ),
     FolderSet(
         "OSCD",
-        ("*[Ii]mages/train.txt", "*[Ii]mages/test.txt"),
+        _OSCD_MARKERS,
         r"(?P<_top>[^/]*[Ii]mages)/(?P<city>[^/]+)/pair/img1\.png",
         labels=("city",),
-        beside={
-            "after": "{_top}/{city}/pair/img2.png",
-            "mask": "labels/{city}/cm/cm.png",
-            "mask_train": "Onera Satellite Change Detection dataset - Train Labels/{city}/cm/cm.png",
-            "mask_test": "Onera Satellite Change Detection dataset - Test Labels/{city}/cm/cm.png",
-        },
+        beside={"after": "{_top}/{city}/pair/img2.png", **_OSCD_MASKS},
         required=("after",),
         left=r".*/(imgs_[12](_rect)?/.*|cm/[^/]+-cm\.tif)",
+        known=rf".*/(train|test|dates)\.txt|.*\.geojson|{_NOTES}",
+    ),
+    FolderSet(
+        "OSCD, its bands",
+        _OSCD_MARKERS,
+        r"(?P<_top>[^/]*[Ii]mages)/(?P<city>[^/]+)/imgs_1_rect/(?P<_band>B02)\.tif",
+        labels=("city",),
+        beside={
+            **{f"b{band.lower()}": f"{{_top}}/{{city}}/imgs_1_rect/B{band}.tif" for band in _BANDS},
+            "after": "{_top}/{city}/imgs_2_rect/B02.tif",
+            **{f"after_b{band.lower()}": f"{{_top}}/{{city}}/imgs_2_rect/B{band}.tif" for band in _BANDS},
+            **_OSCD_MASKS,
+        },
+        required=("after",),
+        left=r".*/(imgs_[12]/.*|cm/[^/]+-cm\.tif)",
         known=rf".*/(train|test|dates)\.txt|.*\.geojson|{_NOTES}",
     ),
     FolderSet(
@@ -325,16 +349,38 @@ PAIRS = (
         beside={"json": "{_top}.json"},
     ),
     FolderSet(
-        "SpaceNet buildings",
-        ("RGB-PanSharpen|PS-RGB", "geojson/buildings|geojson_buildings"),
-        r"(?P<_kind>RGB-PanSharpen|PS-RGB)/[A-Za-z\d_-]*?(?P<_name>AOI_\d+_[A-Za-z]+_(Train_)?img\d+)\.tif",
+        "SpaceNet 1",
+        ("3band", "8band|geojson"),
+        r"3band/3band_(?P<_name>AOI_\d+_[A-Za-z]+_img\d+)\.tif",
+        beside={"bands": "8band/8band_{_name}.tif", "buildings": "geojson/Geo_{_name}.geojson"},
+        known=rf"(vectordata|summaryData)/.*|{_NOTES}",
+    ),
+    FolderSet(
+        "SpaceNet 2 and 3",
+        ("RGB-PanSharpen|*/RGB-PanSharpen", "|".join(
+            f"{top}geojson/{name}" for top in ("", "*/") for name in ("buildings", "spacenetroads"))),
+        _AREA + r"RGB-PanSharpen/[A-Za-z\d_-]*?(?P<_name>AOI_\d+_[A-Za-z]+_(Train_)?img\d+)\.tif",
         beside={
-            "buildings": "geojson/buildings/buildings_{_name}.geojson",
-            "pan": "PAN/PAN_{_name}.tif",
-            "mul": "MUL/MUL_{_name}.tif",
-            "mul_pansharpen": "MUL-PanSharpen/MUL-PanSharpen_{_name}.tif",
+            "buildings": "{_top}geojson/buildings/buildings_{_name}.geojson",
+            "roads": "{_top}geojson/spacenetroads/spacenetroads_{_name}.geojson",
+            "pan": "{_top}PAN/PAN_{_name}.tif",
+            "mul": "{_top}MUL/MUL_{_name}.tif",
+            "mul_pansharpen": "{_top}MUL-PanSharpen/MUL-PanSharpen_{_name}.tif",
         },
-        known=rf"summaryData/.*|{_NOTES}",
+        known=rf"(.*/)?summaryData/.*|{_NOTES}",
+    ),
+    FolderSet(
+        "SpaceNet 3, 5 and 6",
+        ("|".join(f"{top}PS-RGB" for top in ("", "*/", "train/*/")), "|".join(
+            f"{top}geojson_{name}" for top in ("", "*/", "train/*/") for name in ("buildings", *_ROADS))),
+        _AREA + r"PS-RGB/(?P<_set>SN\d_\w+?_AOI_\d+_[A-Za-z]+)_PS-RGB_(?P<_tile>\w+)\.tif",
+        beside={
+            **{name.lower().replace("-", "_"): f"{{_top}}{name}/{{_set}}_{name}_{{_tile}}.tif" for name in
+               ("PAN", "MS", "PS-MS", "RGBNIR", "PS-RGBNIR", "SAR-Intensity")},
+            "buildings": "{_top}geojson_buildings/{_set}_Buildings_{_tile}.geojson",
+            **{name: f"{{_top}}geojson_{name}/{{_set}}_geojson_{name}_{{_tile}}.geojson" for name in _ROADS},
+        },
+        known=rf"(.*/)?(SummaryData|summaryData)/.*|(.*/)?[^/]*\.csv|{_NOTES}",
     ),
 )  # fmt: skip
 
