@@ -179,6 +179,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Imports a public name on first use, and keeps it. Raises :class:`ModuleNotFoundError` with advice if it needs
+    torch, which is missing."""
     try:
         module, attribute = _LAZY[name]
     except KeyError:

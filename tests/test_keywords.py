@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import io
 import re
@@ -195,9 +194,9 @@ def test_progress_is_true_false_or_a_function(tmp_path: Path) -> None:
 TYPED = Path(__file__).resolve().parent / "typing"
 
 
-def mypy(name: str) -> subprocess.CompletedProcess[str]:
+def mypy(*files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(TYPED / name)],
+        [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", *map(str, files)],
         capture_output=True,
         text=True,
         cwd=TYPED.parent.parent,
@@ -205,39 +204,33 @@ def mypy(name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def public_callables() -> dict[str, Callable[..., Any]]:
+    """All public names that users call, with what they call."""
+    import packstore.augment as augment
+
+    found = {f"packstore.{name}": getattr(packstore, name) for name in [*packstore.__all__, "open"]}
+    found |= {f"packstore.augment.{name}": getattr(augment, name) for name in augment.__all__}
+    others = ("Report", "Error", "Problem", "Manifest", "Reader", ".Draws", ".Operation", ".RECIPES", ".Recipe")
+    return {name: value for name, value in found.items() if not name.endswith(others)}
+
+
 @pytest.mark.slow
 @pytest.mark.long
-def test_mypy_accepts_every_keyword() -> None:
-    done = mypy("every_keyword.py")
+def test_mypy_sees_every_keyword_and_accepts_usual_values(tmp_path: Path) -> None:
+    program, public = tmp_path / "signatures.py", public_callables()
+    lines = [f"reveal_type({name})" for name in public]
+    program.write_text("\n".join(["import packstore", "import packstore.augment", *lines, ""]), "utf-8")
+    done = mypy(program, TYPED / "values.py")
     assert done.returncode == 0, done.stdout + done.stderr
+    for value, seen in zip(public.values(), re.findall(r'Revealed type is "(.*)"$', done.stdout, re.M), strict=True):
+        taken = inspect.signature(value).parameters.values()
+        expected = {each.name for each in taken if each.kind is not each.VAR_KEYWORD}
+        assert expected <= set(re.findall(r"\b(\w+): ", seen)), (value, seen)
 
 
 @pytest.mark.slow
 def test_mypy_refuses_misspelt_keywords() -> None:
     lines = (TYPED / "misspelt.py").read_text("utf-8").splitlines()
     expected = {number for number, line in enumerate(lines, 1) if line.endswith("# WRONG")}
-    found = {int(number) for number in re.findall(r"misspelt\.py:(\d+): error: ", mypy("misspelt.py").stdout)}
+    found = {int(number) for number in re.findall(r"misspelt\.py:(\d+): error: ", mypy(TYPED / "misspelt.py").stdout)}
     assert found == expected
-
-
-def test_the_example_has_every_keyword() -> None:
-    import packstore.augment as augment
-
-    tree = ast.parse((TYPED / "every_keyword.py").read_text("utf-8"))
-    named: dict[str, set[str | None]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-            named.setdefault(called, set()).update(keyword.arg for keyword in node.keywords)
-    public = {name: getattr(packstore, name) for name in [*packstore.__all__, "open"]}
-    public |= {
-        name: getattr(augment, name)
-        for name in augment.__all__
-        if name not in ("Draws", "Operation", "RECIPES", "Recipe")
-    }
-    made_by_us = ("Report", "Error", "Problem", "Manifest", "Reader")
-    for name, value in public.items():
-        if name.endswith(made_by_us):
-            continue
-        taken = inspect.signature(value).parameters.values()
-        assert {each.name for each in taken if each.kind is not each.VAR_KEYWORD} <= named.get(name, set()), name

@@ -19,7 +19,8 @@ from packstore.core.manifest import Manifest
 from packstore.core.urls import UrlPath
 from packstore.images.encode import Encoder
 from packstore.images.encode.options import readers_transpose
-from packstore.packing.plan import make_encoder, restore_encode_options, same_encoding_options
+from packstore.packing.probing import make_encoder
+from packstore.packing.recorded_options import restore_encode_options, same_encoding_options
 from packstore.packing.values import ValueConverter
 from packstore.sources.base import Entry, Sample, Source, Survey
 from packstore.sources.ledger import Role
@@ -31,16 +32,17 @@ _CAPPED = 256
 """Most suffixes that a ledger counts."""
 
 
-def source_split(manifest: Manifest) -> str | None:
-    """Returns the split of its source that a store was packed from, or None for all of it."""
+def read_source_split(manifest: Manifest) -> str | None:
+    """Reads from the manifest which split of its source a store was packed from; None for all of it."""
     split = manifest.options.get("split")
     return split if isinstance(split, str) else None
 
 
 def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder: str) -> Encoder:
-    """Returns the encoder that makes a store's records from its source's images, by the options in the manifest.
+    """Makes the encoder that turns a source's images into a store's records, by the options in the manifest. Images of
+    a store that was encoded with the same options are not resized again.
 
-    Raises :class:`UsageError` if the source's images do not allow it.
+    Raises :class:`UsageError` if the source's images cannot become such records.
     """
     image = manifest.image
     shape = (*image.shape[1:], image.shape[0]) if image.layout == "CHW" else image.shape
@@ -59,7 +61,7 @@ def make_encoder_for(manifest: Manifest, source: Source, survey: Survey, decoder
 
 
 class Difference(Problem):
-    """A difference from the source, which is no damage."""
+    """Problem that is a difference from the source and not damage."""
 
     __slots__ = ()
 
@@ -75,7 +77,7 @@ class Comparison:
         manifest = reader.manifest
         self.reader = reader
         self.source = source
-        self.split = source_split(manifest)
+        self.split = read_source_split(manifest)
         self.survey = source.survey(self.split)
         self.encoder = make_encoder_for(manifest, source, self.survey, decoder)
         self.has_shapes = manifest.has_column("shape")
@@ -85,14 +87,16 @@ class Comparison:
         self._seen = np.zeros(len(reader), np.bool_)
         self._in_order = True
 
-    def compare_files(self) -> Iterator[Difference]:
-        """Yields the differences of ledgers, counts and columns."""
+    def compare_summaries(self) -> Iterator[Difference]:
+        """Yields differences found without reading records: lists of files, counts of files and rows, columns and
+        classes."""
         yield from self._compare_ledgers()
         yield from self._compare_counts()
         yield from self._compare_columns()
 
-    def batches(self) -> Iterator[Batch]:
-        """Yields all records, each with its entry, in the source's order; at the end those without an entry."""
+    def batch_records(self) -> Iterator[Batch]:
+        """Yields all records in batches, with the source's entry of each, in the source's order; at the end the records
+        without an entry. Notes which records had one, for :meth:`compare_coverage`."""
         hashes, order = self._sort_keys()
         previous = -1
         for entries in self._batch_entries():
@@ -107,11 +111,12 @@ class Comparison:
         for start in range(0, len(missing), BATCH_RECORDS):
             yield Batch(missing[start : start + BATCH_RECORDS])
 
-    def compare(self, batch: Batch, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[Difference]:
-        """Yields the differences of the records of a batch from their entries. Thread-safe.
+    def compare_batch(self, batch: Batch, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[Difference]:
+        """Yields the differences of a batch's records from their entries: missing records, labels, splits, values,
+        images. Reads and encodes the source's samples. Thread-safe.
 
         Args:
-            batch: One of :meth:`batches`.
+            batch: One of :meth:`batch_records`.
             images: The images of its undamaged records.
             value: Returns the value of a column and a record.
         """
@@ -122,15 +127,17 @@ class Comparison:
                 for what in self._compare_record(record, entry, images[record], value):
                     yield Difference(what, record, entry.key)
 
-    def compare_order(self) -> Iterator[Difference]:
-        """Yields the records without an entry, and a difference if the order differs, after all of :meth:`batches`."""
+    def compare_coverage(self) -> Iterator[Difference]:
+        """Yields the records that the source lacks, and one difference if the order differs. Call it after all of
+        :meth:`batch_records`."""
         for record in np.flatnonzero(~self._seen).tolist():
             yield Difference("the store has this record, the source does not", record, self.reader.key(record))
         if not self._in_order:
             yield Difference("the records are in another order than in the source")
 
     def _compare_ledgers(self) -> Iterator[Difference]:
-        """Yields a problem if the source packs or reads other files than the manifest's ledger lists."""
+        """Yields a difference if the source's files to pack or read are not those counted in the manifest. Compares
+        nothing if either has no list of files, or the kind of source differs."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if then is None or not now.total or self.reader.manifest.origin.kind != self.source.kind:
             return
@@ -146,7 +153,8 @@ class Comparison:
             )
 
     def _compare_counts(self) -> Iterator[Difference]:
-        """Yields the differences of the source's ledger from a count by other programs than packstore's readers."""
+        """Yields the differences of packstore's list of the source's files from a count by other programs. Compares
+        nothing at a URL, for a single file, and if not all suffixes are known."""
         path, ledger = self.source.path, self.survey.ledger
         if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
             return
@@ -164,7 +172,8 @@ class Comparison:
 
     @property
     def ledger_summary(self) -> str | None:
-        """A sentence on the files of the source, for people; None if it has no files of its own."""
+        """Phrase with the numbers of files in the source and of those not packed; None if it has no files of its
+        own."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if not now.total:
             return None
@@ -176,9 +185,8 @@ class Comparison:
         return summary + (f" ({then.left:,} when it was packed, not all the same)" if changed and then else "")
 
     def has_same_shards(self) -> bool:
-        """Returns whether the source is a store of the same shards, by the SHA-256 of their files; opens no shard.
-
-        The check of the store's structure proves that this store's shards have these digests.
+        """Returns whether the source is a store with the same shards, by their SHA-256 in both manifests, and splits.
+        Opens no shard: the check of the structure proves this store's digests.
         """
         other, own = self.survey.store, self.reader.manifest
         if other is None or self.split is not None or other.shards is None or own.shards is None:
@@ -216,7 +224,8 @@ class Comparison:
     def _find_records(
         self, batch: list[Entry], hashes: NDArray[np.uint64], order: NDArray[np.int64]
     ) -> list[tuple[int | None, Entry]]:
-        """Returns the entries of a batch, each with its record, or None if no key matches."""
+        """Returns the entries of a batch, each with the number of the record with its key, or None. Compares hashes of
+        keys."""
         located: list[tuple[int | None, Entry]] = []
         for entry in batch:
             wanted = np.uint64(xxhash.xxh3_64_intdigest(entry.key.encode("utf-8", "surrogateescape")))
@@ -228,7 +237,7 @@ class Comparison:
     def _compare_record(self, record: int, entry: Entry, stored: Buffer, value_of: ValueGetter) -> Iterator[str]:
         """Yields a text for each difference of a record from its entry: labels, split, other values, image.
 
-        A source that cannot be read counts as a difference.
+        A sample that cannot be read or encoded counts as a difference.
         """
         for column, value in zip(self.survey.labels, entry.labels, strict=True):
             own = int(value_of(column.name, record)) if column.name in self.labels else value

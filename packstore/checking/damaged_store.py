@@ -71,26 +71,28 @@ class DamagedStore:
 
     @property
     def whole_store_counts(self) -> dict[str, int]:
-        """Counts of all records: options that the whole store has and its shards do not. Empty for a single file."""
-        shard = next((m for m in map(_manifest_of, self.files) if m is not None), None)
+        """Options that count records, such as ``exif_oriented``, which only the whole store's manifest has. Empty for a
+        single file, or if no shard's manifest is known."""
+        shard = next((m for m in map(_recovered_manifest, self.files) if m is not None), None)
         if shard is None or self.shard_size is None:
             return {}
         options = self.manifest.options
         return {name: int(value or 0) for name, value in options.items() if name not in shard.options}
 
-    def split(self, record: int) -> str:
-        """Returns the split of a record; empty if there are none."""
+    def find_split(self, record: int) -> str:
+        """Returns the name of a record's split; ``""`` if there are no splits."""
         place = bisect.bisect_right([s.start for s in self.manifest.splits], record) - 1
         return self.manifest.splits[place].name if place >= 0 else ""
 
 
-def inspect_store(path: Path) -> DamagedStore:
-    """Recovers as much as possible of the store at ``path``. Raises :class:`StoreError` if nothing can be recovered."""
+def inspect_damaged_store(path: Path) -> DamagedStore:
+    """Recovers as much as possible of the store at ``path``: manifest, files and their records; only reads it. Raises
+    :class:`StoreError` if no manifest can be recovered or inferred."""
     shown = printable(str(path))
     if path.is_dir() and directory_format(path) is None:
         return _inspect_sharded(path)
     try:
-        scavenged, note = _open_sound(path), ""
+        scavenged, note = _read_sound_store(path), ""
     except StoreError as error:
         scavenged, note = scavenge_file(path), _strip_advice(error)
     recovered = scavenged.recovered or _infer_manifest(scavenged, path)
@@ -113,8 +115,8 @@ def _strip_advice(error: StoreError) -> str:
     return str(error).partition("; restore it")[0]
 
 
-def _open_sound(path: Path) -> ScavengedData:
-    """Returns the content of a store that opens. Raises :class:`StoreError` if it does not."""
+def _read_sound_store(path: Path) -> ScavengedData:
+    """Returns the content of a store file that opens normally. Raises :class:`StoreError` if it does not."""
     reader = open_reader(path)
     if FORMATS[reader.manifest.format].scavenges_sound_stores:
         return scavenge_file(path, RecoveredManifest(reader.manifest, True, "intact"))
@@ -122,16 +124,17 @@ def _open_sound(path: Path) -> ScavengedData:
 
 
 def _inspect_sharded(path: Path) -> DamagedStore:
-    """Inspects the shards of a store; if its manifest is lost, by the shards' own manifests."""
+    """Recovers a sharded store from its manifest and table, or if these are lost from the shards' own manifests. Raises
+    :class:`StoreError` if neither can be read."""
     notes: list[str] = []
-    whole, proven = _read_manifest(path, notes), False
+    whole, proven = _recover_manifest(path, notes), False
     formats: list[Format] = list(FORMATS.values())
     there = {p.name: f for p in path.iterdir() for f in formats if is_shard_name(p.name, f)}
     table = whole.manifest.shards if whole is not None else None
     if table is not None:
         assert whole is not None
-        table, proven = _read_table(path, whole.manifest.records, table, notes)
-        names = _list_names(table, proven, there)
+        table, proven = _recover_table(path, whole.manifest.records, table, notes)
+        names = _list_shard_names(table, proven, there)
         notes += [f"{name} does not belong to the store, and is left out" for name in sorted(there.keys() - set(names))]
     else:
         if len(set(there.values())) != 1:
@@ -152,7 +155,7 @@ def _inspect_sharded(path: Path) -> DamagedStore:
             notes.append(f"{name} is lost, and its number of records is unknown; later records have lower numbers now")
     if not proven:
         files = _order_by_split(files, whole)
-    manifests = [m for m in map(_manifest_of, files) if m is not None]
+    manifests = [m for m in map(_recovered_manifest, files) if m is not None]
     if whole is None and not manifests:
         raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
     manifest = whole.manifest if whole is not None else _merge_manifests(manifests, files)
@@ -162,8 +165,9 @@ def _inspect_sharded(path: Path) -> DamagedStore:
     return DamagedStore(manifest, tuple(replace(p, width=width) for p in files), tuple(notes), max(1, largest))
 
 
-def _list_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
-    """Returns the names of the shards in order; if the table is unproven, in the order of their numbers."""
+def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) -> list[str]:
+    """Returns the names of the shards in the table's order; if the table is unproven, the names in the directory by
+    number, or the usual names if their number does not fit."""
     if proven:
         return table.names()
     mine = sorted((name for name in there if name.endswith(table.suffix)), key=parse_shard_number)
@@ -171,11 +175,12 @@ def _list_names(table: ShardTable, proven: bool, there: Mapping[str, Format]) ->
 
 
 def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -> list[DamagedFile]:
-    """Reorders files, which are in the order of their numbers, so that the records of each split are consecutive."""
+    """Reorders files so that the records of each split are consecutive, and numbers their records anew. A file of an
+    unknown split stays behind the file before it."""
     order = [split.name for split in whole.manifest.splits] if whole is not None else []
     places: list[int] = []
     for file in files:
-        manifest = _manifest_of(file)
+        manifest = _recovered_manifest(file)
         name = manifest.splits[0].name if manifest is not None and manifest.splits else None
         if name is not None and name not in order:
             order.append(name)
@@ -188,8 +193,8 @@ def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -
     return ordered
 
 
-def _read_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
-    """Recovers the manifest of a sharded store, or returns None if it cannot be read. Adds notes."""
+def _recover_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
+    """Recovers the manifest of a sharded store, or returns None if it cannot be read. Appends faults to ``notes``."""
     try:
         with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
             text = file.read(MAX_JSON_BYTES)
@@ -205,8 +210,9 @@ def _read_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
     return found
 
 
-def _read_table(path: Path, records: int, table: ShardTable, notes: list[str]) -> tuple[ShardTable, bool]:
-    """Returns the table with its rows, and whether they are proven; without rows if they are unusable. Adds a note."""
+def _recover_table(path: Path, records: int, table: ShardTable, notes: list[str]) -> tuple[ShardTable, bool]:
+    """Returns the table of shards with its rows, and whether the digest proves them; without rows if their sum of
+    records is wrong. Appends a fault to ``notes``."""
     try:
         return read_table(path, table), True
     except StoreError as error:
@@ -222,11 +228,12 @@ def _read_table(path: Path, records: int, table: ShardTable, notes: list[str]) -
 
 
 def _inspect_shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> DamagedFile:
-    """Recovers a shard; ``expected`` is the digest of its manifest, if proven. Adds notes."""
+    """Recovers the content of a shard; :attr:`DamagedFile.why` says why nothing was recovered. Appends faults to
+    ``notes``. ``expected`` is the digest that the shard's manifest has to have; None if unknown."""
     if not path.exists():
         return DamagedFile(name, start, None, None, "its shard is missing")
     try:
-        scavenged = _open_sound(path)
+        scavenged = _read_sound_store(path)
     except StoreError as error:
         try:
             scavenged = scavenge_file(path)
@@ -243,7 +250,7 @@ def _inspect_shard(path: Path, name: str, start: int, expected: str | None, note
     return DamagedFile(name, start, recovered.manifest.records, scavenged)
 
 
-def _manifest_of(file: DamagedFile) -> Manifest | None:
+def _recovered_manifest(file: DamagedFile) -> Manifest | None:
     """Returns the manifest that was recovered from a file, or None."""
     return (
         file.scavenged.recovered.manifest
@@ -253,12 +260,13 @@ def _manifest_of(file: DamagedFile) -> Manifest | None:
 
 
 def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
-    """Builds the manifest of the whole store from those of its shards."""
+    """Builds a manifest of the whole store from those of its shards: without digests, with the splits of all shards and
+    the longest lists of classes."""
     first = manifests[0]
     total = sum(file.records or 0 for file in files)
     splits: list[Split] = []
     for file in files:
-        manifest = _manifest_of(file)
+        manifest = _recovered_manifest(file)
         for split in manifest.splits if manifest is not None else ():
             begin, end = file.start + split.start, file.start + split.stop
             if splits and splits[-1].name == split.name:
@@ -280,13 +288,13 @@ def _longest_classes(name: str, manifests: list[Manifest]) -> tuple[str, ...] | 
 
 
 def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
-    """Returns a manifest's columns without digests, sized for ``records`` records."""
+    """Returns a manifest's columns without digests, with the size of a fixed column of ``records`` records."""
     return tuple(replace(c, nbytes=c.record_nbytes * records, digest=None) for c in manifest.columns)
 
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
-    """Builds a manifest for image files that were found without one, or returns None if the images are not image
-    files."""
+    """Builds a manifest for a store of image files whose manifest is lost: guesses the columns from the data. Returns
+    None if images are not image files, or keys or checksums are lost."""
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.against import make_encoder_for, source_split
+from packstore.checking.against import make_encoder_for, read_source_split
 from packstore.core.checksums import row_checksum, row_columns
 from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import PackstoreError
@@ -45,20 +45,22 @@ class DamagedRecord(NamedTuple):
 
 
 class Donor:
-    """Samples of a source that replace damaged records. Memory grows only with the number of damaged records."""
+    """Makes replacements of damaged records from the samples of a source. Call :meth:`locate` first. Memory grows only
+    with the number of damaged records."""
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
         """Raises :class:`UsageError` if the store's records cannot be made from this source."""
         self._source = source
         self._manifest = manifest
-        self._split = source_split(manifest)
+        self._split = read_source_split(manifest)
         self._survey = source.survey(self._split)
         self._encoder = make_encoder_for(manifest, source, self._survey, decoder)
         self._to_stored = ValueConverter(self._survey)
         self._entries: dict[int, Entry] = {}
 
     def locate(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
-        """Finds the samples of damaged records: by key, or by row checksum if the key is damaged."""
+        """Finds and keeps the samples of damaged records: by key, or by row checksum if the key is damaged. Reads all
+        samples in the second case."""
         by_key: dict[int, list[DamagedRecord]] = {}
         rows: dict[int, int] = {}
         for each in wanted:
@@ -67,39 +69,40 @@ class Donor:
             rows.update(dict.fromkeys(each.rows, each.record))
         for entry in self._list_entries(progress) if by_key else ():
             for each in by_key.get(xxh3_64_intdigest(_encode_key(entry)), ()):
-                if not each.rows or self._row_checksum(entry) in each.rows:
+                if not each.rows or self._compute_row_checksum(entry) in each.rows:
                     self._entries[each.record] = entry
                     for known in each.rows:
                         rows.pop(known, None)
         for entry in self._list_entries(progress) if rows else ():
-            row = self._row_checksum(entry)
+            row = self._compute_row_checksum(entry)
             if row in rows:
                 self._entries[rows.pop(row)] = entry
                 if not rows:
                     break
 
-    def image(self, record: int) -> bytes | bytearray | memoryview:
-        """Returns the image for a record, encoded like the store's. Raises :class:`CannotReplaceError`."""
+    def make_image(self, record: int) -> bytes | bytearray | memoryview:
+        """Reads and encodes the image for a record. Raises :class:`CannotReplaceError` if no sample was located, or it
+        cannot be read."""
         return self._encode(self._find_entry(record)).record
 
-    def link(self, record: int, folder: Path | None) -> Link:
-        """Returns the link to a record's image in the source, relative to ``folder`` if that is given. Raises
-        :class:`CannotReplaceError`.
+    def make_link(self, record: int, folder: Path | None) -> Link:
+        """Makes the link to a record's image in the source, relative to ``folder`` unless that is None. Raises
+        :class:`CannotReplaceError` if the image is missing or is no plain range of bytes of a file.
         """
         linker, states = Linker(self._source, folder), dict[str, FileState]()
         try:
             entry = self._find_entry(record)
             place = linker.locate(entry, states)
-            link = linker.link(entry.key, place, self.image(record), states)
-            return linker.finish([link], states)[0]
+            link = linker.make_link(entry.key, place, self.make_image(record), states)
+            return linker.check_links([link], states)[0]
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's image cannot be linked: {error}") from error
 
-    def fields(self, record: int) -> Mapping[str, Any]:
-        """Returns all columns of a record's row; None for values that the source does not have. Raises
-        :class:`CannotReplaceError`.
+    def make_fields(self, record: int) -> Mapping[str, Any]:
+        """Returns the values of all columns but the image for a record; None for values that the source does not have.
+        Raises :class:`CannotReplaceError` as :meth:`make_image`.
         """
-        return self._fields(self._find_entry(record))
+        return self._make_fields_from(self._find_entry(record))
 
     def _list_entries(self, progress: ProgressCallback) -> Iterable[Entry]:
         """Yields the source's entries, reporting progress."""
@@ -122,7 +125,7 @@ class Donor:
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's image cannot be used: {error}") from error
 
-    def _fields(self, entry: Entry) -> dict[str, Any]:
+    def _make_fields_from(self, entry: Entry) -> dict[str, Any]:
         """Returns all columns of a row made from a sample; None for values that the source does not have."""
         labels = dict(zip((c.name for c in self._survey.labels), entry.labels, strict=True))
         sampled = self._sample_values(entry)
@@ -154,10 +157,11 @@ class Donor:
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's sample cannot be used: {error}") from error
 
-    def _row_checksum(self, entry: Entry) -> int | None:
-        """Returns the row checksum of a record made from this sample, or None if the source lacks a field."""
+    def _compute_row_checksum(self, entry: Entry) -> int | None:
+        """Computes the row checksum of the record that this sample would make; None if the sample cannot be read or
+        lacks a field."""
         try:
-            fields = self._fields(entry)
+            fields = self._make_fields_from(entry)
         except CannotReplaceError:
             return None
         if any(value is None for value in fields.values()):

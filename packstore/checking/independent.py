@@ -44,13 +44,13 @@ def count_independently(path: Path) -> dict[str, int]:
     """
     try:
         if path.is_dir():
-            return _count_files(_walk(path))
+            return _count_files(_walk_files(path))
         if path.suffix.lower() != _NOT_AN_ARCHIVE and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 return _count_names(info.filename for info in archive.infolist() if not info.is_dir())
         if _is_tar(path):
             with _open_decompressed(path) as stream:
-                return _count_names(_names_in_tar(stream, ""))
+                return _count_names(_list_tar_names(stream, ""))
         return _count_files([path])
     except _FAULTS as error:
         raise SourceError(f"{printable(str(path))} cannot be counted: {printable(str(error))}") from None
@@ -62,7 +62,7 @@ def suffix_of(name: str) -> str:
     return f".{suffix.lower()}" if stem and 0 < len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
 
-def _walk(path: Path) -> Iterator[Path]:
+def _walk_files(path: Path) -> Iterator[Path]:
     """Yields all files below a folder; follows links, except to a folder above the link."""
     for folder, inside, names in os.walk(path, followlinks=True):
         here = Path(folder)
@@ -75,6 +75,7 @@ def _walk(path: Path) -> Iterator[Path]:
 
 
 def _count_files(files: Iterable[Path]) -> dict[str, int]:
+    """Counts files by suffix, and the rows of Parquet and HDF5 files, see :data:`ROWS`."""
     counts: Counter[str] = Counter()
     for file in files:
         suffix = suffix_of(file.name)
@@ -95,7 +96,7 @@ def _count_names(names: Iterable[str]) -> dict[str, int]:
     return {suffix: len(np.unique(np.frombuffer(some, np.uint64))) for suffix, some in hashes.items()}
 
 
-def _names_in_tar(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
+def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
     """Yields the names in a tar and in the tars inside it, prefixed by ``folder``."""
     with tarfile.open(
         fileobj=stream, mode="r|", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
@@ -103,12 +104,13 @@ def _names_in_tar(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined] # else it keeps all of them in memory
             if member.isreg() and not member.issparse() and not folder and member.name.endswith(".tar"):
-                yield from _names_in_tar(archive.extractfile(member), f"{member.name[:-4]}/")
+                yield from _list_tar_names(archive.extractfile(member), f"{member.name[:-4]}/")
             elif not member.isdir():
                 yield folder + member.name
 
 
 def _is_tar(path: Path) -> bool:
+    """Tells if a file is a tar, also a compressed one; False if it cannot be decompressed."""
     with _open_decompressed(path) as stream:
         try:
             return stream.read(tarfile.BLOCKSIZE)[257:262] == b"ustar"
@@ -136,6 +138,7 @@ def _open_decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
 
 
 def _count_table_rows(file: Path) -> int:
+    """Reads the number of rows from a Parquet file's metadata."""
     parquet = importlib.import_module("pyarrow.parquet")
     return int(parquet.read_metadata(file).num_rows)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import column_digest, row_checksums, row_columns, value_hashes
+from packstore.core.checksums import column_digest, hash_values, row_checksums, row_columns
 from packstore.core.columns import NUMPY_DTYPE, ColumnData
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
@@ -56,7 +56,7 @@ def compute_row_checksums(
             except StoreError as error:
                 unreadable[i] = str(error)
         if column.kind == "ragged":
-            values[column.name] = value_hashes((items.get(i, b"") for i in range(start, stop)), count)
+            values[column.name] = hash_values((items.get(i, b"") for i in range(start, stop)), count)
         else:
             nothing = next(iter(items.values()), np.zeros(0, NUMPY_DTYPE[column.dtype]))
             values[column.name] = np.stack([items.get(i, nothing) for i in range(start, stop)])
@@ -68,9 +68,9 @@ def compute_row_checksums(
 
 
 def are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
-    """Returns whether the column of checksums is damaged, and not the records.
+    """Returns whether the stored column of checksums is damaged, and not the records ``bad`` that differ from it.
 
-    That is so if it matches its digest once the bad records' actual checksums are put in.
+    It is if the column matches its digest with these records' actual checksums in it.
     """
     if any(mismatch.found is None for mismatch in bad.values()):
         return False
@@ -80,9 +80,11 @@ def are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column
     return column_digest(corrected) == column.digest
 
 
-def describe_bad_checksum(name: str, mismatch: Mismatch) -> str:
+def describe_damaged_checksum(name: str, mismatch: Mismatch) -> str:
+    """Returns the text of a problem: the stored checksum ``name`` is damaged, the record is not."""
     return f"its stored {name} is damaged: {mismatch.expected:016x}, should be {mismatch.found or 0:016x}"
 
 
 def describe_mismatch(mismatch: Mismatch, name: str) -> str:
+    """Returns why a record cannot be read, or its actual and expected checksum ``name``."""
     return mismatch.why or f"{name} {mismatch.found or 0:016x}, expected {mismatch.expected:016x}"

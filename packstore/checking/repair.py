@@ -26,7 +26,7 @@ from packstore.core.arguments import check_bools, check_texts, take_options, who
 from packstore.core.checksums import ROW_CHECKSUM, row_checksum, row_columns
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty, refuse_inside
+from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Column, Skipped
 from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
@@ -132,12 +132,13 @@ def repair(
 def _repair_files(
     damaged: Path, source: Path, destination: Path, options: RepairOptions, progress: ProgressCallback
 ) -> RepairReport:
-    """Does :func:`repair` for a store on this machine."""
-    refuse_inside(destination, damaged)
-    refuse_inside(destination, source)
+    """Repairs a store on this machine into a new one at ``destination``; writes nothing if nothing is damaged. Raises
+    as :func:`repair`."""
+    refuse_nested_paths(destination, damaged)
+    refuse_nested_paths(destination, source)
     with open_damaged(damaged) as reader:
         manifest = reader.manifest
-        refuse_name(destination, manifest.format)
+        check_destination_name(destination, manifest.format)
         builder = create_store(
             destination,
             format=manifest.format,
@@ -155,7 +156,8 @@ def _repair_files(
 
 
 def open_damaged(path: Path) -> Reader:
-    """Opens a store with all its shards. Raises :class:`StoreError` with advice if that is not possible."""
+    """Opens a store and each of its shards. Raises :class:`StoreError`, which recommends salvage, if one does not
+    open."""
     hint = "packstore salvage may get records out of it"
     try:
         reader = open_store(path)
@@ -173,7 +175,7 @@ def open_damaged(path: Path) -> Reader:
     return reader
 
 
-def refuse_name(destination: Path, format: str) -> None:
+def check_destination_name(destination: Path, format: str) -> None:
     """Raises :class:`DestinationError` if something is at the path, or the path has the suffix of another format."""
     shown = printable(str(destination))
     if os.path.lexists(destination):
@@ -197,7 +199,7 @@ class _Repair:
         self.donor = donor
         self.builder = builder
         self.progress = progress
-        self.columns = {c.name: _ColumnValues(reader, c) for c in self.manifest.columns[1:]}
+        self.columns = {c.name: _DamagedColumn(reader, c) for c in self.manifest.columns[1:]}
         fields = {c.name for c in row_columns(self.manifest.columns)}
         everything = range(len(reader))
         # If no checksum names the damaged records of a column, the source has to confirm all of them.
@@ -212,8 +214,10 @@ class _Repair:
         self.trusted = self.columns.keys() - check.damaged
 
     def run(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
-        """Finds replacements, and writes the new store unless records are lost and ``partial`` is not set; returns the
-        report.
+        """Finds replacements, and writes and publishes the new store. Writes nothing if records are lost, unless
+        ``partial`` and some are left. Returns the report.
+
+        Raises :class:`StoreError` if the repaired records do not have the manifest's digest.
         """
         self.relative_link_folder = relative_link_folder(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
@@ -257,33 +261,34 @@ class _Repair:
         return replace(report, destination=destination, identical=manifest.digest == self.manifest.digest)
 
     def _describe_damage(self, record: int) -> DamagedRecord:
-        """Returns what identifies a record's sample in the source: its key, and if that may be damaged its row
-        checksums.
-        """
-        key = self.columns["key"].get(record)
-        return DamagedRecord(record, key, tuple(self._possible_row_checksums(record)) if record in self.rows else ())
+        """Returns a damaged record with its key, and with its possible row checksums if its fields may be damaged."""
+        key = self.columns["key"].try_value(record)
+        return DamagedRecord(
+            record, key, tuple(self._list_possible_row_checksums(record)) if record in self.rows else ()
+        )
 
-    def _possible_row_checksums(self, record: int) -> list[int]:
-        """Returns the row checksums that a record may have: the stored one, and if that may be damaged, its own."""
+    def _list_possible_row_checksums(self, record: int) -> list[int]:
+        """Returns the row checksums that a record may have: the stored one, and if that may be damaged, that of its
+        present fields. Empty if the store keeps none."""
         if ROW_CHECKSUM.name not in self.columns:
             return []
-        stored = self.columns[ROW_CHECKSUM.name].get(record)
+        stored = self.columns[ROW_CHECKSUM.name].try_value(record)
         known = [] if stored is None else [int(stored)]
-        own = {c.name: self.columns[c.name].get(record) for c in row_columns(self.manifest.columns)}
+        own = {c.name: self.columns[c.name].try_value(record) for c in row_columns(self.manifest.columns)}
         if ROW_CHECKSUM.name not in self.trusted and all(value is not None for value in own.values()):
             # If the source confirms these fields, the stored checksum was damaged.
             known.append(row_checksum(self.manifest.columns, own))
         return known
 
     def _fix_record(self, record: int) -> tuple[Any, Mapping[str, Any]]:
-        """Returns image and fields of a damaged record; takes those that are damaged from the source. Raises
-        :class:`CannotReplaceError` unless they match the stored checksums.
+        """Returns image and fields of a damaged record, with the damaged ones from the source. Raises
+        :class:`CannotReplaceError` if the source lacks them or they do not match the stored checksums.
         """
-        stored = self.columns["checksum"].get(record)
-        own = self._try_view(record)
-        image, fields = own, {name: values.get(record) for name, values in self.columns.items()}
+        stored = self.columns["checksum"].try_value(record)
+        own = self._try_image(record)
+        image, fields = own, {name: values.try_value(record) for name, values in self.columns.items()}
         if record in self.images:
-            image = self.donor.image(record)
+            image = self.donor.make_image(record)
             actual = xxh3_64_intdigest(image)
             known = [] if stored is None else [int(stored)]
             if "checksum" not in self.trusted and own is not None:
@@ -295,11 +300,11 @@ class _Repair:
                     "was made with another version of a decoder or encoder"
                 )
         if record in self.rows:
-            fields |= self.donor.fields(record)
+            fields |= self.donor.make_fields(record)
             missing = [c.name for c in row_columns(self.manifest.columns) if fields[c.name] is None]
             if missing:
                 raise CannotReplaceError(f"the source does not have its {' or '.join(missing)}")
-            row, known = row_checksum(self.manifest.columns, fields), self._possible_row_checksums(record)
+            row, known = row_checksum(self.manifest.columns, fields), self._list_possible_row_checksums(record)
             if known and row not in known:
                 raise CannotReplaceError(
                     f"its label, key and other fields have the row checksum {row:016x} in the source, expected "
@@ -307,7 +312,7 @@ class _Repair:
                 )
         return image, fields
 
-    def _try_view(self, record: int) -> Any:
+    def _try_image(self, record: int) -> Any:
         """Returns the image in the damaged store, or None if it cannot be read."""
         try:
             return self.reader.view(record)
@@ -315,7 +320,8 @@ class _Repair:
             return None
 
     def _write_store(self, lost: set[int | None]) -> None:
-        """Appends all records but the lost ones, with the shards and splits of the damaged store."""
+        """Appends all records but the lost ones to the builder, in the damaged store's shards and splits; reports
+        progress."""
         splits = self.manifest.splits
         edges = [(s.name, s.start, s.stop) for s in splits] or [("", 0, len(self.reader))]
         starts = [0] if self.manifest.shards is None else self.manifest.shards.starts.tolist()
@@ -333,7 +339,8 @@ class _Repair:
             self.progress(Progress("repair", batch.stop, len(self.reader), nbytes))
 
     def _append_records(self, records: list[int], split: str) -> int:
-        """Appends some records of one split; returns the bytes of their images."""
+        """Appends some records of one split to the builder, damaged ones repaired; returns the bytes of their
+        images."""
         images: list[Any] = []
         rows: list[Mapping[str, Any]] = []
         for record in records:
@@ -341,7 +348,7 @@ class _Repair:
                 image, fields = self._fix_record(record)
             else:
                 image = self.reader.view(record)
-                fields = {name: values.get(record) for name, values in self.columns.items()}
+                fields = {name: values.try_value(record) for name, values in self.columns.items()}
             images.append(image)
             rows.append(fields)
         values: dict[str, Any] = {}
@@ -350,19 +357,19 @@ class _Repair:
             values[column.name] = [bytes(v) for v in taken] if column.kind == "ragged" else np.stack(taken)
         values |= index_values(self.manifest.columns, images)
         if self.links:
-            values |= self._link_values(records)
+            values |= self._make_link_values(records)
             checksums = np.array([xxh3_64_intdigest(image) for image in images], np.uint64)
             self.builder.append([b""] * len(images), values, split, checksums=checksums)
         else:
             self.builder.append(images, values, split)
         return sum(memoryview(image).nbytes for image in images)
 
-    def _link_values(self, records: list[int]) -> dict[str, Any]:
-        """Returns the links of some records; damaged ones now link to the source."""
+    def _make_link_values(self, records: list[int]) -> dict[str, Any]:
+        """Returns the link columns of some records; records with damaged images link to the source."""
         rows = []
         for record in records:
             if record in self.images:
-                link = self.donor.link(record, self.relative_link_folder)
+                link = self.donor.make_link(record, self.link_base)
             else:
                 values = read_link_values(self.reader, np.array([record]), self.relative_link_folder)
                 link = Link(*(values[name][0] for name in self.links))
@@ -370,7 +377,7 @@ class _Repair:
         return {name: list(column) for name, column in zip(self.links, zip(*rows, strict=True), strict=True)}
 
 
-class _ColumnValues:
+class _DamagedColumn:
     """A column of the damaged store; some or all of its values may be unreadable.
 
     Attributes:
@@ -387,7 +394,7 @@ class _ColumnValues:
             except StoreError:
                 self.opens = False
 
-    def get(self, record: int) -> Any:
+    def try_value(self, record: int) -> Any:
         """Returns a value (array or scalar; bytes or memoryview if ragged), or None if it cannot be read."""
         try:
             return self._reader.value(self._name, record)

@@ -33,10 +33,10 @@ Repair = Callable[[Path, Path], RepairReport]
 
 
 def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: ProgressCallback) -> RepairReport:
-    """Uploads replacements for the damaged and missing shards of the store at ``url``.
+    """Reads all shards of the store at ``url``, and uploads replacements for damaged and missing ones.
 
     Takes a shard from ``source`` if that is a store that has it; else ``repair`` rebuilds it from its undamaged
-    records.
+    records. The report lists the shards that could not be replaced as lost.
 
     Raises:
         DestinationError: The URL is read only, or holds a copy of a local store.
@@ -55,7 +55,7 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
     assert table is not None
     damaged, done_bytes = [], 0
     for number, shard in enumerate(table):
-        if not _is_intact(objects, shard):
+        if not _is_shard_intact(objects, shard):
             damaged.append((int(table.starts[number]), shard))
         done_bytes += shard.nbytes
         progress(Progress("verify", number + 1, len(table), done_bytes))
@@ -89,7 +89,7 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
     )
 
 
-def _is_intact(objects: ObjectStore, shard: Shard) -> bool:
+def _is_shard_intact(objects: ObjectStore, shard: Shard) -> bool:
     """Reads the object of a shard; returns whether it has the right size and SHA-256."""
     digest, nbytes = hashlib.sha256(), 0
     try:
@@ -102,7 +102,7 @@ def _is_intact(objects: ObjectStore, shard: Shard) -> bool:
 
 
 def _locate_shards(source: Path) -> dict[str, str]:
-    """Returns the places of a store's shards by their digests; nothing for another source."""
+    """Returns the path or URL of each shard of the store at ``source``, by digest; empty if no store is there."""
     try:
         with open_store(source) as reader:
             table = reader.manifest.shards
@@ -115,9 +115,11 @@ def _locate_shards(source: Path) -> dict[str, str]:
 def _rebuild_shard(
     objects: ObjectStore, shard: Shard, format: str, repair: Repair, folder: Path
 ) -> tuple[Path, list[Problem]]:
-    """Rebuilds the data file of a shard, itself a store of one file, in a folder; also returns the records it replaced.
+    """Downloads a damaged shard into ``folder`` and repairs it there. Returns the rebuilt data file, and the records
+    that were replaced.
 
-    Raises :class:`PackstoreError`.
+    Raises :class:`StoreError` if the shard is missing, records are lost, or the rebuilt file has other bytes than the
+    shard had; other errors of ``repair`` too.
     """
     again = "packstore convert SOURCE URL --overwrite packs the store again"
     broken, whole = folder / shard.name, folder / f"whole-{shard.name}"

@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_store
+from packstore.checking.damaged_store import DamagedFile, DamagedStore, inspect_damaged_store
 from packstore.checking.mismatch import compute_row_checksums
-from packstore.checking.repair import refuse_name
+from packstore.checking.repair import check_destination_name
 from packstore.core.arguments import check_bools
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, row_checksum, row_columns
 from packstore.core.columns import Buffer, ColumnData, Ragged
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_inside
+from packstore.core.files import check_paths, refuse_nested_paths
 from packstore.core.manifest import Manifest, Skipped
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.images.seek_index import index_values
@@ -109,15 +109,15 @@ def salvage(
     damaged, destination = Path(damaged), Path(destination)
     if not damaged.exists():
         raise UsageError(f"{printable(str(damaged))}: no such file or directory")
-    refuse_inside(destination, damaged)
-    store = inspect_store(damaged)
+    refuse_nested_paths(destination, damaged)
+    store = inspect_damaged_store(damaged)
     manifest = store.manifest
     if manifest.is_linked:
         raise UsageError(
             f"{printable(str(damaged))} is a linked store, which holds no images to salvage; link the source again: "
             "packstore convert SOURCE OUT --link"
         )
-    refuse_name(destination, manifest.format)
+    check_destination_name(destination, manifest.format)
     builder = create_store(
         destination,
         format=manifest.format,
@@ -166,8 +166,8 @@ class _Salvage:
         self.missing_count = 0
 
     def run(self, destination: Path) -> SalvageReport:
-        """Adds all records that can be saved to the new store, and commits it unless there are none; returns the
-        report.
+        """Adds all records that can be saved to the new store, and publishes it; publishes nothing if there are none.
+        Returns the report.
         """
         total = sum(file.records or 0 for file in self.store.files)
         for file in self.store.files:
@@ -176,7 +176,7 @@ class _Salvage:
                     self._add_missing(outcome)
                 if record % _BATCH_RECORDS == 0:
                     self.progress(Progress("salvage", record, total, 0))
-        self._flush()
+        self._append_batch()
         lost_files = any(file.records is None for file in self.store.files)
         report = SalvageReport(
             self.damaged,
@@ -205,15 +205,15 @@ class _Salvage:
         return replace(report, destination=destination, manifest=manifest)
 
     def _salvage_file(self, file: DamagedFile) -> Iterator[tuple[int, Problem | None]]:
-        """Adds the records of a file that can be saved to the new store; yields each record, with a problem if it is
-        lost.
+        """Adds the records of a file that can be saved to the batch; yields the number of each record, with a problem
+        if it is lost. Notes the unproven ones.
         """
         if file.scavenged is None:
             for record in range(file.start, file.start + (file.records or 0)):
                 yield record, Problem(file.why, record, None, file.name)
             return
         columns, count = file.scavenged.columns, file.records or 0
-        sums = _as_checksums(columns.get("checksum"), count)
+        sums = _check_checksum_column(columns.get("checksum"), count)
         orphans = self._find_orphans(file, sums)
         proven_rows = self._make_row_prover(file)
         for start in range(0, count, _BATCH_RECORDS):
@@ -240,10 +240,8 @@ class _Salvage:
                 yield record, None
 
     def _find_orphans(self, file: DamagedFile, sums: NDArray[np.uint64] | None) -> Mapping[int, Buffer]:
-        """Searches the file for the images of records that have lost their entry, and returns the images found by their
-        checksum.
-
-        ``sums`` are the checksums of all records; None if they are unknown, and then nothing is found.
+        """Searches the file for images to which no record points any more. Returns those of records without an image,
+        by their checksum; empty if the checksums ``sums`` of the records are unknown (None).
         """
         assert file.scavenged is not None
         if sums is None:
@@ -253,7 +251,8 @@ class _Salvage:
         return dict(scavenged.orphans(lost)) if lost else {}
 
     def _make_row_prover(self, file: DamagedFile) -> Any:
-        """Returns a function that tells of each record from ``start`` to ``stop - 1`` whether its fields are proven."""
+        """Returns a function of ``start`` and ``stop`` that tells for each of these records whether its fields are
+        proven: by the digests of all columns, else by row checksums. The function fills :attr:`chosen`."""
         assert file.scavenged is not None
         scavenged, names = file.scavenged, [c.name for c in self.fields]
         columns = {name: scavenged.columns[name] for name in names if name in scavenged.columns}
@@ -265,7 +264,7 @@ class _Salvage:
                 sound = all(column_digest(columns[name]) == described.column(name).digest for name in names)
             except StoreError:  # a single value of a column is lost
                 sound = False
-        stored = _as_checksums(scavenged.columns.get(ROW_CHECKSUM.name), file.records or 0)
+        stored = _check_checksum_column(scavenged.columns.get(ROW_CHECKSUM.name), file.records or 0)
         if sound or not whole or stored is None:
             return lambda start, stop: [sound] * (stop - start)
 
@@ -282,7 +281,7 @@ class _Salvage:
     def _choose_values(self, scavenged: ScavengedData, i: int, expected: int) -> bool:
         """Searches a record's candidate values for a combination with the row checksum; keeps it in :attr:`chosen`.
 
-        Returns whether there is one.
+        Returns whether there is one among the first 64.
         """
         # The likeliest first; equal candidates count once.
         candidates = {
@@ -303,7 +302,8 @@ class _Salvage:
         return False
 
     def _add_record(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
-        """Adds a record to the batch. Raises :class:`_LostError` if one of its fields is lost or impossible."""
+        """Adds a record to the batch; first appends a full batch, or one of another split, to the store. Raises
+        :class:`_LostError` if a field is lost or impossible, or an unproven key occurs twice."""
         assert file.scavenged is not None
         values: dict[str, Any] = {}
         chosen = self.chosen.get(i)
@@ -337,10 +337,10 @@ class _Salvage:
             if mark in self.keys:
                 raise _LostError("another record has the same key")
             self.keys.add(mark)
-        split = self.store.split(file.start + i)
+        split = self.store.find_split(file.start + i)
         if self.batch.images and (split != self.batch.split or self.batch.nbytes >= _BATCH_BYTES
                                   or len(self.batch.images) >= _BATCH_RECORDS):  # fmt: skip
-            self._flush()
+            self._append_batch()
         self.batch.split = split
         self.batch.images.append(image)
         self.batch.nbytes += nbytes + sum(memoryview(value).nbytes for value in values.values())
@@ -348,8 +348,8 @@ class _Salvage:
             self.batch.values.setdefault(name, []).append(value)
         self.recovered += 1
 
-    def _flush(self) -> None:
-        """Appends the batch to the new store."""
+    def _append_batch(self) -> None:
+        """Appends the batch to the new store and begins an empty one."""
         batch, self.batch = self.batch, _PendingRecords()
         if batch.images:
             values = {
@@ -359,6 +359,7 @@ class _Salvage:
             self.builder.append(batch.images, values | index_values(self.manifest.columns, batch.images), batch.split)
 
     def _add_missing(self, problem: Problem) -> None:
+        """Counts a lost record; keeps the first 10,000."""
         self.missing_count += 1
         if len(self.missing) < _MAX_LISTED:
             self.missing.append(problem)
@@ -367,7 +368,8 @@ class _Salvage:
 def _choose_image(
     file: DamagedFile, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]
 ) -> tuple[Buffer, bool]:
-    """Returns the image of a record, and whether its checksum proves it. Raises :class:`_LostError` if none is left."""
+    """Returns the image of a record and whether its checksum proves it: a candidate or orphan with the checksum, else
+    the likeliest candidate. Raises :class:`_LostError` without candidates."""
     assert file.scavenged is not None
     candidates = file.scavenged.images(i)
     expected = None if sums is None else int(sums[i])
@@ -384,13 +386,14 @@ def _choose_image(
 
 
 def _try_key(data: ColumnData | None, i: int) -> str | None:
+    """Returns the key of a record, or None if it cannot be read."""
     try:
         return None if not isinstance(data, Ragged) else bytes(data[i]).decode("utf-8", "surrogateescape")
     except (StoreError, IndexError):
         return None
 
 
-def _as_checksums(data: ColumnData | None, count: int) -> NDArray[np.uint64] | None:
+def _check_checksum_column(data: ColumnData | None, count: int) -> NDArray[np.uint64] | None:
     """Returns ``data`` if it is a complete column of checksums, else None."""
     good = isinstance(data, np.ndarray) and data.dtype == np.uint64 and data.shape == (count,)
     return data if good and isinstance(data, np.ndarray) else None

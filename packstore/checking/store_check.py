@@ -22,7 +22,7 @@ from packstore.checking.mismatch import (
     Mismatch,
     are_checksums_damaged,
     compute_row_checksums,
-    describe_bad_checksum,
+    describe_damaged_checksum,
     describe_mismatch,
 )
 from packstore.core.checksums import (
@@ -87,7 +87,7 @@ class ImageChecks:
     batches: Callable[[], Iterator[Batch]] | None = None
 
 
-class _Columns(NamedTuple):
+class _ColumnResults(NamedTuple):
     """Result of checking the columns of one file.
 
     Attributes:
@@ -149,7 +149,8 @@ class StoreCheck:
         self.key_digests: dict[int, NDArray[np.uint64]] = {}
 
     def run(self) -> Iterator[Problem]:
-        """Yields the problems, at most one a record, and fills the attributes."""
+        """Checks the store and fills the attributes; yields the problems, at most one a record. Raises
+        :class:`UnreachableError` if a shard cannot be fetched."""
         records = len(self._reader)
         rows = self._reader.manifest.has_column(ROW_CHECKSUM.name)
         self.checks += ["structure and manifest", "digests of the columns"]
@@ -162,7 +163,7 @@ class StoreCheck:
         reached = 0
         remote = isinstance(self._reader, RemoteReader)
         batches = None if self._image_checks is None else self._image_checks.batches
-        kept: list[tuple[int, str | None, _Columns]] = []
+        kept: list[tuple[int, str | None, _ColumnResults]] = []
         for number, file in enumerate(open_files(self._reader) if not (remote and self._quick) else ()):
             if file is None:
                 continue  # check_structure has reported why
@@ -171,7 +172,7 @@ class StoreCheck:
             if batches is not None:
                 kept.append((number, file.name, columns))
             elif not self._quick:  # file by file, so that a shard at a URL is fetched once
-                bad = yield from self._check_images(file.reader, self._batches_of(file), [columns])
+                bad = yield from self._check_images(file.reader, self._batch_file(file), [columns])
                 yield from self._report_images(file, columns, bad[0])
             else:
                 yield from self._report_images(file, columns, {})
@@ -194,13 +195,14 @@ class StoreCheck:
             self.checks.append(f"checksums of {count}" + (", their labels and keys" if rows else ""))
 
     def _mark_reported(self, problem: Problem) -> Problem:
+        """Notes that the problem's record has been reported; returns the problem."""
         if problem.record is not None:
             self._named.add(problem.record)
         return problem
 
-    def _check_columns(self, file: StoreFile) -> Generator[Problem, None, _Columns]:
-        """Checks columns, rows and the records digest of one file: yields problems, returns facts for the check of its
-        images."""
+    def _check_columns(self, file: StoreFile) -> Generator[Problem, None, _ColumnResults]:
+        """Checks columns, rows (all fields but the image) and the records digest of one file. Yields problems, returns
+        facts for the check of its images; fills :attr:`key_digests`, :attr:`damaged` and :attr:`unproven`."""
         columns: dict[str, ColumnData] = {}
         unsound: dict[str, str] = {}
         described = [c for c in file.reader.manifest.columns[1:] if not (self._quick and c.one_by_one)]
@@ -231,7 +233,7 @@ class StoreCheck:
             yield from self._check_records_digest(file, columns)
         # Copied, so that no file stays open for them.
         checksums = np.array(columns["checksum"]) if "checksum" in columns else None
-        return _Columns(file.start, checksums, unsound, explained)
+        return _ColumnResults(file.start, checksums, unsound, explained)
 
     def _check_records_digest(self, file: StoreFile, columns: dict[str, ColumnData]) -> Iterator[Problem]:
         """Yields a problem if undamaged columns do not have the records digest in their manifest."""
@@ -248,7 +250,8 @@ class StoreCheck:
             yield Problem(what, shard=file.name)
 
     def _check_rows(self, file: StoreFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Explained:
-        """Yields a problem for each record whose fields do not match their row checksum."""
+        """Yields a problem for each record whose fields do not match their row checksum, or whose row checksum itself
+        is damaged; fills :attr:`rows`. Returns the columns whose damage that explains."""
         manifest = file.reader.manifest
         fields = [c.name for c in row_columns(manifest.columns)]
         if ROW_CHECKSUM.name not in columns or not columns.keys() >= set(fields):
@@ -267,7 +270,7 @@ class StoreCheck:
             return set()
         if ROW_CHECKSUM.name in unsound and are_checksums_damaged(stored, bad, manifest.column(ROW_CHECKSUM.name)):
             for i, mismatch in bad.items():
-                yield from self._report_record(file, i, describe_bad_checksum("row checksum", mismatch))
+                yield from self._report_record(file, i, describe_damaged_checksum("row checksum", mismatch))
             return {ROW_CHECKSUM.name}
         suspects = sorted(unsound.intersection(fields)) or fields
         label = " or ".join(suspects) + (" or row checksum" if ROW_CHECKSUM.name in unsound else "")
@@ -278,14 +281,14 @@ class StoreCheck:
             )
         return unsound.intersection((*fields, ROW_CHECKSUM.name))
 
-    def _batches_of(self, file: StoreFile) -> Iterator[Batch]:
-        """Yields the records of one file in batches."""
+    def _batch_file(self, file: StoreFile) -> Iterator[Batch]:
+        """Yields the records of one file in batches, with their numbers in the store."""
         checks = self._image_checks
         for batch in record_batches(file.reader, _BATCH_RECORDS if checks is None else checks.batch_records):
             yield Batch(range(file.start + batch.start, file.start + batch.stop))
 
     def _check_images(
-        self, reader: Reader, batches: Iterable[Batch], files: Sequence[_Columns]
+        self, reader: Reader, batches: Iterable[Batch], files: Sequence[_ColumnResults]
     ) -> Generator[Problem, None, list[dict[int, Mismatch]]]:
         """Reads each image once; yields the problems that the further checks find. Returns for each of ``files`` the
         records that do not match their checksum, numbered from its first.
@@ -329,9 +332,9 @@ class StoreCheck:
             self._progress(Progress("verify", self._read, total, self.checked_bytes))
         return bad_of
 
-    def _report_images(self, file: StoreFile, columns: _Columns, bad: dict[int, Mismatch]) -> Iterator[Problem]:
+    def _report_images(self, file: StoreFile, columns: _ColumnResults, bad: dict[int, Mismatch]) -> Iterator[Problem]:
         """Yields a problem for each of the file's records ``bad``, and for each damaged column that no damaged record
-        explains."""
+        explains; adds them to :attr:`images` and :attr:`unproven`."""
         unsound = "checksum" in columns.unsound
         explained = columns.explained | ({"checksum"} if bad else set())
         checksums_damaged = (
@@ -341,7 +344,7 @@ class StoreCheck:
         )
         for i, mismatch in bad.items():
             if checksums_damaged:
-                what = describe_bad_checksum("checksum", mismatch)
+                what = describe_damaged_checksum("checksum", mismatch)
             else:
                 self.images.add(file.start + i)
                 what = describe_mismatch(mismatch, "checksum")
@@ -361,7 +364,8 @@ class StoreCheck:
 
 
 def open_files(reader: Reader) -> Iterator[StoreFile | None]:
-    """Yields the files of a store, in order; None for a shard that does not open."""
+    """Yields the files of a store, in order; None for a shard that does not open. Raises :class:`UnreachableError` for
+    a shard that cannot be fetched."""
     if not isinstance(reader, ShardedReader):
         yield StoreFile(0, None, reader)
         return
@@ -377,7 +381,7 @@ def open_files(reader: Reader) -> Iterator[StoreFile | None]:
 
 
 def try_key(reader: Reader, record: int) -> str | None:
-    """Returns the key of a record for a report, or None if it is damaged itself."""
+    """Returns the key of a record, or None if the key cannot be read."""
     try:
         return reader.key(record)
     except (PackstoreError, IndexError, KeyError):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.checking.against import BATCH_RECORDS, Comparison, Difference, ValueGetter
 from packstore.checking.store_check import Batch, ImageChecks, StoreCheck, try_key
 from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
-from packstore.core.column import SEEK_INDEX, Column, file_columns
+from packstore.core.column import SEEK_INDEX, Column, find_file_columns
 from packstore.core.errors import DecodeError, StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
@@ -65,6 +65,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
+        """True if no problem and no difference was found."""
         return self.problem_count == 0
 
     def __repr__(self) -> str:
@@ -177,22 +178,22 @@ class _Verification:
         has_indexes = reader.manifest.has_column(SEEK_INDEX.name)
         self.compares_indexes = has_indexes and options.decode and engine_problem() is None
         main = [reader.manifest.image] if reader.manifest.holds_files else []
-        decoded = [*main, *file_columns(reader.manifest.columns)] if options.decode else []
-        self.decoders = [(column, self.decoder_of(column)) for column in decoded]
+        decoded = [*main, *find_file_columns(reader.manifest.columns)] if options.decode else []
+        self.decoders = [(column, self.make_decoder(column)) for column in decoded]
 
     def run(self) -> VerifyReport:
-        """Makes all checks; returns the report."""
+        """Opens the source if there is one, and makes all checks; returns the report."""
         with ExitStack() as stack:
             if self.against is not None:
                 opened = self.options.open_packed(self.against, self.reader.manifest, self.progress)
                 source = stack.enter_context(closing(opened))
                 self.comparison = Comparison(self.reader, source, self.options.decoder)
-            return self.check()
+            return self.run_checks()
 
-    def check(self) -> VerifyReport:
-        """Checks the store, and each image for all that was asked for in one read."""
+    def run_checks(self) -> VerifyReport:
+        """Makes all checks; reads each image once. Returns the report."""
         options, comparison = self.options, self.comparison
-        batches = None if comparison is None or comparison.has_same_shards() else comparison.batches
+        batches = None if comparison is None or comparison.has_same_shards() else comparison.batch_records
         further = ImageChecks(self.check_images, BATCH_RECORDS, batches) if self.decoders or batches else None
         check = StoreCheck(
             self.reader,
@@ -201,12 +202,12 @@ class _Verification:
             progress=self.progress,
             image_checks=further,
         )
-        for problem in chain(() if comparison is None else comparison.compare_files(), check.run()):
-            self.report(problem)
-        doubles = self.find_double_keys(check.key_digests)
+        for problem in chain(() if comparison is None else comparison.compare_summaries(), check.run()):
+            self.collect(problem)
+        doubles = self.report_double_keys(check.key_digests)
         if comparison is not None and batches is not None:
-            for problem in comparison.compare_order():
-                self.report(problem)
+            for problem in comparison.compare_coverage():
+                self.collect(problem)
         return VerifyReport(
             self.reader.path,
             self.reader.manifest,
@@ -239,7 +240,7 @@ class _Verification:
             if (summary := self.comparison.ledger_summary) is not None:
                 yield summary
 
-    def find_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
+    def report_double_keys(self, digests: dict[int, NDArray[np.uint64]]) -> int:
         """Reports records with the key of an earlier record; returns their number."""
         if not digests:
             return 0
@@ -247,11 +248,11 @@ class _Verification:
         again, firsts = find_duplicates(np.concatenate([*digests.values()]))
         for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
             key = try_key(self.reader, record) if len(self.problems) < _MAX_PROBLEMS else None
-            self.report(Problem(f"record {first} has the same key", record, key))
+            self.collect(Problem(f"record {first} has the same key", record, key))
         return len(again)
 
-    def report(self, problem: Problem) -> None:
-        """Counts a problem; keeps the first 10,000. Leaves out a difference of a record that is reported already."""
+    def collect(self, problem: Problem) -> None:
+        """Counts a problem; keeps the first 10,000. Ignores a difference of a record that has a problem already."""
         if isinstance(problem, Difference):
             if problem.record in self.bad:
                 return
@@ -265,14 +266,14 @@ class _Verification:
         if problem.record is not None:
             self.bad.add(problem.record)
 
-    def decoder_of(self, column: Column) -> Decoder:
-        """Makes the decoder of a column, which reads files in its mode."""
+    def make_decoder(self, column: Column) -> Decoder:
+        """Makes the decoder for a column's image files, which decodes them to the column's mode."""
         reading = Reading.of_column(column, self.reader.manifest.options)
         return get_decoder(self.options.decoder, max_pixels=self.options.max_pixels, reading=reading)
 
     def check_images(self, batch: Batch, images: Mapping[int, Buffer]) -> Iterator[Problem]:
-        """Yields the records of a batch of which an image does not decode, a seek index is wrong, or anything differs
-        from the source."""
+        """Yields problems of a batch's records: images that do not decode, wrong seek indexes, differences from the
+        source. Thread-safe."""
         value = cache(self.reader.value)  # each value of a batch is read once, too
         faults: list[tuple[int, str]] = []
         for column, decoder in self.decoders:
@@ -282,12 +283,12 @@ class _Verification:
         for record, what in sorted(faults):
             yield Problem(what, record, try_key(self.reader, record))
         if self.comparison is not None:
-            yield from self.comparison.compare(batch, images, value)
+            yield from self.comparison.compare_batch(batch, images, value)
 
     def _find_undecodable(
         self, column: Column, decoder: Decoder, images: Mapping[int, Buffer], value: ValueGetter
     ) -> Iterator[tuple[int, str]]:
-        """Yields the records of which an image of ``column`` does not decode."""
+        """Yields number and problem of each record with an image in ``column`` that does not decode."""
         if column.name == "image":
             for record, image in zip(images, decoder.decode_each([*images.values()]), strict=True):
                 if isinstance(image, DecodeError):

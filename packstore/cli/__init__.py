@@ -158,7 +158,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        click.echo(f"{red('packstore: error:', 2)} {printable(_describe(error, debug) + _join_notes(error))}", err=True)
+        click.echo(
+            f"{red('packstore: error:', 2)} {printable(_describe_error(error, debug) + _join_notes(error))}", err=True
+        )
         if isinstance(error, AmbiguousSourceError):
             for command in suggest_commands(error, arguments):
                 click.echo(f"  {command}", err=True)
@@ -175,8 +177,8 @@ def _join_notes(error: BaseException | None) -> str:
     return "".join(f"; {note}" for note in notes)
 
 
-def _describe(error: Exception, debug: bool) -> str:
-    """Describes an error on one line."""
+def _describe_error(error: Exception, debug: bool) -> str:
+    """Returns the text of an error on one line, with advice for those that are not packstore's own."""
     if isinstance(error, PackstoreError):
         return " ".join(str(error).split("\n"))
     if isinstance(error, OSError):

@@ -103,7 +103,7 @@ def append(store: Path, source: Path, dry_run: bool, quiet: bool, **options: Any
 
 
 def describe_plan(plan: AppendPlan) -> str:
-    """Describes the plan for ``--dry-run``."""
+    """Formats the plan of an append as the text that ``--dry-run`` prints."""
     from packstore.packing.append_plan import new_classes
 
     lines = [
@@ -125,7 +125,7 @@ def describe_plan(plan: AppendPlan) -> str:
 
 
 def describe_report(report: AppendReport) -> str:
-    """Describes the finished append."""
+    """Formats the report of an append as text: records, new classes, shards, left out and skipped samples."""
     added = sum(report.added.values())
     total = pluralize(report.manifest.records, "record")
     lines = [f"{printable(str(report.store))}: {bold(pluralize(added, 'record') + ' more')}, {total} now"]

@@ -82,12 +82,12 @@ def audit(store: Path, fail_on: tuple[str, ...], json_file: Path | None, quiet: 
     else:
         if json_file is not None:
             json_file.write_text(report.to_json() + "\n", "utf-8")
-        echo_rows(describe(report, fail_on if quiet else None, fail_on))
+        echo_rows(describe_report(report, fail_on if quiet else None, fail_on))
     failed = any(report.counts.get(kind) for kind in fail_on)
     raise click.exceptions.Exit(1 if failed else 0)
 
 
-def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
+def describe_report(report: AuditReport, only: tuple[str, ...] | None = None, failing: tuple[str, ...] = ()) -> str:
     """Returns the report as text: checks, then each kind with its first findings, then the total.
 
     Args:
@@ -115,6 +115,7 @@ def describe(report: AuditReport, only: tuple[str, ...] | None = None, failing: 
 
 
 def _describe_finding(finding: Finding) -> str:
+    """Formats a finding on one line, with the first of its records and their keys."""
     pairs = zip(finding.records[:_KEYS], finding.keys, strict=False)
     where = ", ".join(f"{record} ({'?' if key is None else printable(key)})" for record, key in pairs)
     more = f" and {len(finding.records) - _KEYS:,} more" if len(finding.records) > _KEYS else ""

@@ -103,7 +103,7 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         if options["augment"] != "crop":
             raise click.UsageError("--recipe and --augment both choose the operations: give one of them")
         options["augment"] = recipe
-    usual = _training_split(path)
+    usual = _find_training_split(path)
     options["split"] = options["split"] or usual
     chosen = BenchOptions(device=_resolve_device(device), tries=not no_tries, **options)
     with progress_bar(as_json, count_stages=True) as progress:
@@ -112,11 +112,11 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         from packstore.diagnose.bench.plot import plot
 
         plot(report, picture)
-    click.echo(json.dumps(to_json(report), indent=2) if as_json else describe(report))
+    click.echo(json.dumps(report_to_json(report), indent=2) if as_json else describe_report(report))
 
 
-def _training_split(path: Path) -> str | None:
-    """Returns ``train`` if it is one of several splits, else None."""
+def _find_training_split(path: Path) -> str | None:
+    """Opens the store; returns ``train`` if that is one of several splits, else None."""
     from packstore.stores import open_store
 
     with suggest_packing(path), open_store(path) as reader:
@@ -125,6 +125,7 @@ def _training_split(path: Path) -> str | None:
 
 
 def _resolve_device(name: str) -> str:
+    """Returns the device; for ``auto`` a GPU if there is one, else the CPU."""
     if name != "auto":
         return name
     import torch
@@ -132,7 +133,7 @@ def _resolve_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def to_json(report: BenchReport) -> dict[str, Any]:
+def report_to_json(report: BenchReport) -> dict[str, Any]:
     """Converts the report to JSON values; rates are images a second."""
     rates = asdict(report.rates)
     return {
@@ -154,7 +155,7 @@ def to_json(report: BenchReport) -> dict[str, Any]:
     }
 
 
-def describe(report: BenchReport) -> str:
+def describe_report(report: BenchReport) -> str:
     """Describes the report: rates of stages, the limit, trials and advice."""
     m, rates = report.manifest, report.rates
     height, width = report.sizes
@@ -202,6 +203,7 @@ def describe(report: BenchReport) -> str:
 
 
 def _describe_verdict(report: BenchReport) -> list[str]:
+    """Formats the slowest stage, the cores that are enough, and the share of the target as rows."""
     verdict, rates = report.verdict, report.rates
     names = {"model": "the model", "loader": "assembling batches", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]
@@ -221,4 +223,5 @@ def _describe_verdict(report: BenchReport) -> list[str]:
 
 
 def _format_rate(value: float | None) -> str:
+    """Formats a rate without decimals; None as an empty text."""
     return "" if value is None else f"{value:,.0f}"

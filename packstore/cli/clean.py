@@ -84,6 +84,7 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
 
 
 def _confirm(yes: bool) -> bool:
+    """Asks if the listed leftovers are to be removed, unless ``yes``. Raises :class:`UsageError` without a terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():
@@ -97,6 +98,8 @@ def _confirm(yes: bool) -> bool:
 
 
 def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> None:
+    """Lists the unneeded objects of the store at a URL, and removes them after asking; keeps younger ones than
+    ``grace_seconds``."""
     from packstore.objects import open_objects
     from packstore.stores.remote.cleaning import find_unneeded, remove_unneeded
 
@@ -126,6 +129,7 @@ def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> 
 
 
 def _is_store(path: Path) -> bool:
+    """Tells if a store is at a path; imports the stores only now."""
     from packstore.stores import is_store
 
     return is_store(path)

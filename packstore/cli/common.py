@@ -157,7 +157,7 @@ def shell_quote(path: Path | str) -> str:
 
 
 def format_source_options(options: Mapping[str, Any]) -> str:
-    """Formats given options for reading a source for a command line, each after a space."""
+    """Formats options for reading a source as part of a command line, each after a space; leaves out None."""
     given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
     called = {"source_kind": "source", "columns": "column"}
     shown = [(called.get(name, name).replace("_", "-"), value) for name, value in given if value is not None]
@@ -166,7 +166,8 @@ def format_source_options(options: Mapping[str, Any]) -> str:
 
 @contextmanager
 def suggest_packing(path: Path) -> Iterator[None]:
-    """If the block raises because ``path`` is a source and not a store, raises an error that tells how to pack it."""
+    """Replaces a :class:`StoreError` of the block by a :class:`UsageError` with the command that packs ``path``, if
+    ``path`` is a source and not a store."""
     try:
         yield
     except StoreError as error:
@@ -185,8 +186,8 @@ def suggest_packing(path: Path) -> Iterator[None]:
 
 
 def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> list[str]:
-    """Returns command lines that answer the question of an ambiguous source: ``arguments`` with an added option, or a
-    ``convert`` command."""
+    """Returns command lines that resolve an ambiguous source: ``arguments`` with an added option or another source, or
+    a ``convert`` command. Empty if the error names no source."""
     if error.source is None:
         return []
     asked = [number for number, text in enumerate(arguments) if number and Path(text) == error.source]
@@ -226,13 +227,14 @@ def _may_describe(file: Path, folder: Path | None = None) -> bool:
 
 
 def packing_command(path: Path, options: str = "") -> str:
-    """Returns the command that packs the source at ``path``; ``options`` begins with a space."""
+    """Returns the ``packstore convert`` command for the source at ``path``; ``options``, with a space before, are
+    appended."""
     name = path.stem if _may_describe(path) else path.name.removesuffix(".tar.gz") or path.resolve().name
     return f"packstore convert {shell_quote(path)} {shell_quote(Path(f'{name}.lmdb'))}{options}"
 
 
 def human_bytes(n: float) -> str:
-    """``1234567`` as ``1.23 MB``: decimal units, like those of disks and of ``--shard-size 1GB``."""
+    """Formats a number of bytes in decimal units, like those of disks and ``--shard-size``: ``1.23 MB``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(n) < 999.5 or unit == "TB":
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
@@ -258,7 +260,8 @@ def pluralize(n: int, noun: str, plural: str | None = None) -> str:
 
 
 def describe_conversions(unified: Mapping[str, int]) -> list[str]:
-    """Describes images of other modes that became the store's: ``12 gray images: all channels are equal``."""
+    """Formats counts of images that were converted to the store's mode without loss, by conversion:
+    ``12 gray images: all channels are equal``."""
     from packstore.images.losses import UNIFIED
 
     named = ((count, *UNIFIED[name]) for name, count in unified.items())
@@ -266,7 +269,8 @@ def describe_conversions(unified: Mapping[str, int]) -> list[str]:
 
 
 def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
-    """Summarises a ledger on one or two lines: ``1,012 images packed, 3 annotation files read, 2 left: README.txt``.
+    """Summarises a ledger (the roles of a source's files) on one or two lines: ``1,012 images packed, 3 annotation
+    files read, 2 left: README.txt``. Empty without files.
 
     A ledger counts the files of ``skipped`` samples as packed, since it is made before they are read.
     """
@@ -294,7 +298,7 @@ def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
 
 
 def _join_first(names: Iterable[str], count: int) -> str:
-    """Joins the first of ``count`` names."""
+    """Joins the first three of ``count`` names, with an ellipsis if there are more."""
     return ", ".join(map(printable, islice(names, _NAMED))) + (" …" if count > _NAMED else "")
 
 

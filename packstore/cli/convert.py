@@ -185,7 +185,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
         return
     if not quiet:
         echo_rows(describe_report(report))
-        click.echo(f"prove it with: {proof_command(report, source, options['labels'], options['source_kind'])}")
+        click.echo(f"prove it with: {verify_command(report, source, options['labels'], options['source_kind'])}")
     if report.skipped:
         if quiet:
             click.echo(
@@ -196,7 +196,7 @@ def convert(source: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any
 
 
 def describe_plan(plan: Plan) -> str:
-    """Describes the plan for ``--dry-run``."""
+    """Formats the plan of a conversion as the text that ``--dry-run`` prints."""
     survey, encode = plan.survey, plan.encode
     encoding = ENCODINGS[encode.encoding]
     shape = ""
@@ -230,7 +230,7 @@ def describe_plan(plan: Plan) -> str:
 
 
 def describe_report(report: ConvertReport) -> str:
-    """Describes the finished conversion."""
+    """Formats the report of a conversion as text; opens the store for some rows."""
     manifest = report.manifest
     seconds = max(report.seconds, 1e-9)
     rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"
@@ -255,9 +255,9 @@ def describe_report(report: ConvertReport) -> str:
         f"  bytes    {bold(human_bytes(report.disk_bytes))} on disk, {ratio:.2f} of the images' "
         f"{human_bytes(report.source_bytes)} in the source"
     )
-    if (saving := _uint8_saving(report)) is not None:
+    if (saving := _describe_uint8_size(report)) is not None:
         lines.append(f"           {saving}")
-    if (shape := _common_shape(report)) is not None:
+    if (shape := _read_common_shape(report)) is not None:
         height, width = shape[:2]
         size = height if height == width else f"{height}x{width}"
         lines.append(
@@ -292,7 +292,7 @@ def describe_report(report: ConvertReport) -> str:
 
 
 def describe_links(report: ConvertReport) -> list[str]:
-    """Describes the files that a new linked store points to."""
+    """Opens a new linked store; returns lines about the files that it links to."""
     from packstore.stores import open_store
     from packstore.stores.linked import link_folder, list_linked_files
 
@@ -304,15 +304,15 @@ def describe_links(report: ConvertReport) -> list[str]:
     return lines
 
 
-def proof_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
+def verify_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
     """Returns the command that compares a new store with its source. It needs no --split: the store has it."""
     command = f"packstore verify {shell_quote(report.destination)} --against {shell_quote(source)}"
     return command + format_source_options({"labels": labels, "source_kind": source_kind})
 
 
-def _uint8_saving(report: ConvertReport) -> str | None:
-    """Describes the size with uint8 instead of floating point, or returns None if the encoding is not floating point,
-    or the source is a store."""
+def _describe_uint8_size(report: ConvertReport) -> str | None:
+    """Returns a sentence on the size with uint8 instead of floating point; None for other encodings, and if the source
+    is a store."""
     manifest = report.manifest
     image = manifest.image
     if ENCODINGS[manifest.encoding].layout != "CHW" or manifest.origin.kind == "store":
@@ -322,9 +322,9 @@ def _uint8_saving(report: ConvertReport) -> str | None:
     return f"--encoding uint8 takes {human_bytes(smaller)} and is normalised when loading"
 
 
-def _common_shape(report: ConvertReport) -> list[int] | None:
-    """Returns the shape of all images if they have one, although the store allows different shapes; else None. Reads
-    the column ``shape``; None for a store of files and for a remote store."""
+def _read_common_shape(report: ConvertReport) -> list[int] | None:
+    """Returns the shape of all images if they have one although the store allows different shapes, else None. Reads the
+    column ``shape``. Returns None for stores of files and at URLs."""
     from packstore.stores import open_store
 
     manifest = report.manifest
@@ -337,6 +337,7 @@ def _common_shape(report: ConvertReport) -> list[int] | None:
 
 
 def _describe_palette(classes: tuple[str, ...]) -> list[str]:
+    """Returns the warning that all images of some classes are PNG files with a palette, and so may be masks."""
     named = ", ".join(printable(name) for name in classes[:_LISTED]) + (", …" if len(classes) > _LISTED else "")
     where = f" of {pluralize(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
     return [
@@ -346,6 +347,7 @@ def _describe_palette(classes: tuple[str, ...]) -> list[str]:
 
 
 def _describe_orientation(report: ConvertReport) -> str:
+    """Says how many images have an EXIF orientation, and if it was applied."""
     some = f"{report.oriented:,} of {pluralize(report.manifest.records, 'image')}"
     verb = "has" if report.oriented == 1 else "have"
     if report.orientation == "not applied":

@@ -52,10 +52,10 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
     finally:
         if shown:
             click.echo("\r\x1b[K", err=True, nl=False)
-    click.echo(json.dumps(to_json(report), indent=2) if as_json else describe(report))
+    click.echo(json.dumps(report_to_json(report), indent=2) if as_json else describe_report(report))
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def report_to_json(report: Report) -> dict[str, Any]:
     """Converts the facts to JSON values, by section and name."""
     sections: dict[str, Any] = {}
     for fact in report.facts:
@@ -64,7 +64,7 @@ def to_json(report: Report) -> dict[str, Any]:
     return {"sections": sections, "problem_count": len(report.problems)}
 
 
-def describe(report: Report) -> str:
+def describe_report(report: Report) -> str:
     """Describes the report: facts by section, each problem under its fact with an exclamation mark."""
     width = max(len(fact.name) for fact in report.facts)
     columns = min(120, shutil.get_terminal_size((100, 24)).columns or 100)

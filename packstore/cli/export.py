@@ -103,7 +103,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
 
 
 def describe_plan(plan: ExportPlan) -> str:
-    """Describes the plan for ``--dry-run``."""
+    """Formats the plan of an export as the text that ``--dry-run`` prints."""
     manifest = plan.manifest
     lines = [
         f"store        {printable(str(plan.reader.path))}, {manifest.records:,} records ({manifest.encoding})",
@@ -123,7 +123,7 @@ def describe_plan(plan: ExportPlan) -> str:
 
 
 def describe_report(report: ExportReport, store: Path, *, bare: bool = False) -> str:
-    """Describes the finished export."""
+    """Formats the report of an export as text, with the command that verifies it unless ``bare``."""
     lines = [
         f"{printable(str(report.destination))}: {bold(pluralize(report.manifest.records, 'record'))} ({report.kind})"
     ]

@@ -43,10 +43,12 @@ def guide(topic: str | None) -> None:
 
 
 def _find_pages() -> dict[str, Path]:
+    """Returns the guide's pages by topic, in alphabetical order."""
     return {path.stem: path for path in sorted(Path(__file__).parents[1].glob("guide/*.md"))}
 
 
 def _complete_topics(start: str) -> list[str]:
+    """Returns the topics that begin with ``start``."""
     return [name for name in _find_pages() if name.startswith(start)]
 
 
@@ -59,6 +61,7 @@ def format_page(page: str, columns: int) -> str:
 
 
 def _format_text(text: str, columns: int) -> Iterator[str]:
+    """Yields the lines of Markdown without code blocks: wrapped paragraphs, and a list item for each table row."""
     header: list[str] = []
     # A blank line, a heading, a list item or a table row begins a paragraph; any other line continues one.
     for paragraph in re.split(r"\n(?=\n|#| *- | *\d+\. |\|)", text):
@@ -81,4 +84,5 @@ def _format_text(text: str, columns: int) -> Iterator[str]:
 
 
 def _split_cells(row: str) -> list[str]:
+    """Splits a table row into the texts of its cells."""
     return [cell.strip().replace(r"\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip("|"))]

@@ -109,12 +109,12 @@ def info(
         return
     with reader:
         if as_json:
-            more = {"cost": [asdict(each) for each in _reading_costs(reader, nodes, batch_size)]} if cost else {}
-            click.echo(json.dumps(to_json(reader, counts) | more, indent=2))
+            more = {"cost": [asdict(each) for each in _estimate_costs(reader, nodes, batch_size)]} if cost else {}
+            click.echo(json.dumps(store_to_json(reader, counts) | more, indent=2))
         elif cost:
             click.echo(describe_cost(reader, nodes, batch_size))
         else:
-            echo_rows(describe(reader, counts))
+            echo_rows(describe_store(reader, counts))
         if plot is not None:
             from packstore.seeing.store_chart import plot_store
 
@@ -122,14 +122,15 @@ def info(
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Tells if a cluster conversion to a URL is unfinished: its plan still exists there."""
+    """Tells if a conversion to a URL is unfinished: its plan still exists there. False if objects cannot be listed."""
     from packstore.objects import open_objects
 
     objects = open_objects(path)
     return objects.can_list and any(each.name.endswith("/plan.json") for each in objects.list("_work/convert-"))
 
 
-def _reading_costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
+def _estimate_costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
+    """Estimates the requests and bytes of reading a store from a URL, with this machine's cache budget."""
     from packstore.cache import default_cache
     from packstore.training.cost import compute_costs
 
@@ -137,22 +138,24 @@ def _reading_costs(reader: Reader, nodes: int, batch_size: int) -> list[Cost]:
 
 
 def describe_cost(reader: Reader, nodes: int, batch_size: int) -> str:
-    """Formats the table of ``--cost``."""
+    """Formats the requests and bytes of reading a store from a URL as a table."""
     from packstore.cache import default_cache
 
     each = f"a cache of {human_bytes(default_cache().budget)}"
-    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _reading_costs(reader, nodes, batch_size)]
+    rows = [(c.what, f"{c.requests:,}", human_bytes(c.nbytes)) for c in _estimate_costs(reader, nodes, batch_size)]
     rows = [(f"on {nodes:,} nodes, each with {each}" if nodes > 1 else f"with {each}", "requests", "bytes"), *rows]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     return "\n".join(f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
 
 
 def _refuse_chart(plot: Path | None) -> None:
+    """Raises :class:`click.UsageError` if a chart is asked for, since a source has none."""
     if plot is not None:
         raise click.UsageError("--plot needs a store, and this is a source: pack it first (packstore convert)")
 
 
 def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
+    """Opens and surveys a source, and prints its description or JSON."""
     from packstore.cli.source_info import describe_source, source_to_json
     from packstore.sources import ask_about_left, open_source
 
@@ -170,11 +173,11 @@ def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
         echo_rows(text)
 
 
-def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
+def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
     """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
-    counts = _class_counts(reader) if (counted or _has_few_shards(reader)) and not _has_label_lists(manifest) else None
+    counts = _count_classes(reader) if (counted or _has_few_shards(reader)) and not _has_label_lists(manifest) else None
     return {
         "path": str(reader.path),
         "dataset_digest": manifest.dataset_digest,
@@ -184,8 +187,8 @@ def to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
     }
 
 
-def describe(reader: Reader, counted: bool = False) -> str:
-    """Describes a store in rows of a name and a text. Counts classes if ``counted``, or if there are few shards."""
+def describe_store(reader: Reader, counted: bool = False) -> str:
+    """Formats a store as rows of a name and a text. Counts classes if ``counted``, or if there are few shards."""
     from packstore.packing.report import read_conversion_counts
 
     m = reader.manifest
@@ -211,7 +214,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         if _has_label_lists(m):
             rows.append(("per class", "not counted: records have lists of classes"))
         elif counted or _has_few_shards(reader):
-            rows.append(("per class", _format_range(list(_class_counts(reader).values()))))
+            rows.append(("per class", _format_range(list(_count_classes(reader).values()))))
         else:
             rows.append(("per class", "not counted, since that opens all shards (--counts counts)"))
     each = disk / max(1, len(reader))
@@ -226,7 +229,7 @@ def describe(reader: Reader, counted: bool = False) -> str:
         mean = human_bytes(c.nbytes / max(1, m.records))
         rows.append((f"column {c.name}", f"{kind}; {human_bytes(c.nbytes)}, {mean} a record"))
     if m.is_linked and reader.nbytes is None:
-        rows.append(("links", describe_places(reader)))
+        rows.append(("links", describe_linked_files(reader)))
     if m.shards:
         largest = int(m.shards.table["nbytes"].max())
         rows.append(("shards", f"{len(m.shards)}, the largest {human_bytes(largest)}"))
@@ -249,9 +252,9 @@ def describe(reader: Reader, counted: bool = False) -> str:
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
 
 
-def describe_places(reader: Reader) -> str:
-    """Describes the files that a linked store points to."""
-    from packstore.stores.linked import link_folder, list_linked_files
+def describe_linked_files(reader: Reader) -> str:
+    """Returns a phrase on the files that a linked store points to: their number and common folder."""
+    from packstore.stores.linked import folder_of, list_linked_files
 
     places = list_linked_files(reader, link_folder(reader.path))
     if len(places) == 1:
@@ -261,10 +264,12 @@ def describe_places(reader: Reader) -> str:
 
 
 def _image_type(manifest: Manifest) -> str:
+    """Returns ``image files``, or dtype and ``pixels``."""
     return f"{manifest.image.dtype} pixels" if manifest.image.layout else "image files"
 
 
 def _describe_orientation(manifest: Manifest) -> str:
+    """Says if the EXIF orientation was applied, is applied at loading, or is not applied."""
     from packstore.images.encode.options import readers_transpose
 
     if not manifest.options.get("exif_transpose"):
@@ -283,8 +288,8 @@ def _has_label_lists(manifest: Manifest) -> bool:
     return manifest.has_column("label") and manifest.column("label").kind == "ragged"
 
 
-def _class_counts(reader: Reader) -> dict[str, int]:
-    """Counts records by class name; opens all shards."""
+def _count_classes(reader: Reader) -> dict[str, int]:
+    """Counts records by class name; opens all shards. Leaves out labels beyond the classes. Empty without classes."""
     import numpy as np
 
     classes = reader.manifest.classes
@@ -299,5 +304,6 @@ def _class_counts(reader: Reader) -> dict[str, int]:
 
 
 def _format_range(counts: list[int]) -> str:
+    """Formats the least and the most of some counts: ``12 to 40``."""
     low, high = min(counts, default=0), max(counts, default=0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -74,7 +74,7 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
       packstore merge a.h5 b.h5 -o both.h5 --classes cat,dog,owl --dry-run
       packstore merge a.lmdb b.lmdb -o s3://bucket/both.lmdb
     """
-    from packstore.packing.merge import MergeOptions, plan_merge, run_composition
+    from packstore.packing.merge import MergeOptions, plan_merge, write_composition
 
     started = time.monotonic()
     with progress_bar(quiet) as progress, ExitStack() as stack:
@@ -82,13 +82,14 @@ def merge(stores: tuple[Path, ...], destination: Path, dry_run: bool, quiet: boo
         if dry_run:
             click.echo(describe_plan(plan, duplicates))
             return
-        report = run_composition(plan, progress, started, duplicates)
+        report = write_composition(plan, progress, started, duplicates)
     if not quiet:
         click.echo(describe_report(report))
 
 
 def describe_plan(plan: Composition, duplicates: int = 0) -> str:
-    """Describes the plan for ``--dry-run``, after checking it."""
+    """Formats the plan of a merge or select as the text that ``--dry-run`` prints. Raises as
+    :meth:`Composition.check_writable`."""
     plan.check_writable()
     lines = [
         f"destination  {printable(str(plan.destination))} ({FORMATS[plan.base.format].title}, {plan.base.encoding})",

@@ -23,17 +23,17 @@ decoder_option = click.option(
 
 
 def quiet_option(help: str = "No progress bar, no summary.") -> Callable[..., Any]:
-    """Returns the option ``--quiet``."""
+    """Makes the option ``--quiet``."""
     return click.option("-q", "--quiet", is_flag=True, help=help)
 
 
 def workers_option(default: str = "one a core", task: str = "") -> Callable[..., Any]:
-    """Returns the option ``--workers`` for the threads of ``task``."""
+    """Makes the option ``--workers``. Its help says ``Threads`` and ``task``, and names ``default``."""
     return click.option("--workers", type=click.IntRange(1), metavar="N", help=f"Threads{task}.  [default: {default}]")
 
 
 def max_pixels_option(images: str = "Refuse images that") -> Callable[..., Any]:
-    """Returns the option ``--max-pixels``."""
+    """Makes the option ``--max-pixels``. Its help begins with ``images``."""
     return click.option(
         "--max-pixels", type=PixelCount(), default=MAX_PIXELS, show_default=True, metavar="N",
         help=f"{images} claim more pixels, e.g. 50M. Each thread needs up to 20 bytes a pixel.",
@@ -41,19 +41,19 @@ def max_pixels_option(images: str = "Refuse images that") -> Callable[..., Any]:
 
 
 def format_option(destination: str) -> Callable[..., Any]:
-    """Returns the option ``--format`` of a new store."""
+    """Makes the option ``--format`` of a new store at ``destination``."""
     return click.option("--format", type=PluginChoice(FORMATS), help=f"Format, whatever the suffix of {destination}.")
 
 
 def overwrite_option(destination: str, kind: str = "a store") -> Callable[..., Any]:
-    """Returns the option ``--overwrite`` for a destination that may be ``kind``."""
+    """Makes the option ``--overwrite``; ``kind`` says what it may replace."""
     return click.option(
         "--overwrite", is_flag=True, help=f"Replace {destination}, if it is {kind}, once the new one is complete."
     )
 
 
 def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for bad files, and limits of images."""
+    """Adds the options for bad files and too large images: ``--check``, ``--on-error``, ``--max-pixels``."""
     for option in (
         max_pixels_option(),
         click.option(
@@ -99,11 +99,12 @@ def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _note_dicom(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Keeps the value of ``--dicom`` for :func:`_add_dicom_column`."""
     context.meta[_DICOM] = value
 
 
 def _add_dicom_column(context: click.Context, _: click.Parameter, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Adds the column that ``--dicom keep-file`` stands for."""
+    """Returns the values of ``--column``, with ``keep=file`` if ``--dicom keep-file`` was given."""
     return (*columns, "keep=file") if context.meta.get(_DICOM) else columns
 
 
@@ -140,11 +141,11 @@ def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options for the cache of remote shards.
+    """Adds ``--cache`` and ``--cache-size``, for copies of remote shards.
 
-    They set the environment variables while the command runs, so they also hold for the processes that it starts."""
+    They set environment variables while the command runs, so they also hold for the processes that it starts."""
 
-    def keep(context: click.Context, parameter: click.Parameter, value: Path | int | None) -> None:
+    def set_variable(context: click.Context, parameter: click.Parameter, value: Path | int | None) -> None:
         if value is None or context.resilient_parsing:
             return
         name = "PACKSTORE_CACHE" if parameter.name == "cache" else "PACKSTORE_CACHE_SIZE"
@@ -154,11 +155,11 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for option in (
         click.option(
-            "--cache-size", type=ByteSize(), callback=keep, expose_value=False, is_eager=True,
+            "--cache-size", type=ByteSize(), callback=set_variable, expose_value=False, is_eager=True,
             help="Most bytes of the cache, e.g. 200GB; default $PACKSTORE_CACHE_SIZE, or half of the free space.",
         ),
         click.option(
-            "--cache", type=LocalPath(), metavar="DIR", callback=keep, expose_value=False, is_eager=True,
+            "--cache", type=LocalPath(), metavar="DIR", callback=set_variable, expose_value=False, is_eager=True,
             help="Folder for copies of remote shards; default $PACKSTORE_CACHE, or the user's cache folder.",
         ),
     ):  # fmt: skip
@@ -166,8 +167,29 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def source_check_options(images: str, quiet: str) -> Callable[..., Any]:
+    """Returns a decorator that adds the options of a command that reads a store and its source: for the source, the
+    decoder, threads, report and cache.
+
+    Args:
+        images: Beginning of the help of ``--max-pixels``.
+        quiet: Help of ``--quiet``.
+    """
+    options = (
+        *(cache_options, quiet_option(quiet), json_option, decoder_option),
+        *(workers_option(), max_pixels_option(images), source_options),
+    )
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in options:
+            command = option(command)
+        return command
+
+    return add
+
+
 class GroupedCommand(click.Command):
-    """Command whose help lists options under headings, see :func:`heading`."""
+    """Command whose help lists options under the headings that :func:`heading` sets."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -183,7 +205,8 @@ class GroupedCommand(click.Command):
 
 
 def heading(title: str) -> Callable[..., Any]:
-    """Puts a heading over the options below, down to the next one, in the help of a :class:`GroupedCommand`."""
+    """Returns a decorator that puts a heading over the options below it, down to the next heading, in the help of a
+    :class:`GroupedCommand`."""
 
     def mark(command: Any) -> Any:
         for parameter in command.__click_params__:

@@ -16,15 +16,7 @@ from packstore.cli.common import (
     progress_bar,
     suggest_packing,
 )
-from packstore.cli.options import (
-    cache_options,
-    decoder_option,
-    json_option,
-    max_pixels_option,
-    quiet_option,
-    source_options,
-    workers_option,
-)
+from packstore.cli.options import source_check_options
 from packstore.cli.verify import describe_problem
 from packstore.core.errors import printable
 
@@ -43,13 +35,7 @@ _LISTED = 50
 )  # fmt: skip
 @click.option("--out", type=LocalPath(), metavar="FIXED", help="The new store; leave it out if DAMAGED is a URL.")
 @click.option("--partial", is_flag=True, help="If records are lost, write FIXED without them, and exit with 3.")
-@source_options
-@max_pixels_option("Refuse images of SOURCE that")
-@workers_option()
-@decoder_option
-@json_option
-@quiet_option("No progress bar; print only if records are lost.")
-@cache_options
+@source_check_options("Refuse images of SOURCE that", "No progress bar; print only if records are lost.")
 def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: bool, **options: Any) -> None:
     """Write a repaired copy of DAMAGED to FIXED, with its damaged records replaced from SOURCE.
 
@@ -72,21 +58,21 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
     with suggest_packing(damaged), progress_bar(quiet or as_json) as progress:
         report = run(damaged, source, out, **options, progress=progress)
     if as_json:
-        click.echo(json.dumps(to_json(report), indent=2))
+        click.echo(json.dumps(report_to_json(report), indent=2))
     elif report.lost or not quiet:
-        click.echo(describe(report))
+        click.echo(describe_report(report))
     if report.lost:
         raise click.exceptions.Exit(1 if report.destination is None else EXIT_PARTIAL)
 
 
-def to_json(report: RepairReport) -> dict[str, Any]:
+def report_to_json(report: RepairReport) -> dict[str, Any]:
     """Converts the report to JSON values."""
     plain = asdict(report)
     return plain | {name: None if plain[name] is None else str(plain[name]) for name in ("damaged", "destination")}
 
 
-def describe(report: RepairReport) -> str:
-    """Describes the report: records that were replaced, and records that are lost."""
+def describe_report(report: RepairReport) -> str:
+    """Formats the report as text: the first 50 replaced and the first 50 lost records, and counts."""
     damaged = printable(str(report.damaged))
     if not report.problem_count:
         return f"{damaged}: undamaged, so nothing was written"

@@ -47,14 +47,14 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
     with suggest_packing(damaged), progress_bar(quiet or as_json) as progress:
         report = run(damaged, out, **options, progress=progress)
     if as_json:
-        click.echo(json.dumps(to_json(report), indent=2))
+        click.echo(json.dumps(report_to_json(report), indent=2))
     elif not (report.complete and quiet):
-        click.echo(describe(report))
+        click.echo(describe_report(report))
     if not report.complete:
         raise click.exceptions.Exit(EXIT_NOTHING if report.destination is None else EXIT_MISSING)
 
 
-def to_json(report: SalvageReport) -> dict[str, Any]:
+def report_to_json(report: SalvageReport) -> dict[str, Any]:
     """Converts the report to JSON values."""
     return {
         "damaged": str(report.damaged),
@@ -69,8 +69,8 @@ def to_json(report: SalvageReport) -> dict[str, Any]:
     }
 
 
-def describe(report: SalvageReport) -> str:
-    """Describes the report: notes, unproven and missing records, counts."""
+def describe_report(report: SalvageReport) -> str:
+    """Formats the report as text: notes, the first 50 unproven and missing records, counts."""
     lines = [f"note      {printable(note)}" for note in report.notes]
     for name, problems, count in (
         ("unproven", report.unproven, report.unproven_count),

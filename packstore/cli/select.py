@@ -75,7 +75,7 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
       packstore select all.lmdb -o a.lmdb --drop audit.json --drop-kinds leakage
       packstore select all.lmdb -o s3://bucket/all.lmdb
     """
-    from packstore.packing.merge import run_composition
+    from packstore.packing.merge import write_composition
     from packstore.packing.select import SelectOptions, plan_select
 
     if options["drop_kinds"] is None:
@@ -86,6 +86,6 @@ def select(store: Path, destination: Path, dry_run: bool, quiet: bool, **options
         if dry_run:
             click.echo(describe_plan(plan))
             return
-        report = run_composition(plan, progress, started)
+        report = write_composition(plan, progress, started)
     if not quiet:
         click.echo(describe_report(report))

@@ -43,8 +43,8 @@ _MEANINGS = {
 
 
 def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
-    """Converts kind, splits, columns and ledger of a source to JSON values. ``records`` and the counts of ``splits``
-    are None if only reading all samples would tell them."""
+    """Converts kind, splits, columns and files of a source to JSON values. Reads a few samples. ``records`` and the
+    counts of ``splits`` are None if only reading all samples would tell them."""
     counted = survey.counted
     return {
         "path": str(source.path),
@@ -77,7 +77,8 @@ def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
 
 
 def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
-    """Converts a ledger to JSON values, with the names of all files that are not packed."""
+    """Converts a ledger (the roles of a source's files) to JSON values, with the names of all files that are not
+    packed."""
     from packstore.sources.ledger import Role
 
     named = {role.value: list(ledger.names(role)) for role in Role if role is not Role.PACKED}
@@ -91,7 +92,8 @@ def ledger_to_json(ledger: Ledger) -> dict[str, Any]:
 
 
 def describe_source(source: Source, survey: Survey, command: str) -> str:
-    """Describes a source in rows of a name and a text. ``command`` packs it."""
+    """Formats a source as rows of a name and a text; reads a few samples. ``command``, which packs the source, is the
+    last row."""
     rows = [
         ("path", printable(str(source.path))),
         ("source", f"{printable(_describe_kind(source))} ({source.kind})"),
@@ -123,7 +125,8 @@ def describe_source(source: Source, survey: Survey, command: str) -> str:
 
 
 def count_modes(source: Source, survey: Survey) -> Counter[str]:
-    """Reads a few image files; counts how many have which mode. Empty for arrays, and if reading would consume them."""
+    """Reads the headers of up to eight image files; counts them by mode. Skips bad ones. Empty for arrays, and if
+    reading would consume the samples."""
     from packstore.images.decoders import native
     from packstore.images.sniff import HeaderError, sniff
 
@@ -152,7 +155,7 @@ def sample_keys(source: Source, survey: Survey) -> list[str]:
 
 
 def user_columns(columns: Sequence[Column]) -> list[Column]:
-    """Leaves out columns of links, and companion columns, which hold shapes and validity of other columns."""
+    """Returns the columns without those of links and without companions (shapes and validity of other columns)."""
     from packstore.core.column import LINK_COLUMNS
 
     hidden = {companion.name for column in columns for companion in column.companions}
@@ -182,7 +185,8 @@ def describe_column(column: Column) -> str:
 
 
 def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """Describes each column other than images, labels and internal ones; a row ``labels: none`` if there are none."""
+    """Returns name and description of each column other than image, label and internal ones; ``labels: none`` if there
+    is no label either."""
     beside = [c for c in user_columns(columns) if c.name not in ("image", "label", "key", *_INTERNAL_MEANINGS)]
     rows = [(c.name, describe_column(c)) for c in beside]
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]
@@ -195,4 +199,5 @@ def _describe_kind(source: Source) -> str:
 
 
 def _format_shape(shape: tuple[int, ...] | None) -> str:
+    """Formats a shape as ``32 x 48 x 3``; an empty text for None."""
     return " x ".join(map(str, shape or ()))

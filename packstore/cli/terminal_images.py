@@ -29,7 +29,7 @@ def terminal_graphics() -> str | None:
 
 
 def parse_graphics(answer: bytes) -> str | None:
-    """Returns the protocol in a terminal's answer to :func:`ask_terminal`, or None."""
+    """Returns the protocol (``kitty``, ``sixel``) that a terminal's answer to :func:`ask_terminal` names, or None."""
     if b"_Gi=31;OK" in answer:
         return "kitty"
     _, found, attributes = answer.rpartition(b"\x1b[?")
@@ -61,7 +61,7 @@ def ask_terminal() -> bytes:
 
 
 def _read_answer(file: int) -> bytes:
-    """Reads the answer up to the end of the attributes, or until the time is over."""
+    """Reads a terminal's answer up to the end of the attributes, for half a second at most."""
     answer, end = b"", time.monotonic() + _TIMEOUT_SECONDS
     while (left := end - time.monotonic()) > 0 and select.select([file], [], [], left)[0]:
         answer += os.read(file, 1024)

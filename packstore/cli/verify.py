@@ -18,15 +18,7 @@ from packstore.cli.common import (
     shell_quote,
     suggest_packing,
 )
-from packstore.cli.options import (
-    cache_options,
-    decoder_option,
-    json_option,
-    max_pixels_option,
-    quiet_option,
-    source_options,
-    workers_option,
-)
+from packstore.cli.options import source_check_options
 from packstore.core.errors import MissingStoreError, StoreError, printable
 from packstore.core.urls import UrlPath
 
@@ -49,13 +41,7 @@ _LISTED_OF_ANOTHER = 5
     "--against", type=StorePath(), metavar="SOURCE",
     help="Also compare images, labels, keys and splits with the source, or with another store.",
 )  # fmt: skip
-@source_options
-@max_pixels_option("Report images that")
-@workers_option()
-@decoder_option
-@json_option
-@quiet_option("No progress bar; print only problems.")
-@cache_options
+@source_check_options("Report images that", "No progress bar; print only problems.")
 def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
     """Check the store at PATH: structure, manifest, digests, and the checksum of every record.
 
@@ -93,13 +79,13 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
         click.echo(json.dumps({"path": str(path), "ok": False, "problem_count": 1, "problems": [{"what": str(error)}]}))
         raise click.exceptions.Exit(1) from None
     if as_json:
-        click.echo(json.dumps(to_json(report), indent=2))
+        click.echo(json.dumps(report_to_json(report), indent=2))
     elif not quiet or not report.ok:
-        click.echo(describe(report, quiet))
+        click.echo(describe_report(report, quiet))
     raise click.exceptions.Exit(0 if report.ok else 1)
 
 
-def to_json(report: VerifyReport) -> dict[str, Any]:
+def report_to_json(report: VerifyReport) -> dict[str, Any]:
     """Converts the report to JSON values."""
     return {
         "path": str(report.path),
@@ -117,8 +103,9 @@ def to_json(report: VerifyReport) -> dict[str, Any]:
     }
 
 
-def describe(report: VerifyReport, quiet: bool = False) -> str:
-    """Describes the report: checks, problems, and what to do about them; with ``quiet`` only problems."""
+def describe_report(report: VerifyReport, quiet: bool = False) -> str:
+    """Formats the report as text: checks, the first 50 problems, the verdict, and what to do; with ``quiet`` without
+    checks and advice."""
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:
@@ -169,7 +156,7 @@ def describe(report: VerifyReport, quiet: bool = False) -> str:
 
 
 def describe_problem(problem: Problem) -> str:
-    """Describes a problem on one line: shard, record, key, and what is wrong."""
+    """Formats a problem on one line: shard, record, key, and the fault."""
     shard = f"{problem.shard}: " if problem.shard else ""
     if problem.record is None:
         return shard + printable(problem.what)

@@ -41,4 +41,5 @@ def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified:
 
 
 def _print_address(address: str) -> None:
+    """Prints the address of the page, and how to end the server."""
     click.echo(f"{address}\nCtrl-C ends it.")

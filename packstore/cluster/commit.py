@@ -17,8 +17,9 @@ from packstore.core.manifest import Column, Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
 from packstore.objects import ObjectStore
-from packstore.packing.plan import Plan, options_to_record
-from packstore.packing.records import source_origin, store_columns
+from packstore.packing.plan import Plan
+from packstore.packing.recorded_options import options_to_record
+from packstore.packing.records import describe_source_origin, list_store_columns
 from packstore.stores.base import encode_manifest
 from packstore.stores.builder.assembly import ShardList, build_sharded_manifest
 from packstore.stores.builder.spools import refuse_duplicates
@@ -55,7 +56,7 @@ def _build_manifest(
     """Builds the manifest of the store from the plan and the receipts."""
     encoder = plan.make_encoder()
     # If the source is a store, its columns have the sizes and digests of all its records.
-    columns = [replace(column, nbytes=0, digest=None) for column in store_columns(plan, encoder)]
+    columns = [replace(column, nbytes=0, digest=None) for column in list_store_columns(plan, encoder)]
     nbytes = sum_counts(receipt.columns for receipt in filled)
     image = replace(columns[0], nbytes=sum(shard.image_nbytes for shard in shards))
     options, store = dict(options_to_record(plan)), plan.survey.store
@@ -68,7 +69,7 @@ def _build_manifest(
         plan.encode.encoding,
         0,
         tuple(columns),
-        source_origin(plan),
+        describe_source_origin(plan),
         normalization=plan.encode.normalization,
         options=options,
         versions={"packstore": packstore.__version__} | encoder.versions(),

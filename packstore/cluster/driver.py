@@ -20,7 +20,7 @@ from packstore.core.parallel import default_workers
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.objects import ObjectStore, open_objects
 from packstore.packing.plan import Plan
-from packstore.packing.report import ConvertReport, palette_classes, read_conversion_counts
+from packstore.packing.report import ConvertReport, find_palette_classes, read_conversion_counts
 from packstore.stores.base import encode_manifest
 from packstore.stores.remote.head import find_newest_version, read_head
 from packstore.stores.remote.names import SHARDS, shard_object_name
@@ -131,7 +131,7 @@ class Driver:
         plan, pending = self._plan, PendingTasks()
         assert plan.shards is not None
         number = -1
-        for number, entries in enumerate(plan.shards.shards(plan.source.entries(plan.options.split))):
+        for number, entries in enumerate(plan.shards.split_entries(plan.source.entries(plan.options.split))):
             if number >= len(shared.cuts) or len(entries) != shared.cuts[number]:
                 raise source_changed_error(plan, f"shard {number} has other samples now")
             if number in self._receipts:
@@ -211,7 +211,7 @@ class Driver:
         return replace(
             report,
             kept=dict(sum_counts(receipt.kept for receipt in receipts)),
-            palette=palette_classes(self._plan, manifest, palette, lambda: labels),
+            palette=find_palette_classes(self._plan, manifest, palette, labels),
         )
 
 

@@ -15,7 +15,7 @@ from packstore.core.plainjson import Schemas, encode_with_digest, from_plain, pa
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore
 from packstore.packing.plan import Plan
-from packstore.packing.records import store_columns
+from packstore.packing.records import list_store_columns
 from packstore.packing.resume import PositionTracker, conversion_fingerprint
 from packstore.packing.statistics import with_statistics
 from packstore.stores.builder.journal import describe_difference
@@ -175,7 +175,7 @@ def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[P
 def _plan_fingerprint(plan: Plan) -> dict[str, Any]:
     """Returns the fingerprint of a plan without its normalisation."""
     encoder = plan.make_encoder()
-    fingerprint: dict[str, Any] = to_plain(conversion_fingerprint(plan, encoder, store_columns(plan, encoder)))
+    fingerprint: dict[str, Any] = to_plain(conversion_fingerprint(plan, encoder, list_store_columns(plan, encoder)))
     del fingerprint["normalization"]  # it may not be computed yet, and follows from options and source
     return fingerprint
 
@@ -188,7 +188,7 @@ def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any]
     """
     assert plan.shards is not None
     entries, cuts, total = PositionTracker(), [], plan.survey.records
-    for shard in plan.shards.shards(plan.source.entries(plan.options.split)):
+    for shard in plan.shards.split_entries(plan.source.entries(plan.options.split)):
         entries.add(shard)
         entries.digest()  # releases the entries' memory
         cuts.append(len(shard))

@@ -23,7 +23,7 @@ from packstore.core.shards import Shard
 from packstore.objects import ObjectStore
 from packstore.packing.keys import hash_keys
 from packstore.packing.plan import Plan
-from packstore.packing.records import PackedShard, label_of, pack_shard
+from packstore.packing.records import PackedShard, first_label, pack_shard
 from packstore.sources import open_source
 from packstore.sources.base import Entry, Source
 from packstore.sources.clips import ClipsSource
@@ -107,7 +107,7 @@ def run_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> TaskRece
 def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> TaskReceipt:
     """Makes the receipt of a shard that is not uploaded yet."""
     skipped = {skipped.key for skipped in packed.skipped}
-    labels = Counter(label_of(entry) for entry in entries if entry.key not in skipped)
+    labels = Counter(first_label(entry) for entry in entries if entry.key not in skipped)
     return TaskReceipt(
         number=number,
         entries=len(entries),

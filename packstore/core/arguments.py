@@ -13,7 +13,8 @@ Options = TypeVar("Options")
 
 
 def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Options:
-    """Makes a dataclass of options from a function's ``locals()``: each field is the argument of its name, if any."""
+    """Makes a dataclass of options from a function's ``locals()``. Each field gets the argument of its name, or keeps
+    its default; other arguments are ignored."""
     names = [field.name for field in fields(options)]  # type: ignore[arg-type]
     return options(**{name: arguments[name] for name in names if name in arguments})
 

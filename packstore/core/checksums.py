@@ -54,13 +54,14 @@ image_checksum = xxh3_64_intdigest
 """Computes the checksum of a stored image."""
 
 
-def value_hashes(values: Iterable[Buffer], count: int) -> NDArray[np.uint64]:
+def hash_values(values: Iterable[Buffer], count: int) -> NDArray[np.uint64]:
     """Computes the XXH3-64 of each of ``count`` values."""
     return np.fromiter(map(xxh3_64_intdigest, values), np.uint64, count)
 
 
 def row_columns(columns: Iterable[Column]) -> list[Column]:
-    """Returns the columns that a row contains, in order."""
+    """Returns the columns whose values the row checksum covers, in order: all but image, checksums, seek index and
+    links."""
     return [column for column in columns if column.name not in _NOT_IN_ROWS]
 
 
@@ -77,6 +78,7 @@ def row_checksum(columns: Iterable[Column], fields: Mapping[str, Any]) -> int:
 
 
 def _row_bytes(column: Column, value: Any) -> bytes:
+    """Returns the bytes of a value in its row: of a ragged value its hash, of None nothing."""
     if value is None:
         return b""
     if column.kind == "ragged":
@@ -91,7 +93,7 @@ def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]],
     Args:
         columns: All columns of the store.
         values: For each column of :func:`row_columns`, by name: the values of a fixed column, ``(count,
-            *column.shape)`` in its dtype; the :func:`value_hashes` of a ragged column.
+            *column.shape)`` in its dtype; the :func:`hash_values` of a ragged column.
         count: Number of records.
 
     Returns:
@@ -106,7 +108,7 @@ def row_checksums(columns: Iterable[Column], values: Mapping[str, NDArray[Any]],
     if not width:
         return np.full(count, xxh3_64_intdigest(b""), np.uint64)
     rows: list[bytes] = np.concatenate(parts, axis=1).view(f"V{width}").ravel().tolist()
-    return value_hashes(rows, count)
+    return hash_values(rows, count)
 
 
 def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> str:
@@ -122,7 +124,7 @@ def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> s
     Returns:
         32 hexadecimal digits.
     """
-    digest, powers = 0, _powers()
+    digest, powers = 0, _compute_powers()
     limbs = np.stack([checksums, rows], axis=1).astype("<u8", copy=False).view("<u2")  # (n, 8): 16 bits each
     for start in range(0, len(limbs), _RECORDS_AT_ONCE):
         part = limbs[start : start + _RECORDS_AT_ONCE].astype(np.float64)
@@ -133,8 +135,9 @@ def records_digest(checksums: NDArray[np.uint64], rows: NDArray[np.uint64]) -> s
 
 
 @cache
-def _powers() -> NDArray[np.float64]:
-    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first; ``(_RECORDS_AT_ONCE, 8)``, 16 bits each."""
+def _compute_powers() -> NDArray[np.float64]:
+    """Computes the powers of ``_BASE`` modulo ``_PRIME``, highest first: ``(_RECORDS_AT_ONCE, 8)`` limbs of 16 bits.
+    Caches the result."""
     powers = [1]
     while len(powers) < _RECORDS_AT_ONCE:
         powers.append(powers[-1] * _BASE % _PRIME)
@@ -143,7 +146,7 @@ def _powers() -> NDArray[np.float64]:
 
 
 def join_records_digests(parts: Iterable[tuple[str, int]]) -> str:
-    """Computes the digest of consecutive parts from the digest and the number of records of each."""
+    """Computes the digest of all records of consecutive shards, from (digest, number of records) of each shard."""
     digest = 0
     for part, records in parts:
         digest = (digest * pow(_BASE, records, _PRIME) + int(part, 16)) % _PRIME
@@ -151,14 +154,14 @@ def join_records_digests(parts: Iterable[tuple[str, int]]) -> str:
 
 
 def column_digest(values: ColumnData) -> str:
-    """Computes the digest of a column of one file; reads all its values."""
+    """Computes the SHA-256 digest of a column of one file, as in the manifest; reads all its values."""
     data = hashlib.sha256()
     if isinstance(values, LazyArray):
         for value in values:
             data.update(value.data)
         return data.hexdigest()
     if not isinstance(values, Ragged):
-        _hash(data, values)
+        _hash_array(data, values)
         return data.hexdigest()
     offsets = hashlib.sha256(bytes(8))
     if isinstance(values, LazyRagged):
@@ -167,11 +170,11 @@ def column_digest(values: ColumnData) -> str:
             data.update(raw)
             end += len(raw)
             ends.append(end)
-        _hash(offsets, np.frombuffer(ends, np.int64))
+        _hash_array(offsets, np.frombuffer(ends, np.int64))
     else:
         # The first offset should be 0; adding it changes the digest if it is not.
-        _hash(offsets, values.offsets[1:], int(values.offsets[0]))
-        _hash(data, values.data)
+        _hash_array(offsets, values.offsets[1:], int(values.offsets[0]))
+        _hash_array(data, values.data)
     return ragged_digest(offsets.digest(), data.digest())
 
 
@@ -180,7 +183,8 @@ def ragged_digest(offsets_sha256: bytes, data_sha256: bytes) -> str:
     return hashlib.sha256(offsets_sha256 + data_sha256).hexdigest()
 
 
-def _hash(sha: Any, array: NDArray[Any], add: int = 0) -> None:
+def _hash_array(sha: Any, array: NDArray[Any], add: int = 0) -> None:
+    """Feeds an array, each value plus ``add``, to a hash, in little-endian steps of about 16 MiB."""
     little = array.dtype.newbyteorder("<")
     step = max(1, _STEP_BYTES // max(1, array.nbytes // max(1, len(array))))
     for start in range(0, len(array), step):

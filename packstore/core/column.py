@@ -52,15 +52,16 @@ INTERNAL = (
 """Names of the columns that are not the user's own: the image, the key, and columns that packing creates."""
 
 
-def file_columns(columns: Sequence[Column]) -> list[Column]:
-    """Columns of image files beside the main image."""
+def find_file_columns(columns: Sequence[Column]) -> list[Column]:
+    """Returns the columns of image files beside the main image."""
     return [c for c in columns if c.name != "image" and c.traits.has_images and c.layout is None]
 
 
 def guess_column(
     name: str, kind: Literal["fixed", "ragged"], dtype: str, shape: tuple[int, ...] = (), nbytes: int = 0
 ) -> Column:
-    """Guesses the column for values without a manifest: text or label by its name, else an array."""
+    """Makes a column for values whose manifest is lost: text if it is named ``key``, a label if ``label``, else an
+    array."""
     if name == KEY.name and (kind, dtype) == ("ragged", "uint8"):
         return Column(name, kind, dtype, shape, nbytes=nbytes, type="text")
     type = "label" if name == "label" and (kind, dtype, shape) == ("fixed", "int64", ()) else "array"

@@ -19,11 +19,7 @@ OFFSET = np.dtype("<i8")
 
 
 class MappedValues(Sequence[memoryview]):
-    """Parts of a memory map. An item is a view, created on access, that keeps the map open.
-
-    Attributes:
-        places: Address and size in bytes of each part, int64 ``(N, 2)``.
-    """
+    """Sequence of byte ranges of a memory map. An item is a memoryview, made on access, that keeps the map open."""
 
     def __init__(self, data: memoryview, address: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """
@@ -40,6 +36,7 @@ class MappedValues(Sequence[memoryview]):
 
     @property
     def places(self) -> NDArray[np.int64]:
+        """Memory address and size in bytes of each part: int64 ``(N, 2)``."""
         return np.stack([self._address + self._starts, self._sizes], 1)
 
     def __len__(self) -> int:
@@ -120,10 +117,12 @@ class LazyRagged(Ragged):
 
     @property
     def data(self) -> NDArray[np.uint8]:
+        """Reads all values into memory, one after the other, at each access."""
         return np.frombuffer(b"".join(self), np.uint8)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all values; reads all values at each access."""
         return sum(map(len, self))
 
     def __len__(self) -> int:
@@ -168,6 +167,7 @@ class LazyArray(Sequence[NDArray[Any]]):
         return parse_fixed_value(self._column, self._read(int(index)))
 
     def _read_values(self, numbers: Sequence[int]) -> NDArray[Any]:
+        """Reads values into a new array ``(n, *column.shape)``."""
         # Values are read before memory is allocated: a hostile manifest may claim any shape.
         found = [self[number] for number in numbers]
         return np.stack(found) if found else np.empty((0, *self._column.shape), self.dtype)
@@ -185,7 +185,7 @@ def parse_fixed_value(column: Column, raw: Buffer) -> NDArray[Any]:
     return value
 
 
-def lazy_column(column: Column, count: int, read: Callable[[int], Buffer]) -> LazyRagged | LazyArray:
+def make_lazy_column(column: Column, count: int, read: Callable[[int], Buffer]) -> LazyRagged | LazyArray:
     """Returns a column that reads each value on access; ``read`` returns the bytes of a value by its number."""
     return LazyArray(column, count, read) if column.kind == "fixed" else LazyRagged(count, read)
 

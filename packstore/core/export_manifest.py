@@ -87,9 +87,9 @@ class ExportManifest:
 
 
 def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
-    """Parses an export manifest; None if ``text`` is not JSON, or JSON of something else.
+    """Parses an export manifest. Returns None if ``text`` is not JSON, or is JSON of something else.
 
-    Raises :class:`ManifestError` if it is damaged, or written by a later packstore."""
+    Raises :class:`ManifestError` if it is damaged, too large, or written by another version of the format."""
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if len(raw) > _MAX_BYTES or raw.count(b",") + raw.count(b"[") + raw.count(b"{") > _MAX_VALUES:
         raise ManifestError(f"{MANIFEST_FILE} is larger than any that packstore writes")
@@ -103,13 +103,15 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
         raise ManifestError(f"{MANIFEST_FILE} has version {plain[_MAGIC]!r:.20}, this packstore reads {_VERSION}")
     try:
         export_manifest = ExportManifest(
-            kind=_text(plain["kind"]),
-            source=_text(plain["source"]),
+            kind=_check_text(plain["kind"]),
+            source=_check_text(plain["source"]),
             manifest=Manifest.from_json(canonical(plain["manifest"])),
-            held=tuple(map(_text, plain["held"])),
-            image=_text(plain["image"]),
-            shards=tuple(Shard(_path(file), _text(split), _count(n)) for file, split, n in plain["shards"]),
-            files=tuple(map(_path, plain["files"])),
+            held=tuple(map(_check_text, plain["held"])),
+            image=_check_text(plain["image"]),
+            shards=tuple(
+                Shard(_check_path(file), _check_text(split), _check_count(n)) for file, split, n in plain["shards"]
+            ),
+            files=tuple(map(_check_path, plain["files"])),
             rows=plain["rows"] is True,
         )
     except (KeyError, TypeError, ValueError) as error:
@@ -120,7 +122,8 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
 
 
 def read_export_manifest(folder: Path) -> ExportManifest | None:
-    """Reads the export manifest in a folder, or returns None if there is none. Raises :class:`ManifestError`."""
+    """Reads the export manifest in a folder. Returns None if there is none, or its JSON is of something else. Raises
+    :class:`ManifestError` if it cannot be read or is damaged."""
     file = folder / MANIFEST_FILE
     try:
         if not file.is_file():
@@ -131,9 +134,10 @@ def read_export_manifest(folder: Path) -> ExportManifest | None:
         raise ManifestError(f"{MANIFEST_FILE} cannot be read: {error.strerror or error}") from None
 
 
-def format_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) -> bytes:
-    """Formats the line of a record: stored ``values`` by column, and further entries (``key``, ``file``)."""
-    plain = {column.name: _plain_value(column, values[column.name]) for column in columns}
+def format_record_line(columns: Iterable[Column], values: Mapping[str, Any], **more: str) -> bytes:
+    """Formats a record's line of ``packstore.rows.jsonl``: the stored values of ``columns``, and further entries
+    (``key``, ``file``)."""
+    plain = {column.name: _format_value(column, values[column.name]) for column in columns}
     return json.dumps({**more, **({"values": plain} if plain else {})}, separators=(",", ":")).encode("ascii") + b"\n"
 
 
@@ -197,7 +201,8 @@ def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[A
         raise ValueError(f"{ROWS_FILE}: the value of column {column.name!r} is damaged: {error}") from None
 
 
-def _plain_value(column: Column, value: Any) -> int | str:
+def _format_value(column: Column, value: Any) -> int | str:
+    """Returns a stored value as JSON: a whole number, text, or base64 of other bytes."""
     if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
         return int(value)
     if column.kind == "fixed":
@@ -207,28 +212,30 @@ def _plain_value(column: Column, value: Any) -> int | str:
     return base64.b64encode(value).decode("ascii")
 
 
-def _text(value: object) -> str:
+def _check_text(value: object) -> str:
+    """Returns the value. Raises :class:`TypeError` unless it is a string."""
     if not isinstance(value, str):
         raise TypeError(f"expected a string, got {value!r:.40}")
     return value
 
 
-def _count(value: object) -> int:
+def _check_count(value: object) -> int:
+    """Returns the value. Raises :class:`TypeError` unless it is a whole number from 0 on."""
     if type(value) is not int or value < 0:
         raise TypeError(f"expected a number of records, got {value!r:.40}")
     return value
 
 
-def _path(value: object) -> str:
-    """Checks that a value is a path within the export."""
-    path = _text(value)
-    if not is_inside(path):
+def _check_path(value: object) -> str:
+    """Returns the value. Raises :class:`ValueError` unless it is a relative path that stays within the export."""
+    path = _check_text(value)
+    if not stays_in_folder(path):
         raise ValueError(f"the path {path!r:.80} leads out of the export")
     return path
 
 
-def is_inside(path: str) -> bool:
-    """Tells if a relative path with ``/`` stays within its folder."""
+def stays_in_folder(path: str) -> bool:
+    """Tells if a path with ``/`` is relative and stays within its folder: no ``..``, empty part, backslash or NUL."""
     parts = path.split("/")
     try:
         path.encode("utf-8", "surrogateescape")

@@ -181,15 +181,17 @@ BY_NAME: dict[str, Field] = {
 """The declaration that each string stands for; for the other column types :attr:`ColumnType.field` has it."""
 
 
-def as_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
-    """Resolves the strings in declarations by name. Raises :class:`UsageError` for a wrong declaration."""
+def parse_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
+    """Returns declarations by field name, with strings such as ``"boxes"`` replaced by the declaration they stand for.
+    Raises :class:`UsageError` for a wrong one."""
     if not isinstance(declared, Mapping):
         raise UsageError(f"fields should be a dict of declarations by name, got {type(declared).__name__}")
-    return {name: as_field(name, field) for name, field in declared.items()}
+    return {name: parse_field(name, field) for name, field in declared.items()}
 
 
-def as_field(name: str, declared: Field | str) -> Field:
-    """Returns the declaration that a string stands for; a declaration itself. Raises :class:`UsageError` for others."""
+def parse_field(name: str, declared: Field | str) -> Field:
+    """Returns the declaration that a string stands for; returns a declaration unchanged. Raises :class:`UsageError` for
+    anything else."""
     if isinstance(declared, str):
         if declared in BY_NAME:
             return BY_NAME[declared]
@@ -231,11 +233,17 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
                 stored = "uint8" if files else dtype
                 return Column(name, "ragged", stored, (), None if files else "HW", type="mask", nullable=nullable)
             case Label():
-                return Column(name, "fixed", "int64", classes=_names(field), type="label", nullable=nullable)
+                return Column(name, "fixed", "int64", classes=_class_names(field), type="label", nullable=nullable)
             case Labels():
-                names, parallel = _names(field), field.of or None
+                names, parallel = _class_names(field), field.of or None
                 return Column(
-                    name, "ragged", "int64", classes=names, type="labels", nullable=nullable, parallel=_name(parallel)
+                    name,
+                    "ragged",
+                    "int64",
+                    classes=names,
+                    type="labels",
+                    nullable=nullable,
+                    parallel=_boxes_name(parallel),
                 )
             case Boxes():
                 coordinates = field.coordinates
@@ -245,7 +253,7 @@ def column_of(name: str, field: Field, *, files: bool = True, dtype: str = "uint
                 shape = (field.k,) if field.points is None else (as_index(field.points), field.k)
                 return Column(
                     name, "ragged", "float32", shape, type="keypoints", nullable=nullable,
-                    coordinates=coordinates, parallel=_name(field.of or None),
+                    coordinates=coordinates, parallel=_boxes_name(field.of or None),
                 )  # fmt: skip
             case Array() if field.spatial:
                 return _spatial_column(name, field)
@@ -264,6 +272,8 @@ _AXES = {2: "HW", 3: "CHW", 4: "DCHW"}
 
 
 def _spatial_column(name: str, field: Array) -> Column:
+    """Creates the mask, volume or clip column of an array that is cropped and mirrored like the image. Raises
+    :class:`ManifestError` for impossible axes, shape or dtype."""
     shape = tuple(map(as_index, field.shape))
     layout = field.spatial if isinstance(field.spatial, str) else _AXES.get(len(shape) or 2, "")
     dtypes = MASK_DTYPES if layout == "HW" else VOLUME_DTYPES
@@ -278,7 +288,8 @@ def _spatial_column(name: str, field: Array) -> Column:
     return Column(name, "fixed" if shape else "ragged", field.dtype, shape, layout, type=kind, nullable=field.optional)
 
 
-def _names(field: Label | Labels) -> tuple[str, ...] | None:
+def _class_names(field: Label | Labels) -> tuple[str, ...] | None:
+    """Returns the classes of a field as a tuple, or None. Raises :class:`ManifestError` for a single string."""
     if field.classes is None:
         return None
     if isinstance(field.classes, str):
@@ -286,7 +297,8 @@ def _names(field: Label | Labels) -> tuple[str, ...] | None:
     return tuple(field.classes)
 
 
-def _name(of: str | bool | None) -> str | None:
+def _boxes_name(of: str | bool | None) -> str | None:
+    """Returns the name of the boxes column in ``of``, or None for False. Raises :class:`ManifestError` for True."""
     if of is True:
         raise ManifestError("of should be the name of the boxes")
     return of or None

@@ -70,8 +70,8 @@ def check_paths(*paths: str | os.PathLike[str] | None) -> None:
         raise UsageError(said)
 
 
-def refuse_inside(destination: Path, other: Path) -> None:
-    """Raises :class:`DestinationError` if the paths are equal, or if one is inside the other."""
+def refuse_nested_paths(destination: Path, other: Path) -> None:
+    """Raises :class:`DestinationError` if the paths are equal, or if one is inside the other; follows links."""
     new, old = destination.resolve(), other.resolve()
     if new == old or new.is_relative_to(old) or old.is_relative_to(new):
         raise DestinationError(
@@ -82,7 +82,8 @@ def refuse_inside(destination: Path, other: Path) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an :class:`OSError` (no space, no permission, read-only ...) into a :class:`DestinationError`."""
+    """Turns an :class:`OSError` raised in the block (no space, no permission …) into a :class:`DestinationError` about
+    ``path``."""
     try:
         yield
     except OSError as error:
@@ -188,13 +189,14 @@ def reading(path: Path, held: int | None) -> Iterator[int]:
 
 
 def drop(file: IO[bytes]) -> None:
-    """Closes a buffered file and discards its pending data, which may not fit on the disk."""
+    """Closes a file without writing its buffered data, which may not fit on the disk."""
     raw: Any = file
     raw.raw.close()
 
 
 def device_and_inode(path: Path) -> tuple[int, int]:
-    """Returns device and inode of a path, without following links."""
+    """Returns device and inode of a path, of a link those of the link itself. Raises :class:`OSError` if there is
+    none."""
     found = path.lstat()
     return found.st_dev, found.st_ino
 
@@ -249,7 +251,7 @@ def sync_file_system(path: Path) -> None:
 
 
 def remove_empty(path: Path) -> None:
-    """Removes a directory if it is empty; does nothing if it does not exist."""
+    """Removes a directory if it is empty; does nothing if it is not, or does not exist."""
     with suppress(FileNotFoundError):
         try:
             path.rmdir()

@@ -47,7 +47,8 @@ _MAX_JSON_VALUES = 4_000_000
 """Most values in a manifest; each takes up to about 100 bytes of memory."""
 
 
-def _finite(number: float) -> bool:
+def _is_finite(number: float) -> bool:
+    """Tells if a number is finite as a float."""
     try:
         return math.isfinite(number)
     except OverflowError:  # an integer that is too large for a float
@@ -85,12 +86,12 @@ class Normalization:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):  # lists are accepted, too
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        check(0 < len(self.mean) <= MAX_CHANNELS and all(map(_finite, self.mean)), "mean", self.mean)
+        check(0 < len(self.mean) <= MAX_CHANNELS and all(map(_is_finite, self.mean)), "mean", self.mean)
         alike = len(self.std) == len(self.mean)
-        check(alike and all(_finite(s) and s > 0 for s in self.std), "std", self.std)
+        check(alike and all(_is_finite(s) and s > 0 for s in self.std), "std", self.std)
         # Normalised black and white must be finite, too.
         extremes = [((x - m) / s) for m, s in zip(self.mean, self.std, strict=True) for x in (0.0, 1.0)]
-        check(all(map(_finite, extremes)), "mean and std", (self.mean, self.std))
+        check(all(map(_is_finite, extremes)), "mean and std", (self.mean, self.std))
 
 
 NORMALIZATIONS = {
@@ -111,7 +112,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class FileCounts:
-    """The ledger of a source: numbers of files by role.
+    """Numbers of a source's files by role (packed, read, left), and digests of their names.
 
     Attributes:
         packed: Number of files whose content is packed.
@@ -224,10 +225,12 @@ class Manifest:
         raise KeyError(f"no column {name!r}; columns: {', '.join(c.name for c in self.columns)}")
 
     def has_column(self, name: str) -> bool:
+        """Tells if there is a column of this name."""
         return any(c.name == name for c in self.columns)
 
     @property
     def image(self) -> Column:
+        """Column of the main image."""
         return self.columns[0]
 
     @property
@@ -294,7 +297,8 @@ class Manifest:
         return sha256_json(to_plain(self))
 
     def to_json(self) -> str:
-        """Formats it as canonical JSON, with the digest of all other fields in ``digest``."""
+        """Formats the manifest as canonical JSON, with the digest of all other fields in ``digest``. Raises
+        :class:`ManifestError` if it exceeds 64 MiB."""
         plain = to_plain(self)
         text = canonical(plain | {"digest": sha256_json(plain)})
         if len(text) > MAX_JSON_BYTES:
@@ -303,7 +307,8 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Parses and validates JSON. Raises :class:`ManifestError` for all that :meth:`to_json` cannot have written.
+        """Parses JSON and checks its digest and values. Raises :class:`ManifestError` for text that :meth:`to_json`
+        cannot have written, and for a newer or older layout.
 
         Memory is bounded: some 500 MB for the worst hostile input.
         """
@@ -338,14 +343,15 @@ class Manifest:
         if digest != found:
             raise ManifestError(f"the manifest is damaged: its SHA-256 is {found}, expected {digest!r}")
         if plain.get("encoding") == _FORMER_ENCODING:
-            plain = _without_former_encoding(plain)
+            plain = _replace_former_encoding(plain)
         manifest = cast("Manifest", from_plain(_SCHEMA, cls, plain, "manifest"))
         manifest.__dict__["digest"] = digest  # computing it again would take half the time of opening a shard
         return manifest
 
 
-def _without_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
-    """Replaces packstore 0.1's encoding of rewritten JPEG files: by ``original``, or by ``jpeg`` if resized."""
+def _replace_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
+    """Replaces the encoding ``seekable`` of packstore 0.1 in a manifest's JSON by ``original``, or by ``jpeg`` if
+    images were resized. Returns a new dict."""
     options = plain.get("options")
     if not isinstance(options, dict):
         return plain
@@ -356,7 +362,7 @@ def _without_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _has_own_digest(text: bytes, digest: object) -> bool:
-    """Tells if ``text`` without its field ``digest`` has this SHA-256."""
+    """Tells if the SHA-256 of ``text`` without its field ``digest`` is ``digest``."""
     field = f'"digest":"{digest}",'.encode("ascii", "replace")
     return hashlib.sha256(text.rstrip().replace(field, b"", 1)).hexdigest() == digest
 

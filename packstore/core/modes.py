@@ -53,6 +53,7 @@ class Mode:
 
     @property
     def has_colour(self) -> bool:
+        """True for RGB, with and without alpha."""
         return self.name.startswith("RGB")
 
     @property
@@ -82,7 +83,8 @@ def parse_mode(name: str) -> Mode:
 
 
 def mode_of(channels: int, dtype: str) -> Mode:
-    """Returns the usual mode of pixels: gray, gray with alpha, RGB or RGBA, or else ``multi``."""
+    """Returns the mode of pixels by number of channels and dtype: gray, gray with alpha, RGB or RGBA if there is one,
+    else ``multi:…``. Raises :class:`ManifestError` if impossible."""
     for name, known in _KNOWN.items():
         if known == (channels, dtype):
             return Mode(name, *known)
@@ -93,6 +95,7 @@ RGB = parse_mode("RGB")
 GRAY = parse_mode("L")
 
 
-def is_answer(option: str) -> bool:
-    """Whether an option of a manifest says how image files are read: of all columns, or of one (``NAME.depth``)."""
+def is_reading_option(option: str) -> bool:
+    """Tells if an option of a manifest says how image files are read: ``depth``, ``alpha`` or ``frames``, also of a
+    single column (``NAME.depth``)."""
     return option.rpartition(".")[2] in ("depth", "alpha", "frames")

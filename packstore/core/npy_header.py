@@ -27,7 +27,8 @@ class NpyHeader(NamedTuple):
 
 
 def parse_npy_header(start: bytes) -> NpyHeader:
-    """Parses the header at the beginning of an ``.npy`` file. Raises :class:`ValueError`."""
+    """Parses the header at the beginning of an ``.npy`` file. Raises :class:`ValueError` if it is damaged, cut off or
+    of a version other than 1 and 2."""
     from numpy.lib import format as npy
 
     stream = io.BytesIO(start)

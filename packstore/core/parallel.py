@@ -22,6 +22,7 @@ def default_workers() -> int:
 
 
 def _no_size(_: Any) -> int:
+    """Returns 0: results do not count against the budget."""
     return 0
 
 
@@ -96,7 +97,8 @@ class _Flow(Generic[R]):
         self._room = threading.Condition(lock)  # wakes workers: fewer bytes are held, or the turn has changed
 
     def work(self, function: Callable[[T], Iterable[R]], item: T, pieces: _Pieces[R]) -> None:
-        """Computes the pieces of an item in a worker thread. Keeps any exception for the consumer."""
+        """Runs in a worker thread: computes the pieces of an item, and pauses while the budget is used up. Keeps any
+        exception for the consumer."""
         error: BaseException | None = None
         try:
             iterator = iter(function(item))
@@ -118,7 +120,7 @@ class _Flow(Generic[R]):
             self._notify(pieces)
 
     def take(self, pieces: _Pieces[R]) -> Iterator[R]:
-        """Makes it the turn of an item and yields its pieces as they finish; then raises its error, if any."""
+        """Makes this item the current one and yields its pieces as they finish; then raises its error, if any."""
         with self._room:
             self._turn = pieces
             self._room.notify_all()
@@ -151,5 +153,6 @@ class _Flow(Generic[R]):
             return not self._stopped
 
     def _notify(self, pieces: _Pieces[R]) -> None:
+        """Wakes the consumer if it waits for this item."""
         if pieces is self._turn:
             self._news.notify()

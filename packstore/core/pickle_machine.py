@@ -43,7 +43,7 @@ class StandIn:
         raise UnsupportedPickleError(f"a pickle that sets items of an object of type {type(self).__name__}")
 
 
-def run(
+def interpret_pickle(
     program: bytes,
     find: Callable[[str, str], Any],
     max_operations: int,
@@ -85,6 +85,7 @@ def run(
 
 
 def _opcode_name(code: int) -> str:
+    """Returns name and number of an opcode, for a message: ``INST 0x69``."""
     import pickletools  # slow to import, and only needed for this message
 
     known = {opcode.code: f"{opcode.name} " for opcode in pickletools.opcodes}
@@ -108,30 +109,34 @@ class _Machine:
         self.memo: dict[int, Any] = {}  # not a list: an index may be any number
 
     def take(self, size: int) -> bytes:
-        """Reads the next ``size`` bytes of the program."""
+        """Reads the next ``size`` bytes of the program. Raises :class:`IndexError` at its end."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.program):
             raise IndexError
         return self.program[start : self.at]
 
-    def number(self, size: int) -> int:
+    def read_number(self, size: int) -> int:
+        """Reads an unsigned number of ``size`` bytes."""
         return int.from_bytes(self.take(size), "little")
 
-    def line(self) -> str:
+    def read_line(self) -> str:
+        """Reads text up to the next newline. Raises :class:`IndexError` if there is none."""
         end = self.program.find(b"\n", self.at)
         if end < 0:
             self.at = len(self.program)
             raise IndexError
         return self.take(end + 1 - self.at)[:-1].decode("utf-8")
 
-    def since_mark(self) -> list[Any]:
+    def pop_to_mark(self) -> list[Any]:
         """Pops everything above the last mark off the stack and returns it."""
         mark = self.marks.pop()
         values = self.stack[mark:]
         del self.stack[mark:]
         return values
 
-    def reduce(self) -> None:
+    def call_function(self) -> None:
+        """Pops arguments and a function that ``find`` has returned; calls it and pushes the result. Raises
+        :class:`UnsupportedPickleError` for anything else."""
         arguments, call = self.stack.pop(), self.stack.pop()
         if not callable(call) or type(arguments) is not tuple or len(arguments) > _MAX_ARGUMENTS:
             raise UnsupportedPickleError("a pickle that calls an object that is not a function")
@@ -140,37 +145,48 @@ class _Machine:
         except TypeError:
             raise UnsupportedPickleError("a pickle that calls a function with wrong arguments") from None
 
-    def build(self) -> None:
+    def set_state(self) -> None:
+        """Pops a state and gives it to the :class:`StandIn` below. Raises :class:`UnsupportedPickleError` for other
+        objects."""
         state, made = self.stack.pop(), self.stack[-1]
         if not isinstance(made, StandIn):
             raise UnsupportedPickleError(f"a pickle that changes an object of type {type(made).__name__}")
         made.set_state(state)
 
-    def refer(self) -> None:
+    def resolve_persistent_id(self) -> None:
+        """Replaces the persistent id on the stack by its object. Raises :class:`UnsupportedPickleError` if none are
+        allowed."""
         if self.persistent is None:
             raise UnsupportedPickleError("a pickle that refers to something outside it")
         self.stack.append(self.persistent(self.stack.pop()))
 
     def push_found(self, module: Any, name: Any) -> None:
+        """Pushes the object that ``find`` returns for a module and a name. Raises :class:`UnsupportedPickleError` if
+        one is no text."""
         if type(module) is not str or type(name) is not str:
             raise UnsupportedPickleError("a pickle that looks up a name that is not text")
         self.stack.append(self.find(module, name))
 
-    def find_lines(self) -> None:
-        module = self.line()
-        self.push_found(module, self.line())
+    def push_named_by_lines(self) -> None:
+        """Pushes the object whose module and name are the next two lines."""
+        module = self.read_line()
+        self.push_found(module, self.read_line())
 
-    def find_stacked(self) -> None:
+    def push_named_by_stack(self) -> None:
+        """Pops module and name, and pushes their object."""
         name, module = self.stack.pop(), self.stack.pop()
         self.push_found(module, name)
 
-    def append(self, values: list[Any]) -> None:
+    def extend_list(self, values: list[Any]) -> None:
+        """Appends values to the list on the stack. Raises :class:`UnsupportedPickleError` for another object."""
         target = self.stack[-1]
         if type(target) is not list:
             raise UnsupportedPickleError(f"a pickle that appends to an object of type {type(target).__name__}")
         target += values
 
     def set_items(self, items: list[Any]) -> None:
+        """Sets keys and values, which follow in turn, in the dict or :class:`StandIn` on the stack. Raises
+        :class:`UnsupportedPickleError` for other objects, and for keys that are no short text or bytes."""
         target = self.stack[-1]
         if len(items) % 2:
             raise IndexError
@@ -185,6 +201,7 @@ class _Machine:
             target[key] = value
 
     def pop_last(self, count: int) -> list[Any]:
+        """Pops ``count`` values off the stack. Raises :class:`IndexError` if there are fewer."""
         values = self.stack[-count:]
         if len(values) < count:
             raise IndexError
@@ -200,15 +217,15 @@ def _push_constant(value: Any) -> _Operation:
 
 
 def _push_unsigned(size: int) -> _Operation:
-    return lambda m: m.stack.append(m.number(size))
+    return lambda m: m.stack.append(m.read_number(size))
 
 
 def _push_bytes(size: int) -> _Operation:
-    return lambda m: m.stack.append(m.take(m.number(size)))
+    return lambda m: m.stack.append(m.take(m.read_number(size)))
 
 
 def _push_text(size: int) -> _Operation:
-    return lambda m: m.stack.append(m.take(m.number(size)).decode("utf-8", "surrogatepass"))
+    return lambda m: m.stack.append(m.take(m.read_number(size)).decode("utf-8", "surrogatepass"))
 
 
 def _push_tuple(count: int) -> _Operation:
@@ -216,11 +233,11 @@ def _push_tuple(count: int) -> _Operation:
 
 
 def _store_in_memo(size: int) -> _Operation:
-    return lambda m: m.memo.__setitem__(m.number(size), m.stack[-1])
+    return lambda m: m.memo.__setitem__(m.read_number(size), m.stack[-1])
 
 
 def _push_from_memo(size: int) -> _Operation:
-    return lambda m: m.stack.append(m.memo[m.number(size)])
+    return lambda m: m.stack.append(m.memo[m.read_number(size)])
 
 
 _BY_OPCODE: dict[bytes, _Operation] = {
@@ -233,7 +250,7 @@ _BY_OPCODE: dict[bytes, _Operation] = {
     b"J": lambda m: m.stack.append(int.from_bytes(m.take(4), "little", signed=True)),  # BININT
     b"K": _push_unsigned(1),  # BININT1
     b"M": _push_unsigned(2),  # BININT2
-    b"\x8a": lambda m: m.stack.append(int.from_bytes(m.take(m.number(1)), "little", signed=True)),  # LONG1
+    b"\x8a": lambda m: m.stack.append(int.from_bytes(m.take(m.read_number(1)), "little", signed=True)),  # LONG1
     b"G": lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),  # BINFLOAT
     b"U": _push_bytes(1),  # SHORT_BINSTRING
     b"T": _push_bytes(4),  # BINSTRING
@@ -250,20 +267,20 @@ _BY_OPCODE: dict[bytes, _Operation] = {
     b"\x85": _push_tuple(1),
     b"\x86": _push_tuple(2),
     b"\x87": _push_tuple(3),
-    b"t": lambda m: m.stack.append(tuple(m.since_mark())),  # TUPLE
-    b"a": lambda m: m.append(m.pop_last(1)),  # APPEND
-    b"e": lambda m: m.append(m.since_mark()),  # APPENDS
+    b"t": lambda m: m.stack.append(tuple(m.pop_to_mark())),  # TUPLE
+    b"a": lambda m: m.extend_list(m.pop_last(1)),  # APPEND
+    b"e": lambda m: m.extend_list(m.pop_to_mark()),  # APPENDS
     b"s": lambda m: m.set_items(m.pop_last(2)),  # SETITEM
-    b"u": lambda m: m.set_items(m.since_mark()),  # SETITEMS
+    b"u": lambda m: m.set_items(m.pop_to_mark()),  # SETITEMS
     b"q": _store_in_memo(1),  # BINPUT
     b"r": _store_in_memo(4),  # LONG_BINPUT
     b"\x94": lambda m: m.memo.__setitem__(len(m.memo), m.stack[-1]),  # MEMOIZE
     b"h": _push_from_memo(1),  # BINGET
     b"j": _push_from_memo(4),  # LONG_BINGET
-    b"c": _Machine.find_lines,  # GLOBAL
-    b"\x93": _Machine.find_stacked,  # STACK_GLOBAL
-    b"Q": _Machine.refer,  # BINPERSID
-    b"R": _Machine.reduce,
-    b"b": _Machine.build,
+    b"c": _Machine.push_named_by_lines,  # GLOBAL
+    b"\x93": _Machine.push_named_by_stack,  # STACK_GLOBAL
+    b"Q": _Machine.resolve_persistent_id,  # BINPERSID
+    b"R": _Machine.call_function,  # REDUCE
+    b"b": _Machine.set_state,  # BUILD
 }
 _OPERATIONS = [_BY_OPCODE.get(bytes((code,))) for code in range(256)]

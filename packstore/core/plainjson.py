@@ -19,7 +19,8 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds a dict from the pairs of a JSON object. Raises :class:`ValueError` for repeated names."""
+    """Builds a dict from the pairs of a JSON object, as a hook of :func:`json.loads`. Raises :class:`ValueError` for
+    repeated names."""
     plain = dict(pairs)
     if len(plain) != len(pairs):
         raise ValueError("a name appears twice in an object")
@@ -27,7 +28,7 @@ def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def canonical(plain: Any) -> str:
-    """Formats a plain value as canonical JSON: equal values give equal text."""
+    """Formats a JSON value as canonical text: sorted keys, no spaces, ASCII. So equal values give equal text."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -64,7 +65,9 @@ def to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = (f for f in dataclasses.fields(value) if f.metadata.get("plain", True))
         found = {f.name: to_plain(getattr(value, f.name)) for f in fields}
-        return {name: each for name, each in found.items() if each is not None or name not in _optional(type(value))}
+        return {
+            name: each for name, each in found.items() if each is not None or name not in _optional_names(type(value))
+        }
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, (tuple, list)):
@@ -73,7 +76,7 @@ def to_plain(value: Any) -> Any:
 
 
 @functools.cache
-def _optional(cls: type) -> frozenset[str]:
+def _optional_names(cls: type) -> frozenset[str]:
     """Returns the fields that may be missing in JSON, because they were added to the format later."""
     return frozenset(f.name for f in dataclasses.fields(cls) if f.metadata.get("optional"))
 
@@ -93,7 +96,7 @@ def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
     """
     if schema in schemas if isinstance(schema, type) else False:
         fields = schemas[schema]
-        if not isinstance(plain, dict) or plain.keys() | _optional(schema) != fields.keys():
+        if not isinstance(plain, dict) or plain.keys() | _optional_names(schema) != fields.keys():
             found = sorted(plain) if isinstance(plain, dict) else type(plain).__name__
             raise ManifestError(f"{where} should have the fields {sorted(fields)}, found {found!r:.300}")
         return schema(**{name: from_plain(schemas, fields[name], plain[name], f"{where}.{name}") for name in plain})

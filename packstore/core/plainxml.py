@@ -17,7 +17,8 @@ class _Element:
         self.children: dict[str, list[Any]] = {f"@{key}": [value] for key, value in attributes.items()}
         self.text: list[str] = []
 
-    def value(self) -> Any:
+    def to_value(self) -> Any:
+        """Returns the element's text, or a dict if it has children or attributes, see :func:`load_xml`."""
         text = "".join(self.text).strip()
         if not self.children:
             return text
@@ -49,7 +50,7 @@ def load_xml(data: bytes, max_bytes: int = _MAX_BYTES) -> tuple[str, Any]:
 
     def end(name: str) -> None:
         element = open_elements.pop()
-        open_elements[-1].children.setdefault(element.name, []).append(element.value())
+        open_elements[-1].children.setdefault(element.name, []).append(element.to_value())
 
     def document_type(*_: Any) -> None:
         raise ValueError("has a document type, which is not read")

@@ -78,8 +78,8 @@ class _Bars:
         elif report.stage != self.stage:
             self.close()
             self.stage = report.stage
-            sized = _can_draw()
-            self.bar = _tqdm()(
+            sized = _has_terminal_size()
+            self.bar = _import_tqdm()(
                 desc=report.stage,
                 total=report.total,
                 unit=" stages" if self.count_stages else " images",
@@ -96,21 +96,23 @@ class _Bars:
             self.bar.set_postfix_str(f"{report.done_bytes / 1e6 / elapsed:.0f} MB/s", refresh=False)
 
     def close(self) -> None:
+        """Removes the current bar."""
         if self.bar is not None:
             self.bar.close()
             self.bar = None
 
 
-def _can_draw() -> bool:
-    """Tells if standard error has a size to draw in: True also if it is not a terminal."""
+def _has_terminal_size() -> bool:
+    """Returns False if standard error is a terminal of unknown size; True for any other."""
     try:
         return os.get_terminal_size(2).columns > 0
     except OSError:
         return True
 
 
-def _tqdm() -> Any:
-    """Returns tqdm's class for a notebook or a terminal. Only a notebook needs ``tqdm.auto``, which loads slowly."""
+def _import_tqdm() -> Any:
+    """Imports and returns tqdm's class: for a notebook if IPython is loaded, else for a terminal, which loads
+    faster."""
     if "IPython" not in sys.modules:
         return import_module("tqdm").tqdm
     with warnings.catch_warnings():

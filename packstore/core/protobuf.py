@@ -44,7 +44,8 @@ class Message:
         return cls(len(data), lambda size, at: data[at : at + size], data)
 
     def get(self, start: int, stop: int) -> bytes:
-        """Returns the bytes from ``start`` to ``stop - 1``. Raises :class:`ValueError` if the message ends earlier."""
+        """Returns the bytes from ``start`` to ``stop - 1``; reads them, and at least 2 KiB, unless they are in memory.
+        Raises :class:`ValueError` if the message ends earlier."""
         if 0 <= start <= stop <= len(self._start) and stop <= self.size:
             return self._start[start:stop]
         if not 0 <= start <= stop <= self.size:
@@ -61,7 +62,8 @@ class Message:
         return self._data[low : low + stop - start]
 
     def read_varint(self, at: int, stop: int) -> tuple[int, int]:
-        """Reads a varint of up to 64 bits; returns its value and the position of its end."""
+        """Reads a varint of up to 64 bits; returns its value and the position of its end. Raises :class:`ValueError` if
+        it does not end within 10 bytes or before ``stop``."""
         low = at - self._from
         if at < stop and 0 <= low < len(self._data) and self._data[low] < 128:
             return self._data[low], at + 1
@@ -172,21 +174,23 @@ class Feature:
 
 
 def read_example(message: Message) -> dict[str, Feature]:
-    """Locates the features of a ``tf.train.Example`` by name. Raises :class:`ValueError` for any other message."""
+    """Locates the features of a ``tf.train.Example`` by name; the last one of a name wins. Raises :class:`ValueError`
+    for any other message, and for more than 4,096 features."""
     found: dict[str, Feature] = {}
     for number, wire, start, stop in message.fields(0, message.size):
         if number == 2 and wire == _BYTES:
             raise ValueError("it is a SequenceExample, of which no images are known")
         if number != 1 or wire != _BYTES:
             raise ValueError("it is no tf.train.Example")
-        for name, feature in _features(message, start, stop):
+        for name, feature in _iterate_features(message, start, stop):
             found[name] = feature
             if len(found) > _MAX_FEATURES:
                 raise ValueError(f"it has more than {_MAX_FEATURES} features")
     return found
 
 
-def _features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Feature]]:
+def _iterate_features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Feature]]:
+    """Yields name and location of each feature in a ``tf.train.Features`` message."""
     while at < stop:
         short = message.parse_short_feature(at, stop)
         if short is not None:
@@ -195,10 +199,11 @@ def _features(message: Message, at: int, stop: int) -> Iterator[tuple[str, Featu
             continue
         entry, wire, low, at = next(message.fields(at, stop))
         if entry == 1 and wire == _BYTES:
-            yield _entry(message, low, at)
+            yield _parse_entry(message, low, at)
 
 
-def _entry(message: Message, start: int, stop: int) -> tuple[str, Feature]:
+def _parse_entry(message: Message, start: int, stop: int) -> tuple[str, Feature]:
+    """Parses a map entry: name and location of a feature. Raises :class:`ValueError` for a name over 1,024 bytes."""
     name, feature = "", Feature()
     for number, wire, low, high in message.fields(start, stop):
         if number == 1 and wire == _BYTES:
@@ -206,11 +211,12 @@ def _entry(message: Message, start: int, stop: int) -> tuple[str, Feature]:
                 raise ValueError("it has a feature of a name too long")
             name = message.get(low, high).decode("utf-8")
         elif number == 2 and wire == _BYTES:
-            feature = _feature(message, low, high)
+            feature = _parse_feature(message, low, high)
     return name, feature
 
 
-def _feature(message: Message, start: int, stop: int) -> Feature:
+def _parse_feature(message: Message, start: int, stop: int) -> Feature:
+    """Locates the values of a ``tf.train.Feature``. Raises :class:`ValueError` for a wrong wire type."""
     feature = Feature()
     for number, wire, low, high in message.fields(start, stop):
         kind = _KINDS.get(number)
@@ -238,12 +244,12 @@ def write_example(features: Mapping[str, Sequence[bytes] | NDArray[np.float32] |
         if isinstance(values, np.ndarray):
             floats = values.dtype.kind == "f"
             data = values.astype("<f4").tobytes() if floats else b"".join(encode_varint(int(n)) for n in values.flat)
-            kind, listed = (2 if floats else 3), _field_bytes(1, data) if data else b""
+            kind, listed = (2 if floats else 3), _encode_field(1, data) if data else b""
         else:
-            kind, listed = 1, b"".join(_field_bytes(1, value) for value in values)
-        feature = _field_bytes(kind, listed)
-        entries.append(_field_bytes(1, _field_bytes(1, name.encode()) + _field_bytes(2, feature)))
-    return _field_bytes(1, b"".join(entries))
+            kind, listed = 1, b"".join(_encode_field(1, value) for value in values)
+        feature = _encode_field(kind, listed)
+        entries.append(_encode_field(1, _encode_field(1, name.encode()) + _encode_field(2, feature)))
+    return _encode_field(1, b"".join(entries))
 
 
 def encode_varint(number: int) -> bytes:
@@ -257,5 +263,6 @@ def encode_varint(number: int) -> bytes:
     return bytes(out)
 
 
-def _field_bytes(number: int, data: bytes) -> bytes:
+def _encode_field(number: int, data: bytes) -> bytes:
+    """Encodes a field of bytes: tag, length, data."""
     return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data

@@ -20,7 +20,7 @@ HEADER = struct.Struct("<IfQQ")
 
 
 def frame_record(data: bytes) -> bytes:
-    """Frames data as a record. Raises :class:`ValueError` if they are too long."""
+    """Returns the bytes of a RecordIO record that contains ``data``. Raises :class:`ValueError` for 512 MiB or more."""
     if len(data) > LONGEST:
         raise ValueError(f"a record of {len(data)} bytes is longer than {LONGEST}, the most that RecordIO holds")
     parts, start, at = [], 0, -1
@@ -52,4 +52,5 @@ def find_parts(read: Callable[[int, int], bytes], at: int, end: int) -> Iterator
 
 
 def _frame_part(flag: int, data: bytes) -> bytes:
+    """Returns a part of a record: magic number, flag and length, data, padding."""
     return MAGIC + struct.pack("<I", flag << 29 | len(data)) + data + bytes(-len(data) % 4)

@@ -51,7 +51,7 @@ class Registry:
             if name in self._places:
                 self._objects[name] = _import_object(self._places[name])
             else:
-                self._objects[name] = self._load(self._entry_points()[name])
+                self._objects[name] = self._load_plugin(self._read_entry_points()[name])
         return self._objects[name]
 
     def check(self, name: str) -> None:
@@ -60,12 +60,12 @@ class Registry:
             raise UsageError(f"unknown {self.what} {printable(name)!r}; use one of: {', '.join(self)}")
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places or name in self._objects or name in self._entry_points()
+        return name in self._places or name in self._objects or name in self._read_entry_points()
 
     def __iter__(self) -> Iterator[str]:
         """Yields all names, built-in names first; reads the entry points after those."""
         yield from self._places
-        yield from (n for n in dict.fromkeys([*self._entry_points(), *self._objects]) if n not in self._places)
+        yield from (n for n in dict.fromkeys([*self._read_entry_points(), *self._objects]) if n not in self._places)
 
     def values(self) -> Iterator[Any]:
         """Yields all objects in the order of their names; loads each when it is reached. Skips unusable plug-ins, with
@@ -85,7 +85,8 @@ class Registry:
         """Names of packstore's own objects; reads no entry points."""
         return tuple(self._places)
 
-    def _entry_points(self) -> dict[str, EntryPoint]:
+    def _read_entry_points(self) -> dict[str, EntryPoint]:
+        """Reads the group's entry points once; warns about each with a built-in name, which is left out."""
         if self._found is None:
             from importlib.metadata import entry_points  # 30 ms, which no help text needs
 
@@ -103,35 +104,39 @@ class Registry:
         for point in entry_points(group=self.group):
             problem = self._describe_clash(point) if point.name in self._places else None
             try:
-                self._load(point)
+                self._load_plugin(point)
             except UsageError as error:
                 problem = problem or str(error)
             yield point.name, point.dist.name if point.dist is not None else "", problem
 
-    def _load(self, point: EntryPoint) -> Any:
+    def _load_plugin(self, point: EntryPoint) -> Any:
+        """Imports the object of an entry point. Raises :class:`UsageError` if that fails or the object is of another
+        class."""
         try:
             value = point.load()
         except Exception as error:
             raise UsageError(
-                f"{self._describe(point)} does not load: {printable(str(error))}; repair or uninstall it"
+                f"{self._name_plugin(point)} does not load: {printable(str(error))}; repair or uninstall it"
             ) from error
         base = _import_object(self._base)
         if not (isinstance(value, type) and issubclass(value, base) if self._classes else isinstance(value, base)):
             expected = f"{'a subclass' if self._classes else 'an object'} of {self._base.replace(':', '.')}"
-            raise UsageError(
-                f"{self._describe(point)} is {printable(repr(value))} and should be {expected}; repair or uninstall it"
-            )
+            named = self._name_plugin(point)
+            raise UsageError(f"{named} is {printable(repr(value))} and should be {expected}; repair or uninstall it")
         return value
 
     def _describe_clash(self, point: EntryPoint) -> str:
-        return f"{self._describe(point)} is not used: packstore has one of that name itself; rename or uninstall it"
+        """Returns the message about a plug-in with a built-in name."""
+        return f"{self._name_plugin(point)} is not used: packstore has one of that name itself; rename or uninstall it"
 
-    def _describe(self, point: EntryPoint) -> str:
+    def _name_plugin(self, point: EntryPoint) -> str:
+        """Names a plug-in and its distribution for a message."""
         of = f" of {point.dist.name}" if point.dist is not None else ""
         return f"the plug-in {printable(point.name)!r}{of} ({self.what})"
 
 
 def _import_object(place: str) -> Any:
+    """Imports the object at ``package.module:attribute``."""
     module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
@@ -143,6 +148,7 @@ def notebook_html(thing: object) -> str:
 
 
 def _warn(message: str) -> None:
+    """Logs a warning."""
     import logging  # which no help text needs
 
     logging.getLogger(__name__).warning("%s", message)

@@ -9,7 +9,7 @@ import numpy as np
 
 def decode_run_lengths(text: bytes) -> list[int]:
     """Decodes COCO's string of run lengths: five bits for each character; from the third on, each length is stored as
-    its difference to the length two before. Raises :class:`ValueError`."""
+    its difference to the length two before. Raises :class:`ValueError` for other text."""
     counts: list[int] = []
     value = bits = 0
     for character in text:
@@ -31,7 +31,7 @@ def decode_run_lengths(text: bytes) -> list[int]:
     return counts
 
 
-def run_lengths_box(counts: Sequence[int], height: int, width: int) -> list[float]:
+def compute_run_lengths_box(counts: Sequence[int], height: int, width: int) -> list[float]:
     """Computes left, top, right and bottom of a mask's pixels; zeros if it has none. Raises :class:`ValueError` if the
     run lengths do not add up to the image's pixels."""
     lengths = np.asarray(counts, np.int64)

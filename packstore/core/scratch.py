@@ -25,7 +25,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
     """Creates a temporary folder under ``TMPDIR`` and removes it at the end of the block.
 
     First removes folders of the same ``name`` that killed processes have left. A forked process that ends the block
-    removes nothing."""
+    removes nothing. Raises :class:`UsageError` on Windows."""
     if fcntl is None:
         raise UsageError("object stores and clusters need file locks, which Windows does not have")
     root, prefix = Path(tempfile.gettempdir()), f"packstore-{name}-"
@@ -45,6 +45,7 @@ def scratch_folder(name: str) -> Iterator[Path]:
 
 
 def _remove_leftovers(directory: Path, prefix: str) -> None:
+    """Removes this user's folders of the prefix that no process has locked."""
     for folder in directory.glob(f"{prefix}*"):
         try:
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():

@@ -52,6 +52,7 @@ def shard_name(number: int, suffix: str) -> str:
 
 
 def _check(condition: bool, what: str, value: object) -> None:
+    """Raises :class:`ManifestError` unless ``condition``."""
     if not condition:
         raise ManifestError(f"the manifest has an impossible {what}: {value!r:.200}")
 
@@ -131,8 +132,8 @@ class ShardTable(Sequence[Shard]):
         return self.length * TABLE_ROW.itemsize
 
     def read(self, data: bytes) -> ShardTable:
-        """Returns the table with the rows in ``data``. Raises :class:`ManifestError` if they do not match the digest,
-        or have impossible values."""
+        """Returns a table with the rows in ``data``, the bytes of the table's file. Raises :class:`ManifestError` if
+        they do not match the digest, or have impossible values."""
         if len(data) != self.nbytes:
             raise ManifestError(f"the table of shards has {len(data)} bytes, expected {self.nbytes}")
         found = hashlib.sha256(data).hexdigest()

@@ -14,13 +14,14 @@ HEADER, CHECK = 12, 4
 
 
 def frame_record(data: bytes) -> bytes:
-    """Frames data as a record."""
+    """Returns the bytes of a TFRecord record that contains ``data``."""
     length = struct.pack("<Q", len(data))
-    return b"".join((length, _crc(length), data, _crc(data)))
+    return b"".join((length, _format_crc(length), data, _format_crc(data)))
 
 
-def record_length(header: bytes, left: int) -> int:
-    """Returns the length in a record's header. The file has ``left`` bytes from the header's end on.
+def parse_record_length(header: bytes, left: int) -> int:
+    """Returns the data's length in a record's header, after checking its CRC. ``left`` is the number of bytes in the
+    file from the header's start on.
 
     Raises :class:`ValueError` if the header is damaged or the record is cut off: no later record can be located."""
     if len(header) < HEADER:
@@ -34,10 +35,11 @@ def record_length(header: bytes, left: int) -> int:
 
 
 def verify_data(data: bytes, length: int) -> bytes | None:
-    """Returns the first ``length`` bytes of ``data``, or None unless the bytes after them are their checksum."""
+    """Returns the first ``length`` bytes of ``data`` if the four bytes after them are their CRC, else None."""
     body, check = data[:length], data[length:]
-    return body if len(check) == CHECK and _crc(body) == check else None
+    return body if len(check) == CHECK and _format_crc(body) == check else None
 
 
-def _crc(data: bytes) -> bytes:
+def _format_crc(data: bytes) -> bytes:
+    """Returns the masked CRC-32C of data as four bytes."""
     return struct.pack("<I", masked_crc32c(data))

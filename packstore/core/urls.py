@@ -65,8 +65,8 @@ class UrlPath(_LocalPath):
 
 
 def find_bridge(path: str | os.PathLike[str]) -> tuple[str, str] | None:
-    """Splits ``torchvision:CIFAR10:data`` into the library and the rest, or returns None for any other path, and for an
-    existing file or folder of such a name."""
+    """Splits the name of a dataset that a library reads, ``torchvision:CIFAR10:data``, into library and rest. Returns
+    None for any other path, and for an existing file or folder of such a name."""
     found = _BRIDGE.fullmatch(os.fspath(path))
     return None if found is None or os.path.lexists(path) else (found[1], found[2])
 

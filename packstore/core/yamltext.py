@@ -27,7 +27,7 @@ def load_yaml(data: bytes) -> Any:
     except ImportError:
         raise ValueError("needs PyYAML: pip install 'packstore[yaml]'") from None
     try:
-        refused = _find_refused(yaml, data)
+        refused = _find_refusal(yaml, data)
         value = None if refused else yaml.load(data, yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError) as error:
         raise ValueError(f"is not YAML: {' '.join(str(error).split())[:200]}") from None
@@ -36,7 +36,7 @@ def load_yaml(data: bytes) -> Any:
     return value
 
 
-def _find_refused(yaml: Any, data: bytes) -> str:
+def _find_refusal(yaml: Any, data: bytes) -> str:
     """Returns why a document is refused (aliases or too many levels), or ``""`` if it is not."""
     depth = 0
     for event in yaml.parse(data, yaml.SafeLoader):

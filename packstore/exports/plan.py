@@ -14,7 +14,7 @@ from packstore import __version__
 from packstore.core.arguments import check_bools, check_texts, whole_number
 from packstore.core.errors import DestinationError, StoreError, UsageError, printable
 from packstore.core.export_manifest import ExportManifest
-from packstore.core.files import check_paths, refuse_empty, refuse_inside
+from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
 from packstore.core.plainjson import canonical
 from packstore.core.registry import EXPORTS
@@ -124,7 +124,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
         raise UsageError(f"shard_size is for exports of several shards, and {kind.name} {why}; leave it out")
     reader = stack.enter_context(open_store(path))
     manifest = reader.manifest
-    refuse_inside(destination, path)
+    refuse_nested_paths(destination, path)
     if not manifest.records:
         raise StoreError(f"{printable(str(path))} holds no records, so there is nothing to export")
     recoding = plan_recoding(kind, manifest, options.encode, options.quality or 90)

@@ -16,7 +16,7 @@ import numpy as np
 from packstore.core.arguments import take_options
 from packstore.core.checksums import image_checksum, join_records_digests, records_digest, row_checksum
 from packstore.core.errors import SampleError, printable
-from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_line
+from packstore.core.export_manifest import ROWS_FILE, ExportManifest, Shard, format_record_line
 from packstore.core.files import refuse_empty, sync_file_system, sync_tree, writing
 from packstore.core.manifest import Column, Manifest
 from packstore.core.parallel import default_workers, ordered_map
@@ -231,7 +231,7 @@ class _ShardLoop:
                     facts = shard.add(record)
                     if self._plan.has_lines:
                         key = {} if self._plan.kind.keeps_keys else {"key": record.key}
-                        lines.write(format_line(self._line_columns(record), record.stored, **key, **facts))
+                        lines.write(format_record_line(self._line_columns(record), record.stored, **key, **facts))
                     if isinstance(record.image, bytes) and self._plan.recoding.new:
                         checksums.append(image_checksum(record.image))
                         rows.append(row_checksum(self._plan.manifest.columns, record.stored))

@@ -21,7 +21,7 @@ from packstore.stores.link_files import Location
 
 
 class AddedSource(Source):
-    """Wraps a source: maps its class numbers and splits, prefixes its keys, leaves out samples.
+    """Source of an append: maps a source's class numbers and splits to the store's, prefixes keys, leaves out samples.
 
     Attributes:
         left_out: Keys of samples that are left out, prefix included.
@@ -80,10 +80,12 @@ class AddedSource(Source):
         return self._source.reader
 
     def leave_out(self, keys: set[str]) -> None:
-        """Leaves out the samples with these keys from now on."""
+        """Makes surveys and entries leave out the samples with these keys, prefix included. Replaces earlier keys."""
         self.left_out = keys
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Returns the survey with the store's classes and splits. Lists all entries if samples are left out; ignores
+        ``split``."""
         longer = len(self._prefix.encode("utf-8")) * self._survey.records
         survey = replace(self._survey, columns=self._columns, key_bytes=self._survey.key_bytes + longer)
         if not self.left_out:
@@ -100,6 +102,8 @@ class AddedSource(Source):
         )  # fmt: skip
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields the entries with the store's class numbers, splits and key prefix, without the samples to leave out;
+        ignores ``split``."""
         same = all(numbers is None for numbers in self._numbers)
         for entry in self._source.entries(self._taken):
             key = self._prefix + entry.key
@@ -138,12 +142,12 @@ class AddedSource(Source):
         self._source.close()
 
     def _restore_key(self, entry: Entry) -> Entry:
-        """Restores the source's key of an entry, to read it."""
+        """Returns the entry without the key prefix, as the wrapped source knows it."""
         return entry._replace(key=entry.key[len(self._prefix) :]) if self._prefix else entry
 
 
 def _renumber_value(value: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps class numbers, stored or as users give them, to new ones; leaves names unchanged."""
+    """Maps the class numbers in a value (stored bytes, a number or an array) to new ones; returns names unchanged."""
     if isinstance(value, bytes | memoryview):
         return numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes()
     given = np.asarray(value)

@@ -27,18 +27,18 @@ from packstore.packing.append_plan import (
     AppendOptions,
     AppendPlan,
     OnDuplicate,
+    list_linkable_shards,
+    max_shard_bytes,
     new_classes,
-    new_shard_bytes,
     plan_append,
     read_request,
-    shards_to_link,
 )
 from packstore.packing.composing import read_shard_manifests
 from packstore.packing.conversion import run_plan
-from packstore.packing.copying import RecordCopier, create_like
-from packstore.packing.merge import class_renumbering
-from packstore.packing.plan import record_counts
-from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published
+from packstore.packing.copying import RecordCopier, create_store_like
+from packstore.packing.merge import map_class_numbers
+from packstore.packing.recorded_options import record_counts
+from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published_note
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -171,8 +171,11 @@ def append(
 def append_source(
     store: Path, source: Path, options: AppendOptions, progress: ProgressCallback, started: float | None = None
 ) -> AppendReport:
-    """Runs :func:`append` for a path or URL: plans, packs and publishes; resumes an interrupted run, and returns at
-    once if it had finished."""
+    """Runs :func:`append` with validated options: plans, packs and publishes; resumes an interrupted run.
+
+    Returns an empty report at once if an interrupted run of the same request had finished. Raises as :func:`append`,
+    and :class:`DestinationError` if ``store`` is a symbolic link.
+    """
     started = time.monotonic() if started is None else started
     refuse_empty(store, source)
     if isinstance(store, UrlPath):
@@ -201,11 +204,14 @@ def append_source(
 def _append_at_url(
     url: UrlPath, source: Path, options: AppendOptions, progress: ProgressCallback, started: float
 ) -> AppendReport:
-    """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version; plans
-    again if others published first. Of the store only the keys are read."""
+    """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version. Of the
+    store only the keys are read.
+
+    Plans again if others published first; raises :class:`DestinationError` after 20 times.
+    """
     with lock_upload_folder(url) as (place, work):
         note = place.parent / NOTE
-        if (there := read_published(url, note)) is not None and there[0] == read_request(source, options, url):
+        if (there := read_published_note(url, note)) is not None and there[0] == read_request(source, options, url):
             note.unlink()
             return AppendReport(url, there[1], {}, 0, (), 0, 0, time.monotonic() - started)
         before: tuple[AppendPlan, _AddedShards] | None = None
@@ -215,7 +221,7 @@ def _append_at_url(
             with closing(plan.source):
                 if plan.manifest.digest != head.manifest.digest:
                     continue
-                packed = before[1] if before is not None and _pack_same_records(before[0], plan) else None
+                packed = before[1] if before is not None and _packs_same_records(before[0], plan) else None
                 packed = packed or _prepare_shards(plan, work, progress)
                 before = plan, packed
                 try:
@@ -228,8 +234,9 @@ def _append_at_url(
     raise DestinationError(f"{url} was changed by others {_TRIES} times while this was appended; append again")
 
 
-def _pack_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
-    """Tells if two plans, for two versions of the store, pack the same records, so that these are packed once."""
+def _packs_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
+    """Tells if two plans, for two versions of the store, pack the same records, so that these need not be packed
+    again. False if shards are linked."""
     columns = [[column.declaration for column in each.columns] for each in (plan, other)]
     same = plan.way == other.way != "link" and columns[0] == columns[1]
     return same and (plan.left_out, plan.added) == (other.left_out, other.added)
@@ -237,7 +244,13 @@ def _pack_same_records(plan: AppendPlan, other: AppendPlan) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _AddedShards:
-    """Shards to add to a store, packed or linked; their manifest, and the skipped samples. None if nothing is added."""
+    """Shards to add to a store, packed or linked.
+
+    Attributes:
+        parts: The shards; None if nothing is added.
+        manifest: Manifest of the store that they belong to; None if nothing is added.
+        skipped: Bad samples left out by policy.
+    """
 
     parts: ShardList | None
     manifest: Manifest | None
@@ -245,8 +258,8 @@ class _AddedShards:
 
 
 def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCallback) -> _AddedShards:
-    """Makes the shards to add: converts samples, copies records, or lists shards to link. Removes leftovers of an
-    interrupted run."""
+    """Makes the shards to add: converts samples, copies records, or lists shards to link. Deletes the leftovers of an
+    interrupted run; warns if that run had packed all samples."""
     remove_unfinished(work.path / KEPT)
     if os.path.lexists(work.path / ADDED):
         if plan.conversion is not None:
@@ -259,7 +272,7 @@ def _prepare_shards(plan: AppendPlan, work: WorkDirectory, progress: ProgressCal
         return _AddedShards(None, None)
     other = plan.source.manifest
     if plan.way == "link":
-        return _AddedShards(shards_to_link(plan, other), other, other.skipped)
+        return _AddedShards(list_linkable_shards(plan, other), other, other.skipped)
     other = _copy_records(plan, plan.source.reader, work.path / ADDED, progress)
     return _AddedShards(list_shards(work.path / ADDED, other), other, other.skipped)
 
@@ -273,9 +286,11 @@ def _publish_shards(
     there: RemoteHead | None = None,
     note: Path | None = None,
 ) -> AppendReport:
-    """Adds the packed shards to the store, publishes it, and returns the report.
+    """Adds the packed shards to the store, publishes it, and returns the report. Rewrites shards of the store that
+    contain several splits, if the new records would not follow their split otherwise.
 
     ``there`` is the head of a store at a URL; ``note`` is then the file in which the version to be published is noted.
+    Raises :class:`LostRaceError` if another process published first.
     """
     manifest, store = plan.manifest, plan.store
     added, other, skipped = packed.parts, packed.manifest, packed.skipped
@@ -289,7 +304,7 @@ def _publish_shards(
         rewritten, again = _split_mixed_shards(plan, own, work, progress)
         parts = _join_shards(again, added, first_new).group_by_split(order)
         assert parts is not None
-    totals = [replace(c, nbytes=c.nbytes + _nbytes_of_shards(other, c, added, plan)) for c in plan.columns]
+    totals = [replace(c, nbytes=c.nbytes + _count_added_bytes(other, c, added, plan)) for c in plan.columns]
     options = {**manifest.options, **join_answers([(str(store), manifest), (str(plan.source.path), other)])}
     whole = int(added.rows["records"].sum()) == other.records  # else nobody has counted its part
     for name, count in record_counts(other).items() if whole else ():
@@ -328,12 +343,13 @@ def _publish_shards(
 
 
 def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
-    """Copies records of a store with equal columns to new shards at ``path``; maps class numbers to this store's."""
+    """Copies the source's records, if it is a store with equal columns, to new shards at ``path``; maps class numbers
+    to the destination's. Returns the new shards' manifest."""
     other, total = reader.manifest, sum(plan.added.values())
-    labels = class_renumbering(other.columns, plan.columns)
-    links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
-    size = new_shard_bytes(plan)
-    with create_like(path, other, plan.columns, format=plan.manifest.format, shard_size=size) as builder:
+    labels = map_class_numbers(other.columns, plan.columns)
+    links = partial(link_values, folder=link_base(plan.manifest, plan.store))
+    size = max_shard_bytes(plan)
+    with create_store_like(path, other, plan.columns, format=plan.manifest.format, shard_size=size) as builder:
         copier = RecordCopier(builder, total, progress, links)
         ranges = [(s.name, s.start, s.stop) for s in other.splits if plan.options.split in (None, s.name)]
         for name, start, stop in ranges or [("", 0, other.records)]:
@@ -345,7 +361,7 @@ def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: Progre
 
 
 def _join_shards(own: ShardList, added: ShardList, first_new: int) -> ShardList:
-    """Appends the added shards to the store's own, with the numbers that follow."""
+    """Returns the store's own shards and then the added ones, which get the next numbers, from ``first_new`` on."""
     own_numbers = own.rows["number"].tolist()
     first = max(first_new, max(own_numbers) + 1)
     return own + added.renumber(range(first, first + len(added)))
@@ -355,7 +371,10 @@ def _split_mixed_shards(
     plan: AppendPlan, own: ShardList, work: WorkDirectory, progress: ProgressCallback
 ) -> tuple[int, ShardList]:  # fmt: skip
     """Rewrites the shards that contain several splits as one shard per split. Returns the number of rewritten
-    records, and the list of all shards after that."""
+    records, and the list of all shards after that.
+
+    Raises :class:`LostRaceError` if the store has changed since it was planned.
+    """
     manifest = plan.manifest
     mixed = [number for number, runs in enumerate(own.runs) if len(runs) > 1]
     ends = own.rows["records"].cumsum().tolist()
@@ -363,7 +382,7 @@ def _split_mixed_shards(
     links = partial(read_link_values, folder=relative_link_folder(manifest, plan.store))
     with (
         open_store(plan.store) as reader,
-        create_like(work.path / KEPT, manifest, manifest.columns, sharded=True) as builder,
+        create_store_like(work.path / KEPT, manifest, manifest.columns, sharded=True) as builder,
     ):
         if reader.manifest.digest != manifest.digest:
             raise LostRaceError(f"{printable(str(plan.store))} was changed by somebody else meanwhile; append again")
@@ -390,8 +409,9 @@ def _split_mixed_shards(
     return total, parts
 
 
-def _nbytes_of_shards(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
-    """Returns the bytes of a column's values in the added shards."""
+def _count_added_bytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
+    """Counts the bytes of a column in the added shards. Reads the shards' manifests if the source's own manifest does
+    not tell."""
     whole = other.column(column.name).nbytes
     if column.kind == "fixed":
         return column.record_nbytes * int(added.rows["records"].sum())
@@ -404,7 +424,7 @@ def _nbytes_of_shards(other: Manifest, column: Column, added: ShardList, plan: A
 
 
 def _merge_versions(manifest: Manifest, other: Manifest) -> dict[str, str]:
-    """Joins the versions of both manifests; versions of one library that differ are listed, separated by commas."""
+    """Joins the libraries' versions of two manifests; lists different versions of one library, separated by commas."""
     versions = dict(manifest.versions)
     for name, version in other.versions.items():
         known = versions.setdefault(name, version).split(", ")

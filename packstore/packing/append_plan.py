@@ -15,18 +15,19 @@ from packstore.core.arguments import check_bools, check_texts
 from packstore.core.column import SEEK_INDEX
 from packstore.core.errors import SourceError, StoreError, UsageError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.core.modes import is_answer
+from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import UrlPath
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.packing.added_source import AddedSource
-from packstore.packing.column_answers import split_columns
+from packstore.packing.column_answers import split_column_options
 from packstore.packing.keys import StoreKeys, find_repeated_keys
-from packstore.packing.known_records import count_same
+from packstore.packing.known_records import count_identical_samples
 from packstore.packing.options import ConvertOptions, check_column_options
-from packstore.packing.plan import Plan, options_to_record, plan_source, restore_encode_options
-from packstore.packing.records import store_columns
+from packstore.packing.plan import Plan, plan_source
+from packstore.packing.recorded_options import options_to_record, restore_encode_options
+from packstore.packing.records import list_store_columns
 from packstore.sources import ask_about_left
 from packstore.sources.arguments import SourceArguments
 from packstore.sources.base import Source, Survey
@@ -114,8 +115,8 @@ def plan_append(
     progress: ProgressCallback = no_progress,
     place: Path | None = None,
 ) -> AppendPlan:
-    """Plans an append: opens source and store, and compares them. Writes nothing; the caller closes the plan's
-    source.
+    """Plans an append: opens source and store, compares columns, classes and keys. Writes nothing; the caller closes
+    the plan's source. Reads the samples whose keys the store has, if ``on_duplicate`` is ``raise``.
 
     Raises as :func:`packstore.append`. ``place`` is the path at which the samples will be packed; None for a dry run.
     """
@@ -124,9 +125,9 @@ def plan_append(
     manifest = read_manifest(store)
     opened = _open_source(source, options, manifest)
     try:
-        survey = opened.survey(_split_to_take(opened, options.split), progress)
+        survey = opened.survey(_resolve_source_split(opened, options.split), progress)
         ask_about_left(opened, survey)
-        split_of = _split_mapping(manifest, survey, options.split, str(source), str(store))
+        split_of = _make_split_mapping(manifest, survey, options.split, str(source), str(store))
         columns = _merge_columns(manifest, survey, str(store), str(source))
         if options.no_new_classes:
             _refuse_new_classes(new_classes(manifest.columns, columns), str(store), str(source))
@@ -142,9 +143,11 @@ def plan_append(
             with open_store(store) as reader:
                 keys = _find_duplicates(reader, wrapped)
                 if keys and options.on_duplicate == "raise":
-                    conversion = plan_source(wrapped, where, _convert_options(plan), progress)
+                    conversion = plan_source(wrapped, where, _make_convert_options(plan), progress)
                     _refuse_other_columns(plan, conversion)
-                    raise _duplicates_error(plan, keys, count_same(reader, conversion, keys, progress))
+                    raise _make_duplicates_error(
+                        plan, keys, count_identical_samples(reader, conversion, keys, progress)
+                    )
                 wrapped.leave_out(keys)
         found = wrapped.survey()
         duplicates = survey.records - found.records
@@ -160,8 +163,8 @@ def plan_append(
         if other is not None and not options.key_prefix and _can_copy(plan, other):
             nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
             return replace(plan, way="copy", estimate_bytes=nbytes)
-        conversion = plan_source(wrapped, where, _convert_options(plan), progress)
-        conversion = replace(conversion, relative_link_folder=relative_link_folder(manifest, store))
+        conversion = plan_source(wrapped, where, _make_convert_options(plan), progress)
+        conversion = replace(conversion, link_base=link_base(manifest, store))
         _refuse_other_columns(plan, conversion)
         asked = replace(manifest, options=options_to_record(conversion))
         join_answers([(str(store), manifest), (str(source), asked)])  # before anything is packed
@@ -172,14 +175,14 @@ def plan_append(
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
-    """Opens the source; its samples are frames or clips if those of the store were."""
+    """Opens the source, with the option ``frames`` of the store unless the options have one."""
     frames = options.frames
     if frames is None and not is_store(source):
         recorded = manifest.options.get("frames")
         frames = recorded if isinstance(recorded, str) else None
     opened = options.open_source(
         source,
-        columns=split_columns(options.columns)[0],
+        columns=split_column_options(options.columns)[0],
         frames=str(frames) if frames in OF_SOURCES else None,
         skip_bad=options.on_error == "skip",
     )
@@ -190,32 +193,35 @@ def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> So
 
 
 def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str, Any]:
-    """Opens and surveys the source; returns the request, as JSON values: source and options. A killed run of the same
-    command has an equal request."""
+    """Opens and surveys the source; returns the request: JSON values that identify source and options. A killed run
+    of the same command has an equal request."""
     with closing(_open_source(source, options, read_manifest(store))) as opened:
-        return _make_request(opened, opened.survey(_split_to_take(opened, options.split)), options)
+        return _make_request(opened, opened.survey(_resolve_source_split(opened, options.split)), options)
 
 
 def _make_request(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
-    """Builds the request of an opened source."""
+    """Returns the request of an opened source, see :func:`read_request`."""
     found = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
     found["key_prefix"] = options.key_prefix
     return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
 
 
-def _split_to_take(source: Source, split: str | None) -> str | None:
-    """Returns the split to read from a source; None to read all of it, also if it has no splits."""
+def _resolve_source_split(source: Source, split: str | None) -> str | None:
+    """Returns ``split``, or None if the source has no splits, so that all of it is read."""
     if split is None:
         return None
     names = list(source.survey().splits)
     return None if names == [""] else split
 
 
-def _split_mapping(
+def _make_split_mapping(
     manifest: Manifest, survey: Survey, split: str | None, source: str, store: str
 ) -> Callable[[str], str]:  # fmt: skip
-    """Returns a function that maps a split of the source to one of the store. Raises :class:`UsageError` if one of
-    them has splits and the other has not, and ``split`` does not say how to map them."""
+    """Returns a function that maps a split of the source to one of the store.
+
+    Raises :class:`UsageError` if only one of the two has splits and ``split`` does not say how to map them, or if
+    neither has and ``split`` names one.
+    """
     own = [s.name for s in manifest.splits]
     named = [name for name in survey.splits if name]
     if own and not named:
@@ -238,7 +244,8 @@ def _split_mapping(
 
 
 def _merge_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
-    """Returns the store's columns, with the source's classes added."""
+    """Returns the store's columns, with the source's classes appended. Raises :class:`StoreError` if the classes
+    cannot be joined."""
     given = {column.name: column for column in survey.columns}
     columns = []
     for column in manifest.columns:
@@ -250,7 +257,7 @@ def _merge_columns(manifest: Manifest, survey: Survey, store: str, source: str) 
 
 
 def new_classes(before: Sequence[Column], after: Sequence[Column]) -> dict[str, tuple[str, ...]]:
-    """Returns the classes of each column that were added."""
+    """Returns the classes that ``after`` has and ``before`` lacks, by column; only columns with new classes."""
     added = {a.name: (a.classes or ())[len(b.classes or ()) :] for b, a in zip(before, after, strict=True)}
     return {name: classes for name, classes in added.items() if classes}
 
@@ -266,7 +273,8 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
 
 
 def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if records of another store can be copied unchanged, except for class numbers."""
+    """Tells if another store's records can be copied without encoding them again: equal encoding, normalisation and
+    columns, class numbers aside."""
     manifest, exif = plan.manifest, "exif_transpose"
     own, others = (
         {c.name: replace(c, classes=None).declaration for c in each} for each in (plan.columns, other.columns)
@@ -280,16 +288,19 @@ def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
 
 
 def _can_link(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if the shards of another store can be linked unchanged."""
-    same = other.format == plan.manifest.format and columns_match(other.columns, plan.columns)
-    absolute = relative_link_folder(plan.manifest, plan.store) is relative_link_folder(other, plan.source.path) is None
-    return same and absolute and _can_copy(plan, other) and shards_to_link(plan, other) is not None
+    """Tells if the shards of another store can be hard-linked into the store as they are."""
+    same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
+    absolute = link_base(plan.manifest, plan.store) is link_base(other, plan.source.path) is None
+    return same and absolute and _can_copy(plan, other) and list_linkable_shards(plan, other) is not None
 
 
-def shards_to_link(plan: AppendPlan, other: Manifest) -> ShardList | None:
-    """Lists the shards of the source, a store, for linking, with the splits that they get in the destination. None if
-    linking would leave the records of a split not consecutive, or if digests of shards are unknown."""
-    chosen = _shards_of_split(plan, other)
+def list_linkable_shards(plan: AppendPlan, other: Manifest) -> ShardList | None:
+    """Lists the shards of the source, a store, with the splits that they get in the destination.
+
+    Returns None if a shard also contains records of other splits than the requested one, if linking would scatter the
+    records of a split, or if the digest of a shard is unknown.
+    """
+    chosen = _find_shards_of_split(plan, other)
     if chosen is None:
         return None
     if isinstance(plan.source.path, UrlPath) and other.shards is None:
@@ -305,8 +316,9 @@ def shards_to_link(plan: AppendPlan, other: Manifest) -> ShardList | None:
     return added if (each + added).group_by_split(split.name for split in plan.manifest.splits) is not None else None
 
 
-def _shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
-    """Returns the numbers of the shards that contain only the requested split, or None if one contains others too."""
+def _find_shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
+    """Returns the numbers of the shards of the requested split, of all shards if none is requested. Returns None if
+    one of them contains another split too."""
     split = plan.options.split
     if split is None or not other.splits:
         return list(range(1 if other.shards is None else len(other.shards)))
@@ -319,8 +331,8 @@ def _shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
     return list(range(first, last)) if whole else None
 
 
-def _convert_options(plan: AppendPlan) -> ConvertOptions:
-    """Returns the options that encode samples like the store's records."""
+def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
+    """Makes the options of a conversion whose records are encoded like the store's."""
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
     encode = restore_encode_options(manifest)
@@ -340,7 +352,7 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
     return ConvertOptions(
         encoding=manifest.encoding,
         format=manifest.format,
-        shard_size=new_shard_bytes(plan),
+        shard_size=max_shard_bytes(plan),
         check=options.check,
         on_error=options.on_error,
         restart=options.restart,
@@ -353,21 +365,22 @@ def _convert_options(plan: AppendPlan) -> ConvertOptions:
         depth=options.depth or answered.depth,
         alpha=options.alpha or answered.alpha,
         frames=options.frames if options.frames is not None else answered.frames,
-        columns=_column_answers(plan),
+        columns=_collect_column_answers(plan),
         **shape,
     )
 
 
-def _column_answers(plan: AppendPlan) -> tuple[str, ...]:
-    """Returns the answers of single columns: the given ones, else those of the store."""
-    recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_answer(name)}
-    given = split_columns(plan.options.columns)[1]
+def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
+    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``: those of this append, else the store's."""
+    recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_reading_option(name)}
+    given = split_column_options(plan.options.columns)[1]
     own = {f"{column}.{name}": value for column, answers in given.items() for name, value in answers.items()}
     return tuple(f"{name}={value}" for name, value in (recorded | own).items())
 
 
-def new_shard_bytes(plan: AppendPlan) -> int:
-    """Returns the maximum bytes of images of a new shard."""
+def max_shard_bytes(plan: AppendPlan) -> int:
+    """Returns the maximum bytes of images of a new shard: the option, else the size of the store's largest shard. No
+    limit if the store is one file."""
     size, shards = plan.options.shard_size, plan.manifest.shards
     if isinstance(size, str):
         return parse_bytes(size)
@@ -380,7 +393,7 @@ def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
     """Raises :class:`StoreError` if columns, normalisation or EXIF handling of the new records differ from the
     store's."""
     manifest = plan.manifest
-    made = {column.name: column for column in store_columns(conversion, conversion.make_encoder())}
+    made = {column.name: column for column in list_store_columns(conversion, conversion.make_encoder())}
     names = list(made)
     for column in plan.columns:
         other = made.pop(column.name, None)
@@ -404,6 +417,7 @@ def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
 
 
 def _describe_column(column: Column) -> str:
+    """Returns a column's type, dtype, shape and axes as text for an error."""
     shape = " x ".join(map(str, column.shape)) or "one value"
     return f"{column.type}, {column.kind} {column.dtype} {shape}" + (f" ({column.layout})" if column.layout else "")
 
@@ -416,8 +430,8 @@ def _find_duplicates(reader: Reader, source: AddedSource) -> set[str]:
     return {entry.key for entry in source.entries() if entry.key in keys}
 
 
-def _duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
-    """Returns the error for duplicate keys; ``same`` of them have equal content."""
+def _make_duplicates_error(plan: AppendPlan, keys: set[str], same: int) -> SourceError:
+    """Makes the error for keys that the store has already; ``same`` of these samples have equal content."""
     some = ", ".join(printable(key) for key in sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
     differ = len(keys) - same
     found = (

@@ -79,7 +79,7 @@ class PackedBatch(NamedTuple):
     links: list[Link] | None = None
 
 
-def pack(
+def pack_batch(
     batch: list[Entry],
     source: Source,
     encoder: Encoder,
@@ -88,8 +88,14 @@ def pack(
     index: bool = False,
     linker: Linker | None = None,
 ) -> Iterator[PackedBatch]:
-    """Reads and encodes ``batch``; yields its records in parts of about 4 MiB. Raises at a bad sample, or skips it
-    if ``skip``. Adds seek indexes if ``index``, and locations if there is a ``linker``."""
+    """Reads and encodes ``batch``; yields its records in parts of about 4 MiB. Adds seek indexes if ``index``, and
+    the records' locations if there is a ``linker``.
+
+    Raises:
+        SampleError, CorruptRecordError: A bad sample, unless ``skip``, which lists it in the part.
+        FileLossError: An image file beside the main image would lose something that no option allows.
+        SourceError: A linked file changed while it was read.
+    """
     read, checksum = source.read, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)
     while True:
@@ -119,7 +125,7 @@ def pack(
                     # ``ref`` may contain the sample: drop it, to free its memory.
                     entry = seen[-1] = entry._replace(ref=None)
                     key = entry.key if found.key is None else found.key
-                    source_bytes += converter.further_bytes(found)
+                    source_bytes += converter.count_further_bytes(found)
                     stored_values = converter(key, found)
                     image = found.image
                 else:
@@ -141,7 +147,7 @@ def pack(
                 raise SampleError(error.key, reason) from error
             entries.append(entry)
             if linker is not None and place is not None:
-                links.append(linker.link(entry.key, place, record, states))
+                links.append(linker.make_link(entry.key, place, record, states))
             # A record that is only linked is dropped: reusing its memory is faster than allocating new memory.
             records.append(record if place is None or index else b"")
             checksums.append(checksum(record))
@@ -163,7 +169,7 @@ def pack(
         if not seen:
             return
         if linker is not None:
-            links = linker.finish(links, states)
+            links = linker.check_links(links, states)
         yield PackedBatch(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
             *(palette, oriented, unified, make_indexes(records) if index else None, None if linker is None else links),
@@ -196,8 +202,9 @@ class Linker:
                 raise SampleError(entry.key, f"cannot be linked: {reason}") from None
         return found
 
-    def link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
-        """Returns the link to a record that has been read. Raises as :meth:`locate`."""
+    def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
+        """Returns the link to a record that has been read. Searches the file for the record if :meth:`locate` knew
+        only a range that contains it. Raises as :meth:`locate`."""
         path, offset, _, within = place
         if within is not None:
             try:
@@ -216,9 +223,9 @@ class Linker:
             "a file, as in compressed archives and shards; pack without --link"
         )
 
-    def finish(self, links: list[Link], states: dict[str, FileState]) -> list[Link]:
-        """Returns the links in stored form, relative if so configured. Raises :class:`SourceError` if a file changed
-        since its state was noted."""
+    def check_links(self, links: list[Link], states: dict[str, FileState]) -> list[Link]:
+        """Returns the links as stores keep them, with paths relative to ``folder`` if there is one. Raises
+        :class:`SourceError` if a file on this machine changed since its state was noted."""
         for path, state in states.items():
             if (
                 not is_url_link(path) and read_file_state(path) != state
@@ -230,10 +237,11 @@ class Linker:
         return [link._replace(file=relative[link.file]) for link in links]
 
 
-def split_batches(
+def group_entries(
     entries: Iterable[Entry], max_records: int, max_bytes: int, nbytes: Callable[[Entry], int]
 ) -> Iterator[list[Entry]]:
-    """Groups entries into lists of at most ``max_records`` entries and about ``max_bytes`` bytes."""
+    """Yields lists of consecutive entries: at most ``max_records`` entries each, and about ``max_bytes`` bytes by
+    ``nbytes``."""
     batch: list[Entry] = []
     size = 0
     for entry in entries:

@@ -1,4 +1,7 @@
-"""Answers to the questions about one column of image files: ``--column NAME.depth=scale``."""
+"""Options of a single column of image files: ``--column NAME.depth=scale``.
+
+They answer the question that a conversion asks if a file would lose something, so they are called answers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ KEEP = "keep"
 
 
 class Answers(NamedTuple):
-    """Answers that hold for one column, see :class:`packstore.images.reading.Reading`; or ``keep``."""
+    """Options ``mode``, ``depth``, ``alpha`` and ``frames`` of one column, see
+    :class:`packstore.images.reading.Reading`; ``keep`` takes them from the column's first file."""
 
     mode: str | None = None
     depth: str | None = None
@@ -24,11 +28,12 @@ class Answers(NamedTuple):
         return value in tuple(self)
 
 
-def split_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, dict[str, str]]]:
-    """Splits the values of ``--column``: meanings of a source's columns, and answers by column and name.
+def split_column_options(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, dict[str, str]]]:
+    """Splits the values of ``--column`` into meanings of table columns (``label=kind``), unchanged, and options of
+    single image columns (``near.depth=keep``) by column and name.
 
     Raises:
-        UsageError: An answer is given twice, or is of the main image.
+        UsageError: An option of a column occurs twice, or belongs to the main image.
     """
     meanings: list[str] = []
     answers: dict[str, dict[str, str]] = {}
@@ -48,7 +53,8 @@ def split_columns(columns: Sequence[str]) -> tuple[tuple[str, ...], dict[str, di
 
 
 def format_answers(answers: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Returns the answers as a manifest stores them; ``keep`` and modes are in the modes of the columns."""
+    """Returns options of single columns as a manifest stores them: ``COLUMN.NAME`` to value. Leaves out ``keep`` and
+    modes, which the manifest's columns have."""
     return {
         f"{column}.{name}": value
         for column, own in answers.items()

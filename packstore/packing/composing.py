@@ -18,7 +18,7 @@ from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import UrlPath, location
 from packstore.objects import open_objects
-from packstore.packing.copying import RecordCopier, create_like
+from packstore.packing.copying import RecordCopier, create_store_like
 from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores import StoreBuilder
 from packstore.stores.base import Reader
@@ -65,7 +65,7 @@ class CopiedRecords:
 
 @dataclass(frozen=True, slots=True)
 class LinkedShards:
-    """Piece of a composition: shards of one store that are linked into one split.
+    """Piece of a composition: shards of one store that are hard-linked into one split.
 
     Attributes:
         parts: The shards.
@@ -112,18 +112,22 @@ class Composition:
 
     @property
     def records(self) -> int:
-        return self.linked_count + self.copied_count
+        """Number of records of the new store."""
+        return sum(piece.count for piece in self.pieces)
 
     @property
     def copied_count(self) -> int:
+        """Number of records to copy."""
         return sum(piece.count for piece in self.pieces if isinstance(piece, CopiedRecords))
 
     @property
     def linked_count(self) -> int:
-        return sum(piece.count for piece in self.pieces if isinstance(piece, LinkedShards))
+        """Number of records in shards to link."""
+        return self.records - self.copied_count
 
     @property
     def linked_shard_count(self) -> int:
+        """Number of shards to link."""
         return sum(len(piece.parts) for piece in self.pieces if isinstance(piece, LinkedShards))
 
     @property
@@ -151,8 +155,10 @@ class Composition:
             )
 
     def write(self, progress: ProgressCallback) -> Manifest:
-        """Writes and publishes the store; uploads it if the destination is a URL. Raises :class:`CorruptRecordError`
-        for a damaged record."""
+        """Writes and publishes the store; uploads it if the destination is a URL. Returns its manifest.
+
+        Raises as :meth:`check_writable`, and :class:`CorruptRecordError` for a damaged record to copy.
+        """
         if isinstance(self.destination, UrlPath):
             return self._write_and_upload(self.destination, progress)
         self.check_writable()
@@ -162,7 +168,8 @@ class Composition:
         return self._link_and_publish(progress)
 
     def _write_and_upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
-        """Makes the store in a local work folder, and uploads it."""
+        """Writes the store to a local work folder and uploads it; its links are absolute. Raises
+        :class:`DestinationError` before that if the URL has a store that must not be replaced."""
         check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
         with lock_upload_folder(url) as (path, _):
             absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
@@ -170,9 +177,9 @@ class Composition:
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
     def _make_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
-        """Creates the builder of the new store."""
+        """Creates a builder at ``path``, for all records or for those that are copied beside linked shards."""
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
-        return create_like(
+        return create_store_like(
             path,
             self.base,
             self.columns,
@@ -183,8 +190,8 @@ class Composition:
         )
 
     def _copy_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
-        """Copies all records that are not linked to a builder, and commits it."""
-        links = partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
+        """Copies the records that are not linked to a builder, and commits it. Returns its manifest."""
+        links = partial(link_values, folder=link_base(self.base, self.destination))
         copier = RecordCopier(builder, self.copied_count, progress, links)
         last: Piece | None = None
         for piece in self.pieces:
@@ -196,7 +203,8 @@ class Composition:
         return builder.commit(skipped=self.base.skipped)
 
     def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
-        """Writes copied records to new shards, links the others beside them, and publishes both as one store."""
+        """Copies records to new shards, links the other shards beside them, and publishes both as one store. Deletes
+        what it has written if that fails."""
         staging = Staging(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         try:
             fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}
@@ -208,7 +216,7 @@ class Composition:
                 totals = {column.name: column.nbytes for column in copied.columns}
             parts = self._order_shards(fresh)
             parts = parts.renumber(range(len(parts)))
-            for name, nbytes in self._sizes_of_links():
+            for name, nbytes in self._sum_linked_columns():
                 totals[name] += nbytes
             columns = [replace(column, nbytes=totals[column.name]) for column in self.columns]
             head = build_sharded_manifest(self.base, parts, columns, skipped=self.base.skipped)
@@ -223,9 +231,9 @@ class Composition:
             raise
         return head
 
-    def _sizes_of_links(self) -> Iterator[tuple[str, int]]:
-        """Yields name and bytes of each column in the linked shards. A whole store's manifest has the sizes; for a
-        part of a store, the manifests of shards are read: of the linked ones or of all others, whichever are fewer."""
+    def _sum_linked_columns(self) -> Iterator[tuple[str, int]]:
+        """Yields name and bytes of each column in the linked shards, once per store. Reads the shards' manifests if
+        only a part of a store is linked."""
         stores: dict[int, list[LinkedShards]] = {}
         for piece in self.pieces:
             if isinstance(piece, LinkedShards):
@@ -242,11 +250,11 @@ class Composition:
                     yield column.name, whole.column(column.name).nbytes
                 else:
                     if sizes is None:
-                        sizes = _sum_ragged_sizes(whole, [piece.parts for piece in pieces])
+                        sizes = _sum_ragged_columns(whole, [piece.parts for piece in pieces])
                     yield column.name, sizes[column.name]
 
     def _order_shards(self, fresh: ShardList) -> ShardList:
-        """Lists all shards of the new store in order: linked shards, and ``fresh`` ones at the places of the copied
+        """Lists all shards of the new store in the order of the pieces; ``fresh`` are the shards of all copied
         records."""
         taken: list[ShardList] = []
         place = left = 0
@@ -269,9 +277,9 @@ class Composition:
         )
 
 
-def _sum_ragged_sizes(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
-    """Sums the bytes of each ragged column in some shards of a store. Reads the manifests of these shards, or of all
-    others if those are fewer."""
+def _sum_ragged_columns(whole: Manifest, taken_parts: Sequence[ShardList]) -> dict[str, int]:
+    """Sums the bytes of each ragged column, without the main image, in some shards of a store. Reads the manifests of
+    these shards; on this machine, of all other shards if they are fewer."""
     places = [place for parts in taken_parts for place in parts.places]
     if isinstance(location(places[0]), UrlPath):
         manifests = [manifest for parts in taken_parts for manifest in read_shard_manifests(parts, whole.format)]
@@ -301,8 +309,9 @@ def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
             yield read_manifest(path)
 
 
-def stores_origin(readers: Sequence[Reader]) -> Origin:
-    """Returns the origin of a store that is made from these stores: their names, and the digest of a single one."""
+def describe_stores_origin(readers: Sequence[Reader]) -> Origin:
+    """Returns the manifest entry that says where a store's records are from: the names of the stores it was made
+    from, and the digest if there is only one."""
     names = [reader.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8") for reader in readers]
     digest = readers[0].manifest.dataset_digest if len(readers) == 1 else None
     return Origin("store", " + ".join(names)[:1000], 0, digest)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from packstore.core.arguments import take_options
 from packstore.core.errors import SourceError, UsageError, printable
-from packstore.core.fields import Field, as_fields
+from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Normalization, Skipped
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
@@ -23,17 +23,11 @@ from packstore.images.normalization import MeanAndStd
 from packstore.images.sniff import MAX_PIXELS
 from packstore.packing.batches import PackedBatch
 from packstore.packing.options import ConvertOptions
-from packstore.packing.plan import (
-    Plan,
-    check_destination,
-    check_space,
-    make_plan,
-    plan_source,
-    resolve_format,
-)
-from packstore.packing.records import append_packed, describe_store, pack_batches, store_columns
+from packstore.packing.plan import Plan, check_destination, check_space, make_plan, plan_source, resolve_format
+from packstore.packing.records import append_batch, describe_store, list_store_columns, pack_batches
 from packstore.packing.report import ConvertReport, find_palette_classes, make_report
 from packstore.packing.resume import PositionTracker, ResumedRecords, conversion_identity
+from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.statistics import with_statistics
 from packstore.sources.base import SourceOptions
 from packstore.sources.dataset import DatasetSource, MapStyle
@@ -194,7 +188,8 @@ def _plan_dataset(
     fields: Mapping[str, Field | str] | None,
     progress: ProgressCallback,
 ) -> Plan:
-    """Plans the conversion of datasets in memory. Raises :class:`UsageError` for options that only apply to paths."""
+    """Plans the conversion of a dataset, or of a dict of datasets by split. Raises :class:`UsageError` for options that
+    only apply to paths, and for an empty dict."""
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
     if options.ignore or options.source_columns or any(value is not None for value in for_paths):
         raise UsageError(
@@ -212,7 +207,7 @@ def _plan_dataset(
     source = DatasetSource(
         data if by_split else {options.split or "": data},
         SourceOptions(max_pixels=options.max_pixels, skip_bad=options.on_error == "skip"),
-        fields=None if fields is None else as_fields(fields),
+        fields=None if fields is None else parse_fields(fields),
         encoding=options.encoding,
         workers=options.workers,
     )
@@ -221,8 +216,17 @@ def _plan_dataset(
 
 
 def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
-    """Runs a plan of :func:`packstore.packing.plan.make_plan`: packs, publishes and reports; on a cluster if the
-    destination is a URL."""
+    """Runs a plan of :func:`packstore.packing.plan.make_plan`: packs, verifies, publishes and reports. A destination
+    at a URL is packed by a cluster, or by one local worker.
+
+    Resumes an interrupted run; returns at once if that run had published. If it fails, the records so far are kept for
+    the next run, and a note on the error says where.
+
+    Raises:
+        SourceError: The source changed meanwhile, or all its samples were skipped.
+        SampleError: A bad sample, unless ``on_error`` is ``skip``.
+        DestinationError: There is too little space.
+    """
     started = time.monotonic() if started is None else started
     if isinstance(plan.destination, UrlPath):
         from packstore.cluster.driver import run_on_cluster
@@ -238,7 +242,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
         # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two.
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
         workers = plan.options.workers or (1 if small else max(1, workers - 1))
-    columns = store_columns(plan, encoder)
+    columns = list_store_columns(plan, encoder)
     survey = plan.survey
     kept, counted = Counter[str](), Counter[str]()
     source_bytes, total = 0, survey.records if survey.counted else None
@@ -264,9 +268,9 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             progress(Progress("pack", 0, total, 0))
             resumed = ResumedRecords(plan, builder)
             reached = PositionTracker(resumed.position)
-            cuts = plan.shards.make_cuts() if plan.shards else None
-            for packed in _all_batches(plan, encoder, resumed, workers):
-                append_packed(builder, packed, survey, cuts)
+            cuts = ShardCuts(plan.shards) if plan.shards else None
+            for packed in _replay_then_pack(plan, encoder, resumed, workers):
+                append_batch(builder, packed, survey, cuts)
                 reached.add(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
                 kept.update(packed.kept)
                 builder.checkpoint(reached.position)
@@ -286,7 +290,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             if reached.oriented:
                 counted["exif_oriented"] = reached.oriented
             counted.update(reached.unified)
-            skipped = (*_source_skips(plan), *reached.skipped)
+            skipped = (*_inherit_skipped(plan), *reached.skipped)
             manifest = builder.commit(counted=counted, skipped=skipped, position=reached.position)
     except BaseException as error:
         if builder.kept is not None:
@@ -305,12 +309,12 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     return replace(report, kept=dict(kept), palette=find_palette_classes(plan, manifest, reached.palette))
 
 
-def _all_batches(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[PackedBatch]:
-    """Yields the records of an interrupted run, then packs the remaining entries."""
+def _replay_then_pack(plan: Plan, encoder: Encoder, resumed: ResumedRecords, workers: int) -> Iterator[PackedBatch]:
+    """Yields the records of an interrupted run as batches, then packs the remaining entries and yields those."""
     yield from resumed
     yield from pack_batches(plan, encoder, resumed.rest, workers)
 
 
-def _source_skips(plan: Plan) -> tuple[Skipped, ...]:
-    """Returns the samples that were skipped when the source was packed, if it is a store."""
+def _inherit_skipped(plan: Plan) -> tuple[Skipped, ...]:
+    """Returns the samples that were skipped when the source, a store, was packed itself; empty for other sources."""
     return plan.survey.store.skipped if plan.survey.store else ()

@@ -10,23 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, row_checksums, row_columns, value_hashes
+from packstore.core.checksums import ROW_CHECKSUM, hash_values, row_checksums, row_columns
 from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
 from packstore.core.errors import CorruptRecordError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.seek_index import index_values
-from packstore.packing.plan import record_counts
+from packstore.packing.recorded_options import record_counts
 from packstore.stores import StoreBuilder, create_store
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values
 
 _RECORDS, _BYTES = 1024, 8 << 20
-Links = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
+LinkGetter = Callable[[Reader, NDArray[np.int64]], dict[str, Any]]
+"""Returns the links of some records of a store, as values by column."""
 
 
-def create_like(
+def create_store_like(
     path: Path,
     manifest: Manifest,
     columns: Iterable[Column],
@@ -66,7 +67,7 @@ class RecordCopier:
         builder: StoreBuilder,
         total: int,
         progress: ProgressCallback,
-        links: Links = read_link_values,
+        links: LinkGetter = link_values,
         stage: str = "copy",
     ) -> None:
         """
@@ -74,7 +75,7 @@ class RecordCopier:
             builder: Receives the records.
             total: Number of records that will be copied.
             progress: Called now and after each batch.
-            links: Returns the links of records, for a linked destination.
+            links: Returns the links of records; called only if the builder's store is linked.
             stage: Name of the stage in progress reports.
         """
         self._builder = builder
@@ -90,10 +91,11 @@ class RecordCopier:
         split: str,
         labels: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> None:
-        """Copies records to the split ``split``, see :func:`copy_records`."""
+        """Copies records to a split, see :func:`copy_records`, which raises for damage; reports progress."""
         copy_records(reader, records, self._builder, split, labels, self._count, self._links)
 
     def _count(self, records: int, nbytes: int) -> None:
+        """Adds a batch to the counts, and reports progress."""
         before = self._report
         self._report = replace(before, done=before.done + records, done_bytes=before.done_bytes + nbytes)
         self._progress(self._report)
@@ -106,7 +108,7 @@ def copy_records(
     split: str,
     labels: Mapping[str, NDArray[np.int64]] | None = None,
     copied: Callable[[int, int], None] = lambda records, nbytes: None,
-    links: Links = read_link_values,
+    links: LinkGetter = link_values,
 ) -> None:
     """Copies records of an open store to a builder; verifies their checksums. Between linked stores no image is
     read, unless a seek index is added.
@@ -132,14 +134,14 @@ def copy_records(
         images: Sequence[Buffer] = [b""] * len(some)
         if not unread:
             images = reader.views(some)
-            found = value_hashes(images, len(images))
-            _refuse_damaged(reader, some, found, checksums)
+            found = hash_values(images, len(images))
+            _check_checksums(reader, some, found, checksums)
         columns = row_columns(reader.manifest.columns)
         values = dict(_read_values(reader, columns, some))
         if reader.manifest.has_column(ROW_CHECKSUM.name):
-            hashes = {c.name: value_hashes(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
+            hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
             found = row_checksums(reader.manifest.columns, values | hashes, len(some))
-            _refuse_damaged(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
+            _check_checksums(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
         for name, numbers in (labels or {}).items():
             values[name] = renumber_classes(values[name], numbers)
             if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
@@ -158,14 +160,15 @@ def copy_records(
 
 
 def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:
-    """Maps class numbers to new ones: a fixed column as an array, a ragged one as bytes per record."""
+    """Maps class numbers to new ones. Takes and returns an array for a fixed column, a list of bytes for a ragged
+    one."""
     if isinstance(labels, np.ndarray):
         return numbers[labels]
     return [numbers[np.frombuffer(value, "<i8")].astype("<i8").tobytes() for value in labels]
 
 
 def _batch_records(reader: Reader, records: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Splits record numbers into batches of limited count and bytes."""
+    """Splits record numbers into consecutive batches: at most 1,024 records, and about 8 MiB by mean size."""
     step = max(1, min(_RECORDS, _BYTES // reader.manifest.mean_nbytes))
     return (records[start : start + step] for start in range(0, len(records), step))
 
@@ -179,7 +182,7 @@ def _read_values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int
             yield column.name, [bytes(reader.value(column.name, i)) for i in some.tolist()]
 
 
-def _refuse_damaged(reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any) -> None:
+def _check_checksums(reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any) -> None:
     """Raises :class:`CorruptRecordError` for the first record whose checksum differs."""
     wrong = np.flatnonzero(found != expected)
     if len(wrong):

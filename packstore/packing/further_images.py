@@ -1,5 +1,5 @@
-"""Image files in columns beside the main image: chooses the mode of each column, and checks each file for losses
-that no option allows."""
+"""Image files in columns beside the main image: chooses the mode (channels and dtype) of each column, and checks each
+file for losses that no option allows."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from packstore.core.column import Column, file_columns
-from packstore.core.errors import DecodeError, SampleError, SourceError, UsageError, printable
-from packstore.core.modes import RGB, Mode
+from packstore.core.column import Column, find_file_columns
+from packstore.core.errors import DecodeError, SampleError, UsageError, printable
+from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
 from packstore.images.encode import EncodeOptions, SourceImages
 from packstore.images.losses import examine
 from packstore.images.reading import Reading
-from packstore.images.sniff import HeaderError, ImageInfo, check_header
+from packstore.images.sniff import HeaderError, ImageInfo
 from packstore.packing.column_answers import KEEP, format_answers
+from packstore.packing.modes import read_file_mode, resolve_kept_mode
 from packstore.packing.options import ConvertOptions
 from packstore.sources.base import Sample, Source, Survey
 
@@ -27,7 +28,7 @@ _EIGHT_BITS = "--depth scale, clip or window:LO,HI (8 bits, of all columns)"
 
 
 def _refuse_other_columns(files: Mapping[str, Column], options: ConvertOptions) -> None:
-    """Raises :class:`UsageError` for answers of columns that are no image files."""
+    """Raises :class:`UsageError` if ``--column NAME.OPTION=…`` names no column of image files."""
     for name, own in options.column_answers.items():
         if name not in files:
             known = ", ".join(files) or "none"
@@ -37,25 +38,23 @@ def _refuse_other_columns(files: Mapping[str, Column], options: ConvertOptions) 
             )
 
 
-def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
+def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions) -> Survey:
     """Returns the survey with the mode of each column of image files: the requested one, or with ``keep`` the mode of
     its first file.
 
-    Reads samples until each column had a file, 1,000 at most. A declared mode is kept, unless an
+    Reads samples for ``keep`` until each such column had a file, 1,000 at most. A declared mode stays, unless an
     option names the column.
 
     Raises:
         SourceError: The first file of a column cannot be read.
-        UsageError: Answers of a column that does not exist, or ``keep`` for samples that are read once.
+        UsageError: An option names a column that does not exist, or ``keep`` for samples that can be read only once.
     """
-    from packstore.packing.modes import mode_to_keep
-
-    files = {column.name: column for column in file_columns(survey.columns)}
+    files = {column.name: column for column in find_file_columns(survey.columns)}
     _refuse_other_columns(files, options)
     modes: dict[str, str] = {}
     wanted: dict[str, Column] = {}
     for name, column in files.items():
-        own, answers = options.column_answers.get(name, {}), options.answers_of(name)
+        own, answers = options.column_answers.get(name, {}), options.answers_for(name)
         if own.get("mode") not in (None, KEEP):
             modes[name] = own["mode"]
         elif KEEP in answers and (column.mode is None or KEEP in own.values()):
@@ -77,9 +76,10 @@ def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Surve
             break
         for name in wanted.keys() - modes.keys():
             value = found.values[name]
-            if found_files := _files_in(wanted[name], value, found.at_rest):
-                mode = _mode_of(found_files[0], entry.key, name)
-                modes[name] = mode_to_keep(mode, options.answers_of(name)).name
+            if found_files := _extract_files(wanted[name], value, found.at_rest):
+                where = f"{printable(entry.key)}: column {name!r}"
+                mode = read_file_mode(found_files[0], where, options.max_pixels)
+                modes[name] = resolve_kept_mode(mode, options.answers_for(name)).name
         if modes.keys() >= wanted.keys():
             break
     kept = {name: None if mode == RGB.name else mode for name, mode in modes.items()}
@@ -88,24 +88,11 @@ def keep_modes(source: Source, survey: Survey, options: ConvertOptions) -> Surve
     )
 
 
-def _files_in(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
+def _extract_files(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
+    """Returns the image files in a sample's value; ``at_rest`` says that the value has the stored form."""
     if at_rest and value:
         return column.traits.files(column, value)
     return value if isinstance(value, list) else [value] if value else []
-
-
-def _mode_of(data: Any, key: str, column: str) -> Mode:
-    """Returns the mode of a file. Raises :class:`SourceError` if the file cannot be read."""
-    where = f"{printable(key)}: column {column!r}"
-    try:
-        described = native.describe(memoryview(data), check_header(data))
-    except HeaderError as error:
-        raise SourceError(f"{where}: {error.reason}, and its mode is to be kept") from None
-    except DecodeError as error:
-        raise SourceError(f"{where}: {error}; its mode is to be kept") from None
-    if described is None:
-        raise SourceError(f"{where}: its mode cannot be read")
-    return described.mode
 
 
 class FileLossError(UsageError):
@@ -130,13 +117,16 @@ class FileLossError(UsageError):
 
 
 class FileChecks:
-    """Checks image files in columns beside the main image: their headers, and losses by the mode. Thread-safe."""
+    """Checks image files in columns beside the main image: their headers, and losses by the column's mode. Thread-safe.
+
+    False as a condition if no column is to be checked: none has files, or ``check`` is ``none``.
+    """
 
     def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:
         store = survey.store
         checked = [
             column
-            for column in file_columns(survey.columns)
+            for column in find_file_columns(survey.columns)
             if column.name in survey.sampled
             and encode.check != "none"
             # Do not ask again about files of a store, unless they will be read in another way.
@@ -177,19 +167,19 @@ class FileChecks:
                 except DecodeError as error:
                     raise SampleError(key, f"{where}: {error}") from error
                 if losses and info is not None:
-                    raise FileLossError(key, column, number, self._loss_question(column, reading, losses, data, info))
+                    raise FileLossError(key, column, number, self._describe_loss(column, reading, losses, data, info))
 
-    def _loss_question(
+    def _describe_loss(
         self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
     ) -> str:
-        """Returns the question about a file that would lose something, with the options that answer it."""
+        """Returns the text about a file that would lose something, with the options that allow or avoid it."""
         described = native.describe(memoryview(data), info)
         mode = "" if described is None else described.mode.name
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
         has += f"{reading.pixels}. "
         own = f"--column {column.name}"
         eight = f"{own}.depth=scale, clip or window:LO,HI (8 bits)" if self._counted else _EIGHT_BITS
-        answers = self._options.answers_of(column.name)
+        answers = self._options.answers_for(column.name)
         kept = KEEP in (answers.mode, answers.depth)
         if ("depth" in losses or "channels" in losses) and (kept or column.mode is not None):
             instead = f", or {eight}" if kept or reading.pixels.dtype == "uint8" else ""

@@ -13,7 +13,7 @@ from packstore.core.files import check_paths, refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
-from packstore.packing.rewriting import rewrite
+from packstore.packing.rewriting import rewrite_store
 from packstore.stores import open_store
 from packstore.stores.builder.interrupted import remove_published_run
 
@@ -52,7 +52,7 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:
-        The report. Nothing is written if the store has an index.
+        The report. If the store has an index, nothing is written, and leftovers of a killed run are deleted.
 
     Raises:
         UsageError: Its encoding is not ``original``.
@@ -74,7 +74,7 @@ def add_index(store: str | os.PathLike[str], *, progress: bool | ProgressCallbac
         if written:
             links = {column.name for column in LINK_COLUMNS}  # they are the last, as convert writes them
             columns = sorted((*manifest.columns, SEEK_INDEX), key=lambda column: column.name in links)
-            manifest = rewrite(reader, columns, "index", report)
+            manifest = rewrite_store(reader, columns, "index", report)
         elif not isinstance(place, UrlPath):
             remove_published_run(place)
     return IndexReport(place, manifest, written, time.monotonic() - started)

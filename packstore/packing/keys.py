@@ -84,8 +84,8 @@ def find_duplicates(digests: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDA
     return records[ascending], firsts[ascending]
 
 
-def first_and_count(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:
-    """Returns the first ``count`` keys and the number of all keys. Consumes the iterable."""
+def take_first_and_count(keys: Iterable[str], count: int = 3) -> tuple[list[str], int]:
+    """Returns a list of the first ``count`` keys, and the number of all. Consumes the iterable."""
     iterator = iter(keys)
     first = list(islice(iterator, count))
     return first, len(first) + sum(1 for _ in iterator)

@@ -18,8 +18,9 @@ from packstore.packing.records import pack_batches
 from packstore.stores.base import Reader
 
 
-def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:
-    """Counts the samples of a source that a store already has: same key, same image and same fields.
+def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCallback) -> int:
+    """Counts the samples of a source that a store already has: same key, image and fields. Encodes each sample, and
+    compares checksums.
 
     Args:
         reader: The store.
@@ -31,7 +32,7 @@ def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCal
     known = (entry for entry in plan.source.entries() if entry.key in keys)
     same = seen = 0
     for packed in pack_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
-        for key, checksum, fields in _iterate_rows(packed, plan, reader.manifest.columns):
+        for key, checksum, fields in _iterate_fields(packed, plan, reader.manifest.columns):
             record = stored.find(key)
             same += (
                 record is not None
@@ -43,10 +44,10 @@ def count_same(reader: Reader, plan: Plan, keys: set[str], progress: ProgressCal
     return same
 
 
-def _iterate_rows(
+def _iterate_fields(
     packed: PackedBatch, plan: Plan, columns: tuple[Column, ...]
 ) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-    """Yields key, image checksum and row of each packed record."""
+    """Yields key, image checksum and other fields of each packed record, the fields in the dtypes of ``columns``."""
     dtypes = {column.name: NUMPY_DTYPE[column.dtype] for column in columns if column.kind == "fixed"}
     for place, entry in enumerate(packed.entries):
         sampled = packed.values[place] if packed.values else {}
@@ -62,6 +63,6 @@ def _iterate_rows(
 
 
 def _row_checksum(reader: Reader, record: int) -> int:
-    """Computes the checksum of a record's fields, since not every store keeps it."""
+    """Reads a stored record's fields and computes their checksum, which not every store keeps."""
     columns = reader.manifest.columns
     return row_checksum(columns, {c.name: reader.value(c.name, record) for c in columns[1:]})

@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 from packstore.core.arguments import check_bools, take_options
 from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import refuse_empty, refuse_inside
+from packstore.core.files import refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.urls import location
-from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, stores_origin
-from packstore.packing.keys import find_repeated_keys, first_and_count
-from packstore.packing.plan import record_counts, resolve_format, same_encoding_options
+from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, describe_stores_origin
+from packstore.packing.keys import find_repeated_keys, take_first_and_count
+from packstore.packing.plan import resolve_format
+from packstore.packing.recorded_options import record_counts, same_encoding_options
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
@@ -124,13 +125,13 @@ def merge(
     refuse_empty(*stores, destination)
     with progress_callback(progress) as report, ExitStack() as stack:
         plan, duplicates = plan_merge([*map(location, stores)], location(destination), options, stack)
-        return run_composition(plan, report, started, duplicates)
+        return write_composition(plan, report, started, duplicates)
 
 
-def run_composition(
+def write_composition(
     plan: Composition, progress: ProgressCallback, started: float, duplicates: int = 0
 ) -> MergeReport:  # fmt: skip
-    """Writes the store of a composition; returns the report."""
+    """Writes and publishes the store of a composition; returns the report."""
     manifest = plan.write(progress)
     seconds = time.monotonic() - started
     return MergeReport(
@@ -142,12 +143,12 @@ def plan_merge(
     paths: Sequence[Path], destination: Path, options: MergeOptions, stack: ExitStack
 ) -> tuple[Composition, int]:
     """Plans a merge: returns the composition and the number of duplicates left out. Opens the stores, which
-    ``stack`` closes; writes nothing."""
+    ``stack`` closes; writes nothing. Raises as :func:`merge`."""
     if len(paths) < 2:
         raise UsageError("merge takes two stores or more")
     refuse_empty(*paths, destination)
     for path in paths:
-        refuse_inside(destination, path)
+        refuse_nested_paths(destination, path)
     format = resolve_format(destination, options.format)
     readers = [stack.enter_context(open_store(path)) for path in paths]
     columns = _merge_columns(readers, options.classes)
@@ -158,7 +159,7 @@ def plan_merge(
     pieces: list[Piece] = []
     for name in names:
         for i, reader in enumerate(readers):
-            pieces += _split_pieces(reader, name, parts[i], columns, left_out[i])
+            pieces += _make_split_pieces(reader, name, parts[i], columns, left_out[i])
     counts: dict[str, int] = {}
     for reader in readers:
         for option, count in record_counts(reader.manifest).items():
@@ -167,20 +168,24 @@ def plan_merge(
     same = {k: v for k, v in first.options.items() if all(r.manifest.options.get(k) == v for r in readers)}
     skipped = tuple(s for reader in readers for s in reader.manifest.skipped)
     base = replace(
-        first, format=format, origin=stores_origin(readers), options=same | answers | counts, skipped=skipped
+        first, format=format, origin=describe_stores_origin(readers), options=same | answers | counts, skipped=skipped
     )
     plan = Composition(destination, base, columns, tuple(pieces), True, largest_shard_bytes(first), options.overwrite)
     return plan, sum(map(len, left_out))
 
 
 def largest_shard_bytes(manifest: Manifest) -> int | None:
-    """Returns the bytes of images of a store's largest shard; None for a store of one file."""
+    """Returns the bytes of images of a store's largest shard, at least 1; None for a store of one file."""
     return None if manifest.shards is None else max(1, int(manifest.shards.table["image_nbytes"].max()))
 
 
 def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> tuple[Column, ...]:
-    """Joins the columns of all stores, in the order of the first, with the classes of all. Raises
-    :class:`StoreError` if columns differ in more than order and classes."""
+    """Joins the columns of all stores, in the order of the first, with the classes of all, which ``classes`` reorders.
+
+    Raises:
+        StoreError: Columns differ in more than order and classes, or images were resized in different ways.
+        UsageError: ``classes`` does not fit.
+    """
     first = readers[0]
     for reader in readers[1:]:
         mine, other = first.manifest, reader.manifest
@@ -194,10 +199,12 @@ def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> 
         return columns
     if not first.manifest.has_column("label"):
         raise UsageError("classes gives the order of the classes of 'label', and the stores have no column 'label'")
-    return tuple(replace(c, classes=_check_order(c.classes, classes)) if c.name == "label" else c for c in columns)
+    return tuple(
+        replace(c, classes=_check_class_order(c.classes, classes)) if c.name == "label" else c for c in columns
+    )
 
 
-def _check_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
+def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
     """Returns ``classes`` as a tuple. Raises :class:`UsageError` unless it names every class of the stores exactly
     once."""
     if merged is None:
@@ -213,13 +220,13 @@ def _check_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tupl
 
 
 def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
-    """Returns, per store, the keys of its records to leave out. Raises :class:`StoreError` for duplicates under the
-    policy ``raise``."""
+    """Returns, per store, the keys to leave out because an earlier store has them: none for ``unchecked``, which reads
+    no keys. Raises :class:`StoreError` for duplicates under the policy ``raise``."""
     left_out: list[set[str]] = [set() for _ in readers]
     if policy == "unchecked":
         return left_out
     if policy == "raise":
-        some, count = first_and_count(find_repeated_keys(readers))
+        some, count = take_first_and_count(find_repeated_keys(readers))
         if count:
             names = ", ".join(map(printable, some)) + (", …" if count > len(some) else "")
             raise StoreError(
@@ -237,8 +244,11 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
 
 
 def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
-    """Returns the shards of a store if all can be linked unchanged: same format and columns, one split a shard. Else
-    None."""
+    """Returns the shards of a store if all can be linked unchanged, else None.
+
+    They can if format and columns are the new store's, each shard has one split, no record is left out, and digests
+    of shards are known.
+    """
     manifest = reader.manifest
     one_object = manifest.shards is None and reader.nbytes is not None  # its digest is not known
     relative = relative_link_folder(manifest, reader.path) is not None
@@ -248,10 +258,11 @@ def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], lef
     return parts if all(len(runs) == 1 for runs in parts.runs) else None
 
 
-def _split_pieces(
+def _make_split_pieces(
     reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
 ) -> list[Piece]:
-    """Returns the pieces that one store adds to a split: its shards if they can be linked, else its records."""
+    """Returns the pieces that one store adds to a split: its shards ``parts`` if they can be linked, else its records
+    without those to leave out. Empty if the store lacks the split."""
     manifest = reader.manifest
     if parts is not None:
         chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]
@@ -264,11 +275,12 @@ def _split_pieces(
         records = records[[reader.key(i) not in left_out for i in records.tolist()]]
     if not len(records):
         return []
-    return [CopiedRecords(reader, records, split, class_renumbering(manifest.columns, columns))]
+    return [CopiedRecords(reader, records, split, map_class_numbers(manifest.columns, columns))]
 
 
-def class_renumbering(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
-    """Maps old class numbers to new ones, for each column whose numbers change in ``merged``."""
+def map_class_numbers(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
+    """Returns by column an array that maps class numbers of ``columns`` to those of ``merged``; only for columns whose
+    numbers change."""
     by_name = {column.name: column for column in columns}
     pairs = ((c.name, map_class_numbers(by_name[c.name], c)) for c in merged if c.name in by_name)
     return {name: numbers for name, numbers in pairs if numbers is not None}

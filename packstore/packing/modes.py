@@ -1,4 +1,5 @@
-"""Chooses the mode of a conversion's images: the requested one, the source's, or that of the first image."""
+"""Chooses the mode (channels and dtype) of a conversion's images: the requested one, the source's, or that of the
+first image."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from itertools import islice
 
 import numpy as np
 
-from packstore.core.column import file_columns
+from packstore.core.column import find_file_columns
+from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError, SourceError, UsageError, printable
 from packstore.core.modes import RGB, Mode, mode_of, parse_mode
 from packstore.core.registry import ENCODINGS
@@ -21,9 +23,10 @@ from packstore.sources.base import Source, Survey
 
 
 def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> Reading:
-    """Resolves how to read the images of a source. Reads its first image if an option says ``keep``.
+    """Resolves how to read the images of a source: their mode, and what happens to deeper values, alpha and frames.
 
-    Image files are read as RGB unless asked otherwise; arrays and stores have a mode of their own.
+    Reads image files as RGB unless an option says otherwise; with ``keep``, opens the first image to learn its mode.
+    Arrays and stores have a mode of their own.
 
     Raises:
         UsageError: An option does not apply to this source.
@@ -36,21 +39,21 @@ def resolve_reading(source: Source, survey: Survey, options: ConvertOptions) -> 
     if given.get("frames") in OF_SOURCES:
         del given["frames"]
     reading = replace(Reading.restore(base.mode, base.answers() | given), chosen=store is not None)
-    holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not file_columns(survey.columns)
+    holds_arrays = ENCODINGS[survey.encoding].layout == "HWC" and not find_file_columns(survey.columns)
     if holds_arrays and not isinstance(source, AddedSource):  # its store was asked
-        _refuse_idle(base, options, str(source.path), source.kind)
+        _refuse_unused_options(base, options, str(source.path), source.kind)
     is_raw = survey.encoding == base.pixels.dtype and (store is None or store.normalization is None)
     if ENCODINGS[survey.encoding].layout == "CHW" and not (is_raw and options.depth not in (None, KEEP)):
         _refuse_other_mode(base, options, is_raw)
         return base
     if options.mode not in (None, KEEP):
-        _refuse_narrower(reading, survey, options.mode)
+        _refuse_narrower_mode(reading, survey, options.mode)
         return replace(reading, mode=options.mode, chosen=True)
     if ENCODINGS[survey.encoding].layout is not None:
-        return _array_reading(reading, options)
+        return _resolve_array_reading(reading, options)
     if KEEP not in (options.mode, options.depth, options.alpha):
         return reading
-    return replace(reading, mode=mode_to_keep(_first_mode(source, survey, options), options).name)
+    return replace(reading, mode=resolve_kept_mode(_read_first_mode(source, survey, options), options).name)
 
 
 def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> None:
@@ -69,8 +72,9 @@ def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> 
         )
 
 
-def _refuse_idle(base: Reading, options: ConvertOptions, path: str, kind: str) -> None:
-    """Raises :class:`UsageError` for options that have no effect on arrays of the mode."""
+def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, kind: str) -> None:
+    """Raises :class:`UsageError` for an option that has no effect on arrays: ``frames``, ``depth`` if they have 8 bits,
+    ``alpha`` if they have none."""
     given = {
         "frames": options.frames is not None and options.frames not in OF_SOURCES,
         "depth": options.depth not in (None, KEEP) and base.pixels.dtype == "uint8",
@@ -83,8 +87,9 @@ def _refuse_idle(base: Reading, options: ConvertOptions, path: str, kind: str) -
         )
 
 
-def _refuse_narrower(reading: Reading, survey: Survey, mode: str) -> None:
-    """Raises :class:`UsageError` if arrays would have to become 8 bits without an option that says how."""
+def _refuse_narrower_mode(reading: Reading, survey: Survey, mode: str) -> None:
+    """Raises :class:`UsageError` if arrays would have to change their dtype for ``mode``, unless ``depth`` says how to
+    make 8 bits of them."""
     found, wanted = reading.pixels, parse_mode(mode)
     reduces = found.dtype != wanted.dtype and ENCODINGS[survey.encoding].layout is not None
     if reduces and (reading.depth is None or wanted.dtype != "uint8"):
@@ -94,8 +99,9 @@ def _refuse_narrower(reading: Reading, survey: Survey, mode: str) -> None:
         )
 
 
-def _array_reading(reading: Reading, options: ConvertOptions) -> Reading:
-    """Returns the reading for arrays: they keep their mode, unless depth or alpha asks for less."""
+def _resolve_array_reading(reading: Reading, options: ConvertOptions) -> Reading:
+    """Returns how to read arrays: in their own mode, but in 8 bits if ``depth`` is set, and without alpha if ``alpha``
+    is."""
     mode = reading.pixels
     if reading.depth is not None and mode.dtype != "uint8":
         mode = mode_of(mode.channels, "uint8")
@@ -104,9 +110,9 @@ def _array_reading(reading: Reading, options: ConvertOptions) -> Reading:
     return replace(reading, mode=mode.name)
 
 
-def mode_to_keep(found: Mode, options: ConvertOptions | Answers) -> Mode:
-    """Returns the mode with those parts of ``found`` that the options keep; the rest becomes 8 bits, RGB, without
-    alpha."""
+def resolve_kept_mode(found: Mode, options: ConvertOptions | Answers) -> Mode:
+    """Returns the mode for ``keep``: the parts of the mode ``found`` that the options keep; the rest becomes 8 bits,
+    RGB, without alpha."""
     if options.mode == KEEP:
         return found
     dtype = found.dtype if options.depth == KEEP else "uint8"
@@ -117,8 +123,11 @@ def mode_to_keep(found: Mode, options: ConvertOptions | Answers) -> Mode:
     return mode_of(colours + has_alpha, dtype)
 
 
-def _first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode:
-    """Reads the first image and returns its mode. Raises :class:`SourceError` if there is none or it cannot be read."""
+def _read_first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode:
+    """Reads the first image and returns its mode.
+
+    Raises :class:`SourceError` if there is none or it cannot be read, :class:`UsageError` for an iterable.
+    """
     if not survey.counted:
         raise UsageError("keep reads the first image beforehand, and an iterable can be read once; name the mode")
     for entry in islice(source.pick_entries(options.split, survey.records, 1), 1):
@@ -126,15 +135,21 @@ def _first_mode(source: Source, survey: Survey, options: ConvertOptions) -> Mode
         data = getattr(found, "image", found)
         if isinstance(data, np.ndarray):
             return mode_of(data.shape[2], str(data.dtype))
-        try:
-            described = native.describe(memoryview(data), check_header(data))
-            if described is None:
-                native.decode(memoryview(data), options.max_pixels)  # raises with the reason
-        except HeaderError as error:
-            raise SourceError(f"{printable(entry.key)}: {error.reason}, and its mode is to be kept") from None
-        except DecodeError as error:
-            raise SourceError(f"{printable(entry.key)}: {error}; its mode is to be kept") from None
-        if described is None:
-            raise SourceError(f"{printable(entry.key)}: its mode cannot be read; name one with --mode")
-        return described.mode
+        return read_file_mode(data, printable(entry.key), options.max_pixels)
     raise SourceError(f"{printable(str(source.path))}: there is no image whose mode could be kept")
+
+
+def read_file_mode(data: Buffer, where: str, max_pixels: int) -> Mode:
+    """Reads the mode of an image file. Raises :class:`SourceError`, which begins with ``where``, for a damaged or
+    unknown file."""
+    try:
+        described = native.describe(memoryview(data), check_header(data))
+        if described is None:
+            native.decode(memoryview(data), max_pixels)  # raises with the reason
+    except HeaderError as error:
+        raise SourceError(f"{where}: {error.reason}, and its mode is to be kept") from None
+    except DecodeError as error:
+        raise SourceError(f"{where}: {error}; its mode is to be kept") from None
+    if described is None:
+        raise SourceError(f"{where}: its mode cannot be read; name the mode instead of keep")
+    return described.mode

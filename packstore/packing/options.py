@@ -15,7 +15,7 @@ from packstore.core.registry import ENCODINGS, FORMATS, SOURCES
 from packstore.core.sizes import parse_bytes
 from packstore.images.normalization import MeanAndStd, parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
-from packstore.packing.column_answers import KEEP, Answers, split_columns
+from packstore.packing.column_answers import KEEP, Answers, split_column_options
 from packstore.sources.arguments import SourceArguments
 from packstore.sources.column_options import check_columns
 from packstore.sources.ignoring import check_patterns
@@ -70,7 +70,7 @@ class ConvertOptions(SourceArguments):
         object.__setattr__(self, "ignore", check_patterns(self.ignore))
         object.__setattr__(self, "columns", check_column_options(self.columns))
         one = None if self.frames in (None, *OF_SOURCES) else str(self.frames)
-        _check_mode(self.mode, self.depth, self.alpha, one)
+        _check_mode_options(self.mode, self.depth, self.alpha, one)
         if self.frames in OF_SOURCES and (self.exif_transpose or self.link):
             raise UsageError(
                 f"frames={self.frames} packs pixels, so neither exif_transpose nor link can apply; leave them out"
@@ -93,17 +93,17 @@ class ConvertOptions(SourceArguments):
 
     @property
     def source_columns(self) -> tuple[str, ...]:
-        """:attr:`columns` without answers: the meanings of the source's columns."""
-        return split_columns(self.columns)[0]
+        """:attr:`columns` without options of single image columns: the meanings of a table's columns."""
+        return split_column_options(self.columns)[0]
 
     @property
     def column_answers(self) -> dict[str, dict[str, str]]:
-        """Answers of single columns, by column and name."""
-        return split_columns(self.columns)[1]
+        """Options of single image columns, by column and name."""
+        return split_column_options(self.columns)[1]
 
-    def answers_of(self, column: str) -> Answers:
-        """Returns the answers that hold for a column beside the main image: the column's own answers, else the answers
-        for all columns. Of the modes for all columns only ``keep`` applies to it."""
+    def answers_for(self, column: str) -> Answers:
+        """Returns mode, depth, alpha and frames for a column beside the main image: the column's own options, else
+        those for all columns. A mode for all columns applies only if it is ``keep``."""
         own = self.column_answers.get(column, {})
         mode = KEEP if self.mode == KEEP and own.get("depth") in (None, KEEP) else None
         depth = None if own.get("mode") == KEEP and self.depth != KEEP else self.depth
@@ -116,22 +116,24 @@ class ConvertOptions(SourceArguments):
 
 
 def check_column_options(columns: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns the values of ``--column`` as a tuple. Raises :class:`UsageError` for invalid ones."""
+    """Returns the values of ``--column`` as a tuple; a single text becomes one value. Raises :class:`UsageError` for
+    invalid values."""
     given = (columns,) if isinstance(columns, str) else columns
     if not isinstance(given, (tuple, list)) or not all(isinstance(each, str) for each in given):
         return check_columns(columns)  # says what is wrong
-    meanings, answers = split_columns(given)
+    meanings, answers = split_column_options(given)
     check_columns(meanings)
     for column, own in answers.items():
         try:
-            _check_mode(*Answers(**own))
+            _check_mode_options(*Answers(**own))
         except UsageError as error:
             raise UsageError(f"--column {printable(column)}: {error}") from None
     return tuple(given)
 
 
-def _check_mode(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:
-    """Raises :class:`UsageError` for values that mode, depth, alpha and frames do not accept."""
+def _check_mode_options(mode: str | None, depth: str | None, alpha: str | None, frames: str | None) -> None:
+    """Raises :class:`UsageError` for an invalid mode, depth, alpha or frames, and for a depth that contradicts the
+    mode."""
     named = RGB.name if mode in (None, KEEP) else mode
     if not isinstance(named, str):
         raise UsageError(f"mode should be the name of a mode or keep, got {mode!r}")

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
-from packstore.core.errors import DestinationError, SampleError, UsageError, printable
-from packstore.core.files import refuse_empty, refuse_inside
+from packstore.core.errors import DestinationError, UsageError, printable
+from packstore.core.files import refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
-from packstore.core.modes import RGB, is_answer, parse_mode
+from packstore.core.modes import RGB, parse_mode
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.urls import UrlPath, find_bridge, location
-from packstore.images.encode import EncodeOptions, Encoder, Encoding, parse_size
+from packstore.images.encode import EncodeOptions, Encoder, Encoding
 from packstore.images.encode.options import readers_transpose
 from packstore.images.normalization import parse_normalization
 from packstore.images.reading import OF_SOURCES, Reading
 from packstore.images.seek_index import wants_index
-from packstore.images.sniff import MAX_PIXELS
-from packstore.packing.column_answers import format_answers
-from packstore.packing.further_images import keep_modes
+from packstore.packing.further_images import resolve_column_modes
 from packstore.packing.modes import resolve_reading
 from packstore.packing.options import ConvertOptions
+from packstore.packing.probing import SampleProbe, make_encoder, resolve_uniform_shape
 from packstore.packing.shard_rule import ShardRule
 from packstore.sources import ask_about_clips, ask_about_left
-from packstore.sources.base import Entry, Source, Survey
+from packstore.sources.base import Source, Survey
 from packstore.sources.clips import ClipsSource
 from packstore.stores import format_of, is_store
 from packstore.stores.builder.interrupted import was_killed_after_publishing
@@ -41,8 +37,6 @@ REMOTE_SHARD_BYTES = 256 << 20
 """Default shard size of a store at a URL: large against the cost of a request, small enough for a cache to hold
 hundreds."""
 _LINKED_SHARD_BYTES = 50 * REMOTE_SHARD_BYTES  # of the source: links and a seek index are some 2% of them
-_SAMPLED = 24
-"""Number of images that are encoded to estimate the size of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +53,7 @@ class Plan:
         auto_normalize: Mean and standard deviation must be computed first.
         estimate_bytes: Estimated size of the store.
         free_bytes: Free space at the destination; None at a URL.
-        options: The options as given.
+        options: Options of the caller, defaults not filled in.
         index: The store gets a seek index.
         shards: Rule by which shards are cut; None for a store of one file. A store at a URL always has shards.
         relative_link_folder: Base folder of relative links; None for absolute links or none.
@@ -98,7 +92,7 @@ def make_plan(
     refuse_empty(source)
     source, destination = location(source), location(destination)
     resolve_format(destination, options.format)
-    _check_places(source, destination)
+    _check_paths(source, destination)
     check_destination(destination, options)
     opened = options.open_source(
         source,
@@ -113,7 +107,8 @@ def make_plan(
 def plan_source(
     opened: Source, destination: Path, options: ConvertOptions, progress: ProgressCallback = no_progress
 ) -> Plan:
-    """Plans the conversion of an opened source, see :func:`make_plan`. Closes the source if that fails."""
+    """Plans the conversion of an opened source: surveys it, and encodes a few samples to estimate sizes. Closes the
+    source if planning fails. Raises as :func:`make_plan`."""
     try:
         remote, format = isinstance(destination, UrlPath), resolve_format(destination, options.format)
         survey = opened.survey(options.split, progress)
@@ -123,10 +118,10 @@ def plan_source(
         if isinstance(opened, ClipsSource):
             opened.read_as(reading)
             survey = opened.survey(options.split)
-        survey = keep_modes(opened, survey, options)
+        survey = resolve_column_modes(opened, survey, options)
         encode, auto = _resolve_encoding(format, opened.normalization, survey, options, reading)
-        probe = _Probe(opened, options)
-        shape = _uniform_shape(encode, survey, probe)
+        probe = SampleProbe(opened, options)
+        shape = resolve_uniform_shape(encode, survey, probe)
         plan = Plan(
             source=opened,
             survey=survey,
@@ -175,22 +170,6 @@ def _check_link(plan: Plan, encoder: Encoder) -> None:
         )
 
 
-def make_encoder(
-    encode: EncodeOptions, survey: Survey, shape: tuple[int, ...] | None, *, reencode: bool = False
-) -> Encoder:
-    """Makes the encoder for the images of a source. ``reencode`` encodes again even the records of a ``jpeg`` store."""
-    store = survey.store
-    files = ENCODINGS[survey.encoding].layout is None
-    mode = survey.mode if store is None else store.image.mode
-    return Encoder(
-        encode,
-        "original" if reencode and files else survey.encoding,
-        shape,
-        store.normalization if store else None,
-        parse_mode(mode or RGB.name),
-    )
-
-
 def check_space(plan: Plan) -> None:
     """Raises :class:`DestinationError` if the estimated store exceeds the free space."""
     if plan.free_bytes is not None and plan.estimate_bytes > plan.free_bytes:
@@ -214,7 +193,8 @@ def resolve_format(destination: Path, format: str | None) -> str:
 
 
 def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
-    """Raises :class:`UsageError` if images would be resized, but not the columns that belong to their pixels."""
+    """Raises :class:`UsageError` if images would be resized while columns tied to their pixels (boxes, masks, further
+    images) would not."""
     names = [column.name for column in survey.columns if column.traits.moves or column.traits.has_images]
     if names and (encode.size is not None or encode.resize is not None or encode.max_side is not None):
         raise UsageError(
@@ -223,14 +203,15 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
         )
 
 
-def _check_places(source: Path, destination: Path) -> None:
-    """Raises if the source is missing, or if source and destination are equal or one lies in the other."""
+def _check_paths(source: Path, destination: Path) -> None:
+    """Raises :class:`UsageError` if the source does not exist, or if source and destination are equal or one lies in
+    the other. Accepts every source of a dataset library."""
     if find_bridge(source) is not None:
         return  # only the library knows where its files lie
     if not isinstance(source, UrlPath) and not source.exists():
         raise UsageError(f"{printable(str(source))}: no such file or directory")
     if isinstance(source, UrlPath) is isinstance(destination, UrlPath):
-        refuse_inside(destination, source)
+        refuse_nested_paths(destination, source)
 
 
 def check_destination(destination: Path, options: ConvertOptions) -> None:
@@ -266,7 +247,8 @@ def check_destination(destination: Path, options: ConvertOptions) -> None:
 def _resolve_encoding(
     format: str, usual: str, survey: Survey, options: ConvertOptions, reading: Reading
 ) -> tuple[EncodeOptions, bool]:
-    """Returns the encode options with all defaults filled in, and if the normalisation must be computed."""
+    """Returns the encode options with all defaults filled in, and whether mean and standard deviation must be computed
+    first. Raises :class:`UsageError` for options that do not fit the encoding."""
     source: type[Encoding] = ENCODINGS[survey.encoding]
     normalized = source.layout == "CHW"
     default = None if normalized else FORMATS[format].default_encoding
@@ -274,7 +256,7 @@ def _resolve_encoding(
         default = "float32"  # half precision has 11 bits
     asked = options.encoding or default or survey.encoding
     encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
-    if options.encoding in (None, "original") and source.layout is not None and _is_reduced(survey, reading):
+    if options.encoding in (None, "original") and source.layout is not None and _reduces_to_8_bits(survey, reading):
         encoding = ENCODINGS[reading.pixels.dtype]
     normalize = options.normalize
     if options.quality is not None and "quality" not in encoding.accepts:
@@ -309,91 +291,25 @@ def _resolve_encoding(
         progressive=options.progressive,
         reading=reading,
         # Do not ask again about files of a store, unless they will be read in another way.
-        asks=survey.store is None or reading != _reading_of_store(survey.store),
+        asks=survey.store is None or reading != _restore_reading(survey.store),
     )
     return encode, normalize == "auto"
 
 
-def _reading_of_store(store: Manifest) -> Reading:
+def _restore_reading(store: Manifest) -> Reading:
+    """Returns how a store's images were read from their files, by its manifest."""
     return replace(Reading.restore(store.image.mode, store.options), chosen=True)
 
 
-def _is_reduced(survey: Survey, reading: Reading) -> bool:
-    """Tells if arrays of more bits will be reduced to 8 bits."""
+def _reduces_to_8_bits(survey: Survey, reading: Reading) -> bool:
+    """Tells if the source's pixels have more than 8 bits and will be reduced to 8."""
     mode = parse_mode((survey.mode if survey.store is None else survey.store.image.mode) or RGB.name)
     return mode.dtype != reading.pixels.dtype == "uint8"
 
 
-class _Probe:
-    """Encodes a few samples, spread over the source, to learn sizes and shapes."""
-
-    def __init__(self, source: Source, options: ConvertOptions) -> None:
-        self._source = source
-        self._split = options.split
-
-    def sample_entries(self, records: int) -> Iterator[Entry]:
-        # Fewer in a small source, for which they would take a large part of the conversion's time.
-        """Yields some entries, spread over the source, ready to be read."""
-        count = max(8, min(_SAMPLED, records // 100))
-        return self._source.pick_entries(self._split, records, count)
-
-    def measure_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
-        """Encodes the samples; returns (bytes in the source, bytes as a record) of each, without bad samples. Empty
-        if the sizes are known without encoding."""
-        sizes: list[tuple[int, int]] = []
-        if encoder.passes_through or encoder.columns()[0].kind == "fixed":
-            return sizes
-        for entry in self.sample_entries(records):
-            try:
-                record = encoder(entry.key, self._source.image(entry)).record
-                sizes.append((entry.size_bytes, memoryview(record).nbytes))
-            except SampleError:
-                continue
-        return sizes
-
-    def sample_shapes(self, encode: EncodeOptions, survey: Survey) -> dict[tuple[int, ...], str]:
-        """Returns the shapes of the samples, each with the key of an image that has it."""
-        pixels = replace(encode, encoding=encode.reading.pixels.dtype, size=None, normalization=None)
-        encoder = make_encoder(pixels, survey, None)
-        found: dict[tuple[int, ...], str] = {}
-        for entry in self.sample_entries(survey.records):
-            try:
-                shape = encoder(entry.key, self._source.image(entry)).shape
-            except SampleError:
-                continue
-            if shape is not None:
-                found.setdefault(tuple(shape), entry.key)
-        return found
-
-
-def _uniform_shape(encode: EncodeOptions, survey: Survey, probe: _Probe) -> tuple[int, ...] | None:
-    """Returns the shape ``(H, W, 3)`` that the encoding demands of all records, or None if they may differ. Raises
-    :class:`UsageError` if the samples differ and the encoding needs one shape."""
-    layout = ENCODINGS[encode.encoding].layout
-    if layout is None:
-        return None
-    if ENCODINGS[survey.encoding].layout == "CHW" and survey.shape is not None:
-        return (*survey.shape[1:], survey.shape[0])
-    if encode.size is not None:
-        height, width = (encode.size, encode.size) if isinstance(encode.size, int) else encode.size
-        return (height, width, encode.reading.pixels.channels)
-    if survey.shape is not None:
-        return survey.shape
-    if layout == "HWC":
-        return None
-    shapes = probe.sample_shapes(encode, survey)
-    if len(shapes) > 1:
-        some = ", ".join(f"{h}x{w} ({printable(key)})" for (h, w, _), key in islice(shapes.items(), 3))
-        proposal = 224 if min(min(shape[:2]) for shape in shapes) >= 64 else 32
-        raise UsageError(
-            f"{encode.encoding} needs images of one size, and these differ (height x width): {some}; "
-            f"give --size, for example --size {proposal}, or keep the files with --encoding original"
-        )
-    return next(iter(shapes), None)
-
-
 def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
-    """Estimates the size of the store, from the sizes of some records."""
+    """Estimates the size of the store on disk. ``sampled`` are the bytes of some records, for an encoding whose sizes
+    are not known beforehand."""
     survey, records = plan.survey, plan.survey.records
     image = encoder.columns()[0]
     columns = survey.key_bytes + records * (8 + 8 + 8 * len(survey.columns)) + survey.value_bytes
@@ -413,88 +329,3 @@ def _estimate_bytes(plan: Plan, encoder: Encoder, sampled: list[int]) -> int:
 
 _LINK_BYTES = 8 * 4 + 80  # per record: numbers and a path
 _INDEX_SHARE = 120  # a seek index takes 1/120 of the bytes of photos
-_GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
-
-
-def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
-    """Returns the options that shaped the records, as the manifest stores them; see
-    :func:`restore_encode_options`."""
-    encode = plan.encode
-    size = encode.size
-    options: dict[str, str | int | float | bool | None] = {
-        "size": None if size is None else f"{size}" if isinstance(size, int) else f"{size[0]}x{size[1]}",
-        "fit": None if size is None else encode.fit,
-        "resize": encode.resize,
-        "max_side": encode.max_side,
-        "exif_transpose": encode.exif_transpose,
-        "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
-        "split": plan.options.split,
-        **({} if encode.progressive is None else {"progressive": encode.progressive}),
-        **({"link": "absolute" if plan.relative_link_folder is None else "relative"} if plan.options.link else {}),
-        **encode.reading.answers(),
-        **_column_answers(plan),
-        **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
-        **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
-    }
-    for name in ("ignore", "columns"):
-        if given := getattr(plan.source.options, name):
-            options[name] = json.dumps(given)
-    store = plan.survey.store
-    if store is not None and not encode.resizes:
-        # The pixels are unchanged, so the options with which they were made still describe them.
-        options.update({name: store.options.get(name) for name in _GEOMETRY})
-        options["exif_transpose"] = encode.exif_transpose or bool(store.options.get("exif_transpose"))
-        options["split"] = options["split"] or store.options.get("split")
-        if plan.make_encoder().passes_through:
-            options["quality"] = store.options.get("quality")
-            if "progressive" in store.options:
-                options["progressive"] = store.options["progressive"]
-    return options
-
-
-def _column_answers(plan: Plan) -> dict[str, str]:
-    """Returns the answers of single columns: the given ones, and those of a store for columns without any."""
-    given = format_answers(plan.options.column_answers)
-    store = plan.survey.store
-    if store is None:
-        return given
-    asked = plan.options.column_answers
-    kept = {name: value for name, value in store.options.items() if "." in name and is_answer(name)}
-    return {name: str(value) for name, value in kept.items() if name.partition(".")[0] not in asked} | given
-
-
-def record_counts(manifest: Manifest) -> dict[str, int]:
-    """Returns the counts of records in a manifest's options: integers that are not geometry, quality or split."""
-    known = (*_GEOMETRY, "quality", "split")
-    return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
-
-
-def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
-    """Tells if two stores were made with the same options, so that equal images have equal records."""
-    names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
-    return all(manifest.options.get(name) == other.options.get(name) for name in names)
-
-
-def restore_encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
-    """Restores the encode options of a store from its manifest."""
-    o = manifest.options
-    size = o.get("size")
-    return EncodeOptions(
-        encoding=manifest.encoding,
-        size=None if size is None else parse_size(str(size)),
-        fit=str(o.get("fit") or "crop"),
-        resize=_optional_int(o.get("resize")),
-        max_side=_optional_int(o.get("max_side")),
-        quality=_optional_int(o.get("quality")) or DEFAULT_QUALITY,
-        normalization=manifest.normalization,
-        exif_transpose=bool(o.get("exif_transpose", False)),
-        progressive="baseline" if o.get("progressive") == "baseline" else None,
-        check="none",
-        decoder=decoder,
-        max_pixels=max_pixels,
-        reading=Reading.restore(manifest.image.mode, o),
-    )
-
-
-def _optional_int(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

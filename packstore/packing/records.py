@@ -25,11 +25,12 @@ from packstore.packing.batches import (
     PASS_RECORDS,
     Linker,
     PackedBatch,
-    pack,
-    split_batches,
+    group_entries,
+    pack_batch,
 )
 from packstore.packing.further_images import FileChecks
-from packstore.packing.plan import Plan, options_to_record
+from packstore.packing.plan import Plan
+from packstore.packing.recorded_options import options_to_record
 from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.values import ValueConverter, stack_values
 from packstore.sources.base import Entry, Survey
@@ -64,27 +65,28 @@ class PackedShard:
 def pack_shard(
     plan: Plan, entries: Iterable[Entry], path: Path, progress: ProgressCallback = no_progress
 ) -> PackedShard:
-    """Packs one shard of a plan to ``path``, with the same bytes that it has in the store of the whole plan.
+    """Packs one shard of a plan to ``path``, with the same bytes that it has in the store of the whole plan. Writes
+    nothing if all of its samples are skipped.
 
-    It needs no other shard, so the shards of a plan can be packed in any order and by any number of machines.
+    The shards of a plan can be packed in any order and by any number of machines.
 
     Args:
         plan: The plan, its normalisation already computed.
-        entries: Entries of the shard, see :meth:`packstore.packing.shard_rule.ShardRule.shards`.
+        entries: Entries of the shard, see :meth:`packstore.packing.shard_rule.ShardRule.split_entries`.
         path: Destination of the shard.
         progress: Called after each batch.
     """
     encoder, result = plan.make_encoder(), PackedShard()
-    columns, workers = store_columns(plan, encoder), plan.options.workers or plan.source.workers()
+    columns, workers = list_store_columns(plan, encoder), plan.options.workers or plan.source.workers()
     with create_store(path, format=plan.format, encoding=plan.encode.encoding, columns=columns) as builder:
         describe_store(builder, plan, encoder)
         for packed in pack_batches(plan, encoder, iter(entries), workers):
-            append_packed(builder, packed, plan.survey)
+            append_batch(builder, packed, plan.survey)
             result.skipped += packed.skipped
             result.kept.update(packed.kept)
             result.oriented += len(packed.oriented)
             result.counted.update(how for _, how in packed.unified)
-            result.palette.update(label_of(packed.seen[place]) for place in packed.palette)
+            result.palette.update(first_label(packed.seen[place]) for place in packed.palette)
             result.source_bytes += packed.source_bytes
             progress(Progress("pack", builder.records + len(result.skipped), None, result.source_bytes))
         if builder.records:
@@ -92,15 +94,15 @@ def pack_shard(
     return result
 
 
-def label_of(entry: Entry) -> int:
-    """Returns the class by which an entry is counted: its first label, or 0 without labels."""
+def first_label(entry: Entry) -> int:
+    """Returns the class number of an entry: its first label, or 0 without labels."""
     return entry.labels[0] if entry.labels else 0
 
 
 def describe_store(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
-    """Sets origin, normalisation, options and versions of a builder."""
+    """Sets origin, normalisation, options and libraries' versions in a builder's manifest."""
     builder.describe(
-        origin=source_origin(plan),
+        origin=describe_source_origin(plan),
         normalization=plan.encode.normalization,
         options=options_to_record(plan),
         versions={"packstore": packstore.__version__} | encoder.versions(),
@@ -108,35 +110,36 @@ def describe_store(builder: StoreBuilder, plan: Plan, encoder: Encoder) -> None:
 
 
 def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers: int) -> Iterator[PackedBatch]:
-    """Packs entries with ``workers`` threads; yields the batches in order."""
+    """Reads and encodes entries with ``workers`` threads; yields the packed batches in the entries' order. Raises at a
+    bad sample, or skips it under ``on_error="skip"``."""
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
     converter = ValueConverter(plan.survey, FileChecks(plan.survey, plan.encode, plan.options) or None)
     linker = Linker(source, plan.relative_link_folder) if plan.options.link else None
     return ordered_flat_map(
-        lambda batch: pack(batch, source, encoder, converter, skip, plan.index, linker),
-        split_batches(source.fetch(entries), *limits, source.nbytes),
+        lambda batch: pack_batch(batch, source, encoder, converter, skip, plan.index, linker),
+        group_entries(source.fetch(entries), *limits, source.nbytes),
         workers,
         size=lambda packed: packed.record_bytes,
     )
 
 
-def _shard_starts(packed: PackedBatch, cuts: ShardCuts) -> set[int]:
-    """Returns the positions in ``packed.entries`` at which shards begin. If the first entry of a shard was skipped, the
-    next record begins it. Advances ``cuts``."""
+def _find_shard_starts(packed: PackedBatch, cuts: ShardCuts) -> set[int]:
+    """Returns the positions in ``packed.entries`` at which shards begin, and advances ``cuts``. If the first entry of a
+    shard was skipped, the next record begins the shard."""
     firsts, place = set(), 0
     for entry in packed.seen:
-        if cuts.begins(entry):
+        if cuts.begins_shard(entry):
             firsts.add(place)
         place += place < len(packed.entries) and packed.entries[place] is entry
     return firsts
 
 
-def append_packed(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cuts: ShardCuts | None = None) -> None:
-    """Appends a packed batch to a builder, which begins a new shard at each of the ``cuts``."""
+def append_batch(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cuts: ShardCuts | None = None) -> None:
+    """Appends a packed batch to a builder, split by split; begins new shards at ``cuts``, and advances ``cuts``."""
     entries = packed.entries
     has_shape = any(column.name == "shape" for column in builder.columns)
-    firsts = _shard_starts(packed, cuts) if cuts is not None else set()
+    firsts = _find_shard_starts(packed, cuts) if cuts is not None else set()
     first = 0
     while first < len(entries):
         if first in firsts:
@@ -171,16 +174,18 @@ def append_packed(builder: StoreBuilder, packed: PackedBatch, survey: Survey, cu
         builder.cut()
 
 
-def store_columns(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
-    """Returns all columns of a plan's store: image, shape, the survey's, key, checksums, seek index and links."""
+def list_store_columns(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
+    """Returns all columns of a plan's store in their order: image, shape, those of the survey, key, checksums, seek
+    index, links."""
     image, *shape = encoder.columns()
     index = (SEEK_INDEX,) if plan.index else ()
     links = LINK_COLUMNS if plan.options.link else ()
     return (image, *shape, *plan.survey.columns, KEY, CHECKSUM, ROW_CHECKSUM, *index, *links)
 
 
-def source_origin(plan: Plan) -> Origin:
-    """Returns kind, name and file counts of a plan's source, for the manifest."""
+def describe_source_origin(plan: Plan) -> Origin:
+    """Returns the manifest entry that says where a store's records are from: kind, name and file counts of the source,
+    and its digest if it is a store."""
     name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
     store = plan.survey.store
     digest = store.dataset_digest if store else None

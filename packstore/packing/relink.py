@@ -18,7 +18,7 @@ from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.urls import UrlPath, location
-from packstore.packing.rewriting import rewrite
+from packstore.packing.rewriting import rewrite_store
 from packstore.stores import open_store
 from packstore.stores.base import Reader
 from packstore.stores.link_files import FileState, LinkedFiles, derive_object_state, is_url_link, read_file_state
@@ -87,14 +87,14 @@ def relink(
         manifest, shown = reader.manifest, printable(str(place))
         if not manifest.is_linked:
             raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")
-        own = link_folder(reader.path)
-        places = {old: _rebase(old, moves) for old in list_linked_files(reader, own)}
+        own = folder_of(reader.path)
+        places = {old: _move_path(old, moves) for old in list_linked_files(reader, own)}
         moved = sum(old != new for old, new in places.items())
         if moves is not None and not moved:
             some = ", ".join(printable(old) for old in [*places][:3])
             raise UsageError(f"no file of {shown} lies in {printable(moves[0])}; it points to {some}")
-        states = {new: _file_state(new) for new in places.values()}
-        proven = _verify_changed(reader, places, states, report)
+        states = {new: _read_file_state(new) for new in places.values()}
+        proven = _verify_changed_files(reader, places, states, report)
         asked = manifest.options.get("link") if links is None else links
         folder = own if asked == "relative" else None
 
@@ -107,26 +107,26 @@ def relink(
             return values
 
         options = {"link": "absolute" if folder is None else "relative"}
-        manifest = rewrite(reader, manifest.columns, "link", report, new_links, options)
+        manifest = rewrite_store(reader, manifest.columns, "link", report, new_links, options)
     return RelinkReport(place, manifest, len(states), moved, proven, time.monotonic() - started)
 
 
 def _absolute_path(path: str | os.PathLike[str]) -> str:
-    """Returns a path as absolute, without ``..`` and without resolving links; a URL unchanged."""
+    """Makes a path absolute and removes ``..``, without resolving symbolic links; returns a URL unchanged."""
     refuse_empty(path)
     found = location(path)
     return str(found) if isinstance(found, UrlPath) else os.path.abspath(found)  # noqa: PTH100 - it removes `..`
 
 
-def _rebase(place: str, moves: tuple[str, str] | None) -> str:
+def _move_path(place: str, moves: tuple[str, str] | None) -> str:
     """Replaces the old prefix of a path by the new one; returns other paths unchanged."""
     if moves is None or not f"{place}/".startswith(f"{moves[0].rstrip('/')}/"):
         return place
     return f"{moves[1].rstrip('/')}{place[len(moves[0].rstrip('/')) :]}"
 
 
-def _file_state(place: str) -> FileState:
-    """Returns size and times of a file or object. Raises :class:`StoreError` if it does not exist."""
+def _read_file_state(place: str) -> FileState:
+    """Returns size and time of modification of a file or object. Raises :class:`StoreError` if it cannot be read."""
     try:
         if not is_url_link(place):
             return read_file_state(place)
@@ -139,12 +139,19 @@ def _file_state(place: str) -> FileState:
         raise StoreError(f"{printable(place)} cannot be read ({reason}); nothing was changed") from None
 
 
-def _verify_changed(
+def _verify_changed_files(
     reader: Reader, places: dict[str, str], states: dict[str, FileState], progress: ProgressCallback
 ) -> int:
-    """Compares the images of files whose state has changed with their checksums; returns their number.
+    """Reads the images in files whose size or time has changed, and compares them with their checksums. Returns the
+    number of images read.
 
-    Raises :class:`StoreError` that names the first image that differs.
+    Raises :class:`StoreError` for the first image that differs or cannot be read.
+
+    Args:
+        reader: The linked store.
+        places: New path of each file, by its old path.
+        states: Present size and time of each file, by its new path.
+        progress: Called after each batch.
     """
     files = LinkedFiles()
 

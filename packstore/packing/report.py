@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,9 +19,6 @@ from packstore.packing.plan import Plan
 from packstore.sources.ledger import Ledger
 from packstore.stores import open_store
 from packstore.stores.base import disk_bytes
-
-Labels = Counter[int] | NDArray[np.int64]
-"""Number of records by label."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -102,26 +99,16 @@ def make_report(
     )
 
 
-def find_palette_classes(plan: Plan, manifest: Manifest, palette: Counter[int]) -> tuple[str, ...]:
-    """Returns the classes whose records are all PNG files with a palette; reads the store's labels."""
-
-    def counts() -> NDArray[np.int64]:
-        with open_store(plan.destination) as reader:
-            return np.bincount(reader.fixed_column("label"), minlength=len(manifest.classes or ()))
-
-    return palette_classes(plan, manifest, palette, counts)
-
-
-def palette_classes(
-    plan: Plan, manifest: Manifest, palette: Counter[int], counts: Callable[[], Labels]
+def find_palette_classes(
+    plan: Plan, manifest: Manifest, palette: Counter[int], labels: Counter[int] | None = None
 ) -> tuple[str, ...]:
-    """Returns the classes whose records are all PNG files with a palette.
+    """Returns the classes whose records are all PNG files with a palette, ``""`` for a whole store without classes.
 
     Args:
         plan: The conversion.
-        manifest: Of the store.
-        palette: Number of palette files by label.
-        counts: Returns the number of records by label; called only if needed.
+        manifest: Manifest of the published store.
+        palette: Number of palette files by class number.
+        labels: Number of records by class number; None reads it from the store if it is needed.
     """
     if not palette:
         return ()
@@ -129,5 +116,8 @@ def palette_classes(
         return ("",) if palette.total() == manifest.records else ()
     if "label" in plan.survey.sampled:
         return ()
-    labels = counts()
-    return tuple(name for label, name in enumerate(manifest.classes) if 0 < labels[label] == palette[label])
+    counts: Counter[int] | NDArray[np.int64] | None = labels
+    if counts is None:
+        with open_store(plan.destination) as reader:
+            counts = np.bincount(reader.fixed_column("label"), minlength=len(manifest.classes))
+    return tuple(name for label, name in enumerate(manifest.classes) if 0 < counts[label] == palette[label])

@@ -18,12 +18,13 @@ import xxhash
 import packstore
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Skipped
-from packstore.core.modes import is_answer
+from packstore.core.modes import is_reading_option
 from packstore.images.encode import Encoder
 from packstore.images.reading import EXPECTED
 from packstore.images.seek_index import make_indexes
 from packstore.packing.batches import PASS_BYTES, PASS_RECORDS, PackedBatch
-from packstore.packing.plan import Plan, options_to_record
+from packstore.packing.plan import Plan
+from packstore.packing.recorded_options import options_to_record
 from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
@@ -39,8 +40,8 @@ def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column])
 
 
 def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:
-    """Collects everything that determines the records of a conversion, as JSON values by name. Loads the libraries
-    of the encoder, for their versions."""
+    """Collects everything that determines the records of a conversion, as JSON values by name. Imports the encoder's
+    libraries for their versions."""
     survey, options = plan.survey, options_to_record(plan)
     normalization = plan.encode.normalization
     return {
@@ -51,9 +52,9 @@ def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Colum
         "bytes of the source": survey.size_bytes,
         "format": plan.format,
         "encoding": plan.encode.encoding,
-        "options": {name: value for name, value in options.items() if not is_answer(name)},
+        "options": {name: value for name, value in options.items() if not is_reading_option(name)},
         # The answer to a question changes no record that was packed before it was asked.
-        **{f"{name}?": options.get(name) for name in dict.fromkeys([*EXPECTED, *filter(is_answer, options)])},
+        **{f"{name}?": options.get(name) for name in dict.fromkeys([*EXPECTED, *filter(is_reading_option, options)])},
         "normalization": dataclasses.asdict(normalization) if normalization else None,
         "check": plan.encode.check,
         "max pixels": plan.encode.max_pixels,
@@ -77,8 +78,8 @@ class PositionTracker:
     """
 
     def __init__(self, before: SourcePosition | None = None) -> None:
-        """``before`` is the position of an interrupted run, whose records are replayed: what it counted is not
-        counted twice."""
+        """``before`` is the position of an interrupted run whose records are replayed. Its counts are taken over, and
+        the replayed entries are not counted again."""
         self.consumed = 0
         self.skipped: list[Skipped] = []
         self._counted_upto = before.counted_upto if before is not None else 0
@@ -96,8 +97,8 @@ class PositionTracker:
         palette: Sequence[int] = (),
         unified: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Adds entries that were read, the skipped ones among them; ``oriented``, ``palette`` and ``unified`` give
-        positions in ``seen``."""
+        """Counts entries that were read, skipped ones included; ``oriented``, ``palette`` and ``unified`` are positions
+        in ``seen``. Keeps the entries in memory until :meth:`digest`."""
         first = self._counted_upto - self.consumed
         self.oriented += sum(place >= first for place in oriented)
         self.unified.update(how for place, how in unified if place >= first)
@@ -109,14 +110,14 @@ class PositionTracker:
         self.skipped += skipped or ()
 
     def position(self) -> SourcePosition:
-        """Returns the position for a receipt."""
+        """Returns the position in the source so far, which a later run resumes from."""
         upto = max(self.consumed, self._counted_upto)
         palette, unified = tuple(sorted(self.palette.items())), tuple(sorted(self.unified.items()))
         skipped = tuple(self.skipped)
         return SourcePosition(self.consumed, self.digest(), skipped, upto, self.oriented, palette, unified)
 
     def digest(self) -> str:
-        """Digests key, split, labels, size and times of all entries so far."""
+        """Returns the digest of key, split, labels, size and times of all entries so far; frees the entries."""
         for key, split, labels, size, _, modified, changed in self._pending:
             self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
         self._pending = []
@@ -179,23 +180,24 @@ class ResumedRecords:
                 record_bytes=packed.record_bytes + nbytes,
             )
             if packed.record_bytes >= PASS_BYTES or len(packed.seen) >= PASS_RECORDS:
-                yield self._with_indexes(packed)
+                yield self._add_indexes(packed)
                 packed = _empty_batch()
         if packed.seen:
-            yield self._with_indexes(packed)
+            yield self._add_indexes(packed)
 
-    def _with_indexes(self, packed: PackedBatch) -> PackedBatch:
-        """Recomputes the seek indexes if the store has them: they follow from the files."""
+    def _add_indexes(self, packed: PackedBatch) -> PackedBatch:
+        """Returns the batch with seek indexes, computed again from the files, if the store has them."""
         return packed._replace(indexes=make_indexes(packed.records)) if self._has_index else packed
 
 
 def _empty_batch() -> PackedBatch:
+    """Returns a batch with empty lists, to be filled."""
     return PackedBatch([], [], [], [], [], [], [], 0, 0)
 
 
 def _source_change_message(plan: Plan, before: SourcePosition) -> str | None:
-    """Returns why an interrupted run cannot be resumed with the source as it is now, or None if it can. Lists the
-    entries that were read, again."""
+    """Returns the reason why an interrupted run cannot be resumed with the source as it is now, or None. Lists the
+    entries that the run had read again, and compares their digest."""
     if before.skipped and plan.options.on_error != "skip":
         return f"it skipped {len(before.skipped)} bad samples"
     now = PositionTracker()

@@ -13,24 +13,24 @@ import numpy as np
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import ProgressCallback
 from packstore.core.urls import UrlPath
-from packstore.packing.copying import Links, RecordCopier, create_like
-from packstore.packing.plan import record_counts
+from packstore.packing.copying import LinkGetter, RecordCopier, create_store_like
+from packstore.packing.recorded_options import record_counts
 from packstore.packing.upload_folder import lock_upload_folder
 from packstore.stores.base import Reader
 from packstore.stores.linked import read_link_values, relative_link_folder
 from packstore.stores.remote.publish import upload_store
 
 
-def rewrite(
+def rewrite_store(
     reader: Reader,
     columns: Sequence[Column],
     stage: str,
     progress: ProgressCallback,
-    links: Links | None = None,
+    links: LinkGetter | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Copies an open store beside itself with other columns or links, and replaces it with the copy. At a URL the
-    copy becomes a new version.
+    """Copies an open store beside itself with other columns or links, and replaces it with the copy. Uploads the copy
+    as a new version if the store is at a URL. Returns the new manifest.
 
     Args:
         reader: The store. Readers that are open keep the old one.
@@ -48,27 +48,28 @@ def rewrite(
         links = partial(read_link_values, folder=relative_link_folder(reader.manifest, reader.path))
     if isinstance(reader.path, UrlPath):
         with lock_upload_folder(reader.path) as (path, _):
-            _write(reader, path, columns, stage, progress, links, options or {})
+            _write_copy(reader, path, columns, stage, progress, links, options or {})
             return upload_store(path, reader.path, overwrite=True, progress=progress)
-    return _write(reader, reader.path, columns, stage, progress, links, options or {})
+    return _write_copy(reader, reader.path, columns, stage, progress, links, options or {})
 
 
-def _write(
+def _write_copy(
     reader: Reader,
     path: Path,
     columns: Sequence[Column],
     stage: str,
     progress: ProgressCallback,
-    links: Links,
+    links: LinkGetter,
     options: Mapping[str, Any],
 ) -> Manifest:
+    """Writes the copy to ``path``, replacing a store there, with the same shards and splits; returns its manifest."""
     manifest = reader.manifest
     starts = [0] if manifest.shards is None else manifest.shards.starts[:-1].tolist()
     splits = [(split.name, split.start, split.stop) for split in manifest.splits] or [("", 0, manifest.records)]
     counted = record_counts(manifest)
     kept = {name: value for name, value in manifest.options.items() if name not in counted}
     sharded = manifest.shards is not None
-    with create_like(path, manifest, columns, kept | dict(options), sharded=sharded, overwrite=True) as builder:
+    with create_store_like(path, manifest, columns, kept | dict(options), sharded=sharded, overwrite=True) as builder:
         copier = RecordCopier(builder, manifest.records, progress, links, stage)
         for start, stop in pairwise([*starts, manifest.records]):
             if start:

@@ -1,8 +1,6 @@
 """``select``: makes a new store from some records of a store, with other splits, classes or fewer columns.
 
-Random draws depend on the key alone: each record gets the XXH3-64 of its key with the seed, and the records with the
-lowest numbers are taken. So a draw depends neither on the order of the records nor on shards, and stays stable when
-records are added.
+Random draws are in :mod:`packstore.packing.drawing`.
 """
 
 from __future__ import annotations
@@ -22,16 +20,18 @@ from xxhash import xxh3_64_intdigest
 
 from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
 from packstore.core.errors import StoreError, UsageError, printable
-from packstore.core.files import check_paths, refuse_empty, refuse_inside
+from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.findings import DEFAULT_DROP, records_to_drop
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, progress_callback
 from packstore.core.registry import FORMATS
 from packstore.core.sizes import parse_bytes
 from packstore.core.urls import location
-from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, stores_origin
-from packstore.packing.merge import MergeReport, largest_shard_bytes, run_composition
-from packstore.packing.plan import record_counts, resolve_format
+from packstore.packing.composing import Composition, CopiedRecords, LinkedShards, Piece, describe_stores_origin
+from packstore.packing.drawing import draw_parts, draw_splits, hash_keys_with_seed, read_class_numbers
+from packstore.packing.merge import MergeReport, largest_shard_bytes, write_composition
+from packstore.packing.plan import resolve_format
+from packstore.packing.recorded_options import record_counts
 from packstore.packing.where import Where, parse_where
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -151,19 +151,17 @@ def select(
     check_paths(options.drop)
     with progress_callback(progress) as report, ExitStack() as stack:
         plan = plan_select(location(store), location(destination), options, stack, report)
-        return run_composition(plan, report, started)
+        return write_composition(plan, report, started)
 
 
 def plan_select(
     path: Path, destination: Path, options: SelectOptions, stack: ExitStack, progress: ProgressCallback
 ) -> Composition:
-    """Plans a selection: checks paths and options, and chooses the records. Opens the store for as long as ``stack`` is
-    open; writes nothing.
-
-    Raises :class:`UsageError` for options that do not fit the store.
+    """Plans a selection: checks paths and options, and chooses the records. Opens the store, which ``stack`` closes;
+    writes nothing. Raises as :func:`select`.
     """
     refuse_empty(path, destination)
-    refuse_inside(destination, path)
+    refuse_nested_paths(destination, path)
     format = resolve_format(destination, options.format)
     reader = stack.enter_context(open_store(path))
     manifest = reader.manifest
@@ -186,7 +184,7 @@ def plan_select(
     base = replace(
         manifest,
         format=format,
-        origin=stores_origin([reader]),
+        origin=describe_stores_origin([reader]),
         options={k: v for k, v in manifest.options.items() if k not in counted},
         skipped=manifest.skipped if kept == len(reader) else (),
     )
@@ -213,7 +211,7 @@ def _select_columns(
     manifest: Manifest, options: SelectOptions
 ) -> tuple[tuple[Column, ...], dict[str, NDArray[np.int64]], list[int]]:
     """Returns the new store's columns, the maps of class numbers by column, and the class numbers whose records are
-    left out."""
+    left out. Raises :class:`UsageError` if ``drop_columns`` or ``relabel`` does not fit the store."""
     dropped = set(options.drop_columns)
     needed = {*_NEEDED, *(companion.name for column in manifest.columns for companion in column.companions)}
     for name in options.drop_columns:
@@ -243,7 +241,8 @@ def _select_columns(
 
 
 def _read_relabel(path: Path) -> dict[str, str]:
-    """Reads new class names from a CSV file with the columns ``old,new``."""
+    """Reads new class names from a CSV file with the columns ``old,new``. Raises :class:`UsageError` if the file is
+    unreadable or has another form."""
     shown = printable(str(path))
     names: dict[str, str] = {}
     try:
@@ -287,17 +286,14 @@ def _split_names(manifest: Manifest) -> list[str]:
     return [name for split in manifest.splits for name in [split.name] * len(split)] or [""] * manifest.records
 
 
-@dataclass(frozen=True, slots=True)
-class _ChosenRecords:
-    """Chosen records by split: ``int64`` numbers in ascending order."""
-
-    by_split: Mapping[str, NDArray[np.int64]]
-
-
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
-) -> _ChosenRecords:
-    """Applies condition, dropped classes, audit report and random draws; returns the records of each new split."""
+) -> dict[str, NDArray[np.int64]]:
+    """Applies condition, dropped classes ``gone``, audit report and random draws. Returns the ascending record numbers
+    of each new split, without empty splits.
+
+    Raises :class:`StoreError` if a sample or split cannot be drawn.
+    """
     manifest = reader.manifest
     chosen: NDArray[np.int64] = np.arange(len(reader))
     if where is not None and where.columns <= {"split"} and not gone:
@@ -310,7 +306,9 @@ def _choose_records(
         for part in reader.parts():
             rows = _FileRecords(part, names[start : start + len(part)])
             mask = np.ones(len(part), np.bool_) if where is None else where(rows)
-            masks.append(mask & ~np.isin(_file_classes(part), gone) if gone else mask)
+            if gone:
+                mask = mask & ~np.isin(read_class_numbers(part, np.arange(len(part)), True), gone)
+            masks.append(mask)
             start += len(part)
             progress(Progress("select", start, len(reader), 0))
         chosen = np.flatnonzero(np.concatenate(masks))
@@ -322,122 +320,47 @@ def _choose_records(
     if drawn:
         chosen = _draw_sample(reader, chosen, options)
     if options.splits is not None:
-        groups = _class_numbers(reader, chosen, options.stratify)
-        order = _draw_numbers(reader, chosen, options.seed, "splits")
-        return _ChosenRecords(_draw_splits(chosen, groups, order, options.splits, "records"))
+        groups = read_class_numbers(reader, chosen, options.stratify)
+        order = hash_keys_with_seed(reader, chosen, options.seed, "splits")
+        return draw_splits(chosen, groups, order, options.splits, "records")
     if not manifest.splits:
-        return _ChosenRecords({"": chosen})
+        return {"": chosen}
     found = {s.name: chosen[(chosen >= s.start) & (chosen < s.stop)] for s in manifest.splits}
-    return _ChosenRecords({name: records for name, records in found.items() if len(records)})
-
-
-def _draw_numbers(reader: Reader, records: NDArray[np.int64], seed: int, what: str) -> NDArray[np.uint64]:
-    """Hashes the key of each record with the seed and a purpose: ``uint64``, the order of a random draw."""
-    salt = what.encode("ascii") + b"\0"
-    keys = (salt + bytes(reader.value("key", record)) for record in records.tolist())
-    return np.fromiter((xxh3_64_intdigest(key, seed=seed) for key in keys), np.uint64, len(records))
-
-
-def _class_numbers(reader: Reader, records: NDArray[np.int64], by_class: bool) -> NDArray[np.int64]:
-    """Returns the class number of each record, -1 for a record without a label. Unless ``by_class``, returns 0 for all.
-
-    Raises :class:`UsageError` if ``by_class`` and the store has no column ``label`` of one class a record.
-    """
-    if not by_class:
-        return np.zeros(len(records), np.int64)
-    if not reader.manifest.has_column("label"):
-        raise UsageError(f"{printable(str(reader.path))} has no column 'label', so nothing can be drawn by class")
-    if reader.manifest.column("label").kind != "fixed":
-        raise UsageError(f"{printable(str(reader.path))}: 'label' is not one class a record, which this needs")
-    labels: NDArray[np.int64] = reader.values("label", records).astype(np.int64)
-    if reader.manifest.has_column("label_valid"):
-        labels[~reader.values("label_valid", records)] = -1  # a class of their own
-    return labels
-
-
-def _file_classes(reader: Reader) -> NDArray[np.int64]:
-    """Returns the class numbers of all records of a file; -1 if one is missing."""
-    return _class_numbers(reader, np.arange(len(reader)), True)
+    return {name: records for name, records in found.items() if len(records)}
 
 
 def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
-    """Draws the records that ``per_class`` and ``sample`` ask for."""
+    """Draws records at random: at most ``per_class`` of each class, then ``sample`` of the rest. Raises
+    :class:`StoreError` if there are fewer than ``sample``."""
     if options.per_class is not None:
-        groups = _class_numbers(reader, chosen, True)
-        draws = _draw_numbers(reader, chosen, options.seed, "per class")
+        groups = read_class_numbers(reader, chosen, True)
+        draws = hash_keys_with_seed(reader, chosen, options.seed, "per class")
         order = np.lexsort((draws, groups))
         _, firsts = np.unique(groups[order], return_index=True)
         ranks = np.arange(len(order)) - np.repeat(firsts, np.diff([*firsts, len(order)]))
         chosen = np.sort(chosen[order[ranks < options.per_class]])
     if options.sample is not None and options.sample < len(chosen):
-        groups = _class_numbers(reader, chosen, options.stratify)
-        draws = _draw_numbers(reader, chosen, options.seed, "sample")
+        groups = read_class_numbers(reader, chosen, options.stratify)
+        draws = hash_keys_with_seed(reader, chosen, options.seed, "sample")
         share = options.sample / len(chosen)
-        taken = _draw_parts(chosen, groups, draws, {"taken": share, "left": 1 - share})
+        taken = draw_parts(chosen, groups, draws, {"taken": share, "left": 1 - share})
         chosen = taken.get("taken", chosen[:0])
     elif options.sample is not None and options.sample > len(chosen):
         raise StoreError(f"a sample of {options.sample:,} records is asked for, and there are {len(chosen):,}")
     return chosen
 
 
-def _draw_splits(
-    records: NDArray[np.int64],
-    groups: NDArray[np.int64],
-    draws: NDArray[np.uint64],
-    shares: Mapping[str, float],
-    what: str,
-) -> dict[str, NDArray[np.int64]]:
-    """Draws parts like :func:`_draw_parts`. Raises :class:`StoreError` if one would be empty."""
-    found = _draw_parts(records, groups, draws, shares)
-    empty = next((name for name in shares if name not in found), None)
-    if empty is not None and len(records):
-        raise StoreError(
-            f"the split {printable(empty)!r} would be empty: it is to have {shares[empty]:g} of {len(records):,} {what}"
-        )
-    return found
-
-
-def _draw_parts(
-    records: NDArray[np.int64], groups: NDArray[np.int64], draws: NDArray[np.uint64], shares: Mapping[str, float]
-) -> dict[str, NDArray[np.int64]]:
-    """Divides records at random into parts with the given shares, each group as evenly as whole numbers allow.
-    Leaves out empty parts."""
-    order = np.lexsort((draws, groups))
-    names, weights = list(shares), np.array(list(shares.values()))
-    counts = np.unique(groups, return_counts=True)[1]
-    # The rounding error of a group is carried to the next, so that the total has its shares too.
-    taken: dict[str, list[NDArray[np.int64]]] = {name: [] for name in names}
-    owed = np.zeros(len(names))
-    start = 0
-    for count in counts.tolist():
-        owed += weights * count
-        whole_numbers = _round_to_total(owed, count)
-        owed -= whole_numbers
-        stops = start + np.cumsum(whole_numbers)
-        for name, first, last in zip(names, [start, *stops[:-1]], stops, strict=True):
-            taken[name].append(records[order[int(first) : int(last)]])
-        start += count
-    found = {name: np.sort(np.concatenate(some)) for name, some in taken.items() if some}
-    return {name: some for name, some in found.items() if len(some)}
-
-
-def _round_to_total(wanted: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Rounds ``wanted`` to non-negative whole numbers that add up to ``total``."""
-    floors = np.maximum(np.floor(wanted + 1e-9), 0).astype(np.int64)
-    while int(floors.sum()) > total:
-        floors[int(np.argmax(floors - wanted))] -= 1
-    while int(floors.sum()) < total:
-        floors[int(np.argmax(wanted - floors))] += 1
-    return floors
-
-
 def _make_pieces(
-    reader: Reader, chosen: _ChosenRecords, parts: ShardList | None, labels: Mapping[str, NDArray[np.int64]]
+    reader: Reader,
+    chosen: Mapping[str, NDArray[np.int64]],
+    parts: ShardList | None,
+    labels: Mapping[str, NDArray[np.int64]],
 ) -> list[Piece]:
-    """Returns the pieces of the new store: links shards whose records are all chosen, copies other records."""
+    """Returns the pieces of the new store: links to shards of ``parts`` whose records are all chosen, copies of the
+    other records. Only copies if ``parts`` is None."""
     pieces: list[Piece] = []
     starts = reader.manifest.shards.starts if reader.manifest.shards is not None else np.array([0, len(reader)])
-    for split, records in chosen.by_split.items():
+    for split, records in chosen.items():
         if parts is None:
             pieces.append(CopiedRecords(reader, records, split, labels))
             continue
@@ -462,7 +385,8 @@ def _make_pieces(
 
 
 def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
-    """Chooses whole shards by split, and draws them by the digests of their records. Opens no shard."""
+    """Chooses whole shards by split, and draws them at random for new splits by the digests of their records. Opens no
+    shard. Raises :class:`UsageError` if shards cannot be taken whole."""
     manifest = reader.manifest
     shown = printable(str(reader.path))
     if manifest.shards is None or manifest.format != format or relative_link_folder(manifest, reader.path) is not None:
@@ -481,6 +405,6 @@ def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, 
     else:
         digests = [parts.rows["records_digest"][i].tobytes() for i in numbers.tolist()]
         draws = np.array([xxh3_64_intdigest(digest, seed=options.seed) for digest in digests], np.uint64)
-        shared = _draw_splits(numbers, np.zeros(len(numbers), np.int64), draws, options.splits, "shards")
+        shared = draw_splits(numbers, np.zeros(len(numbers), np.int64), draws, options.splits, "shards")
         by_split = {name: some.tolist() for name, some in shared.items()}
     return [LinkedShards(parts.take_shards(some), name, manifest) for name, some in by_split.items() if some]

@@ -39,16 +39,12 @@ class ShardRule:
         before, after = (sum(sizes) for sizes in zip(*sampled, strict=True)) if sampled else (1, 1)
         return cls("bytes", max(1, shard_size * max(1, before) // max(1, after)))
 
-    def make_cuts(self) -> ShardCuts:
-        """Returns a tracker that tells for each entry if it begins a shard."""
-        return ShardCuts(self)
-
-    def shards(self, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
-        """Groups the entries of a source into lists, one list per shard."""
-        cuts = self.make_cuts()
+    def split_entries(self, entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+        """Splits the entries of a source, in order, into one list per shard."""
+        cuts = ShardCuts(self)
         shard: list[Entry] = []
         for entry in entries:
-            if cuts.begins(entry) and shard:
+            if cuts.begins_shard(entry) and shard:
                 yield shard
                 shard = []
             shard.append(entry)
@@ -64,8 +60,8 @@ class ShardCuts:
         self._split: str | None = None
         self._filled = 0
 
-    def begins(self, entry: Entry) -> bool:
-        """Advances to ``entry`` and tells if it begins a shard. Call it once for each entry, in order."""
+    def begins_shard(self, entry: Entry) -> bool:
+        """Tells if ``entry`` begins a shard, and counts it. Call it once for each entry, in order."""
         weight = entry.size_bytes if self._rule.by == "bytes" else 1
         begins = entry.split != self._split or self._filled + weight > self._rule.limit
         self._filled = weight + (0 if begins else self._filled)

@@ -11,13 +11,15 @@ from packstore.core.errors import SampleError
 from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.encode import DatasetStatistics
-from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, split_batches
-from packstore.packing.plan import Plan, make_encoder
+from packstore.packing.batches import DECODE_BYTES, DECODE_RECORDS, group_entries
+from packstore.packing.plan import Plan
+from packstore.packing.probing import make_encoder
 from packstore.sources.base import Entry
 
 
 def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
-    """Returns the plan with its normalisation computed, if it asks for ``auto``; else the plan unchanged."""
+    """Returns the plan with its normalisation computed from all training images if it asks for ``auto``; else returns
+    it unchanged and reads nothing."""
     if not plan.auto_normalize:
         return plan
     normalization = _compute_statistics(plan, workers, progress).normalization()
@@ -25,8 +27,9 @@ def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Pla
 
 
 def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
-    """Computes mean and standard deviation over the training split, or over all records if there is none. Reads and
-    encodes every image as it will be stored: resized and cropped."""
+    """Computes mean and standard deviation over the training split, or over all records if there is none. Reads every
+    image, resized and cropped as it will be stored. Leaves out bad samples under ``on_error="skip"``, else raises
+    :class:`SampleError`."""
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)
     total = plan.survey.splits[split] if split else plan.survey.records
@@ -54,7 +57,7 @@ def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) ->
     statistics = DatasetStatistics(mode)
     done = done_bytes = 0
     entries = source.fetch(source.entries(split or plan.options.split))
-    pieces = split_batches(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
+    pieces = group_entries(entries, DECODE_RECORDS, DECODE_BYTES, source.nbytes)
     for count, nbytes, part in ordered_map(measure, pieces, workers):
         statistics.merge(part)
         done, done_bytes = done + count, done_bytes + nbytes

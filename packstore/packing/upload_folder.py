@@ -26,7 +26,7 @@ NOTE = "publishing.json"
 """Name of the file in a work folder that notes which version a run is about to publish."""
 
 
-def upload_folder(url: UrlPath, number: int = 0) -> Path:
+def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
     """Creates and returns this user's work folder for a URL, in the system's temporary folder (TMPDIR).
 
     The path is the same for each run, so that a run finds what an interrupted one left. Simultaneous runs use different
@@ -48,9 +48,10 @@ def upload_folder(url: UrlPath, number: int = 0) -> Path:
 def lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
     """Locks a work folder for a URL; yields a local path for the store, and a work directory.
 
-    Removes an unfinished store at that path before and after, and removes the work directory.
+    Deletes an unfinished store at that path before and after, and the work directory after. Raises
+    :class:`DestinationError` if 64 other processes write to the URL.
     """
-    folder, work = _lock_folder(url)
+    folder, work = _lock_free_folder(url)
     path = folder / url.name
     try:
         remove_unfinished(path)  # of a run that was killed
@@ -61,25 +62,27 @@ def lock_upload_folder(url: UrlPath) -> Iterator[tuple[Path, WorkDirectory]]:
         remove_empty(folder)
 
 
-def _lock_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
-    """Locks the first free work folder for a URL. Raises :class:`DestinationError` if other processes lock all of
-    them."""
+def _lock_free_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
+    """Locks the first free of 64 work folders for a URL; returns folder and lock. Raises :class:`DestinationError` if
+    other processes hold all."""
     for number in range(_AT_ONCE):
-        folder = upload_folder(url, number)
+        folder = make_upload_folder(url, number)
         with suppress(DestinationError):
             return folder, WorkDirectory(folder / "upload")
     raise DestinationError(f"{_AT_ONCE} processes of this machine write to {url} already; wait until one has finished")
 
 
 def note_publishing(note: Path, request: Mapping[str, Any], version: int, manifest: Manifest) -> None:
-    """Writes the note: request of this run, and the version that it is about to publish."""
+    """Writes to the file ``note`` the request of this run and the version that it is about to publish."""
     with writing(note):
         note.write_text(json.dumps({"request": request, "version": version, "digest": manifest.digest}), "utf-8")
 
 
-def read_published(url: UrlPath, note: Path) -> tuple[Any, Manifest] | None:
-    """Reads the note of a run that was killed after publishing; returns its request and the published manifest. None
-    if there is no such note, or if its version was never published."""
+def read_published_note(url: UrlPath, note: Path) -> tuple[Any, Manifest] | None:
+    """Reads the note of a run that was killed after publishing; returns its request and the published manifest.
+
+    Returns None if there is no note, if the note is incomplete, or if its version was never published.
+    """
     try:
         noted = json.loads(note.read_bytes())
         found = read_version(open_objects(url), noted["version"])

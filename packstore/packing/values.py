@@ -23,7 +23,7 @@ class ValueConverter:
     """
 
     def __init__(self, survey: Survey, check_files: Callable[[str, Mapping[str, Any]], None] | None = None) -> None:
-        """``check_files`` is called with the key and the stored values of each sample."""
+        """``check_files``, if given, is called with the key and the stored values of each sample, and may raise."""
         sampled = [column for column in survey.columns if column.name in survey.sampled]
         companions = {each.name for column in sampled for each in column.companions}
         # Each with its number of classes; 0 if it is not a label.
@@ -36,16 +36,17 @@ class ValueConverter:
         self._check_files = check_files
         self.masks = [column for column, _ in self._columns if column.traits.lies_on_image]
 
-    def further_bytes(self, sample: Sample) -> int:
-        """Sums the bytes of a sample's further images."""
+    def count_further_bytes(self, sample: Sample) -> int:
+        """Sums the bytes of a sample's images beside the main one."""
         values = (sample.values[name] for name in self._images)
         lists = (value if isinstance(value, list) else [value] for value in values if value is not None)
         return sum(nbytes_of(each) for value in lists for each in value)
 
     def __call__(self, key: str, sample: Sample) -> Mapping[str, Any]:
-        """Returns the stored value of every column, of their companions and of ``key``.
+        """Returns the stored values of all columns, of their companion columns (validity, shape) and of ``key``. Values
+        that have the stored form already are returned unchanged.
 
-        Raises :class:`SampleError` if a value does not fit its column.
+        Raises :class:`SampleError` if a value does not fit its column, or a row count its boxes.
         """
         if sample.at_rest:
             if self._check_files is not None:
@@ -69,13 +70,14 @@ class ValueConverter:
                 stored[column.valid_name] = value is not None
         for column, _ in self._columns:
             if column.parallel is not None:
-                self._check_parallel(key, column, stored)
+                self._check_row_count(key, column, stored)
         if self._check_files is not None:
             self._check_files(key, stored)
         return stored
 
     def check_masks(self, key: str, sample: Sample, sizes: Sequence[tuple[int, int]], max_pixels: int) -> None:
-        """Raises :class:`SampleError` if a mask differs in size from its image.
+        """Raises :class:`SampleError` if a mask, volume or clip cannot be read, or differs in size from its image.
+        Samples in stored form are not checked.
 
         Args:
             key: Key of the sample, for messages.
@@ -88,7 +90,7 @@ class ValueConverter:
             if value is None:
                 continue
             try:
-                size = _mask_size(column, value, max_pixels)
+                size = _read_mask_size(column, value, max_pixels)
             except DecodeError as error:
                 raise SampleError(key, f"{column.name}: {error}") from error
             if sizes and size not in sizes:
@@ -96,8 +98,8 @@ class ValueConverter:
                 what = f"the {column.type} is {height}x{width}, and its image {tall}x{wide}"
                 raise SampleError(key, f"{column.name}: {what}")
 
-    def _check_parallel(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
-        """Raises :class:`SampleError` if a column has another number of rows than its boxes."""
+    def _check_row_count(self, key: str, column: Column, stored: Mapping[str, Any]) -> None:
+        """Raises :class:`SampleError` if a column that goes with boxes has another number of rows than these."""
         boxes = next(each for each, _ in self._columns if each.name == column.parallel)
         rows = len(stored[column.name]) // column.record_nbytes
         expected = len(stored[boxes.name]) // boxes.record_nbytes
@@ -107,7 +109,7 @@ class ValueConverter:
             )
 
 
-def _mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
+def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
     """Returns height and width of a mask: an array, or the bytes of a file."""
     if column.layout is not None:
         shape = np.shape(value)

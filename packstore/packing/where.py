@@ -67,6 +67,8 @@ class RecordColumns(Protocol):
 
 
 class _Token(NamedTuple):
+    """Token of a condition: group name of :data:`_TOKEN`, text, and index of its first character."""
+
     kind: str
     text: str
     place: int
@@ -114,7 +116,7 @@ class _Parser:
         self.at = 0
 
     def parse(self) -> Callable[[RecordColumns], Mask]:
-        """Parses the whole text."""
+        """Parses the whole text into a test. Raises :class:`UsageError` for anything after the condition."""
         condition = self.parse_or()
         if self.now.kind != "end":
             raise self.error("'and', 'or' or the end is expected")
@@ -135,7 +137,8 @@ class _Parser:
         return lambda rows: np.asarray(np.logical_and.reduce([part(rows) for part in parts]), np.bool_)
 
     def parse_not(self) -> Callable[[RecordColumns], Mask]:
-        """Parses a negation, a condition in parentheses, or a comparison."""
+        """Parses a negation, a condition in parentheses, or a comparison. Raises :class:`UsageError` beyond 100 levels
+        of nesting."""
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise self.error(f"more than {_MAX_DEPTH} levels of parentheses")
@@ -152,7 +155,7 @@ class _Parser:
             self.depth -= 1
 
     def parse_comparison(self) -> Callable[[RecordColumns], Mask]:
-        """Parses a column, an operator and its values."""
+        """Parses a column, an operator and its values. The test is false for missing values."""
         token = self.now
         if token.kind != "word" or token.text in _KEYWORDS:
             raise self.error("the name of a column is expected")
@@ -166,7 +169,7 @@ class _Parser:
             while self.accept(","):
                 values.append(self.parse_value(token.text, column))
             self.expect(")")
-            test = _member_test(get, values)
+            test = _test_membership(get, values)
         elif self.accept("like"):
             test = self.parse_like(get, column)
         elif not negative and sign.kind == "sign" and sign.text in _COMPARISONS:
@@ -180,10 +183,13 @@ class _Parser:
         else:
             expected = "'in' or 'like'" if negative else "==, !=, <, <=, >, >=, in, not in or like"
             raise self.error(f"{expected} is expected")
-        if negative:
-            test = _negate(test)
         valid = None if column is None or not column.nullable else column.valid_name
-        return test if valid is None else lambda rows: test(rows) & rows.values(valid)
+
+        def compare_rows(rows: RecordColumns) -> Mask:
+            mask = ~test(rows) if negative else test(rows)
+            return mask if valid is None else mask & rows.values(valid)
+
+        return compare_rows
 
     def resolve_column(self, token: _Token) -> tuple[Callable[[RecordColumns], NDArray[Any]], Column | None]:
         """Returns a getter of the column's values, and the column; None for ``key`` and ``split``. Notes the column
@@ -200,7 +206,8 @@ class _Parser:
         return lambda rows: rows.values(name), self.manifest.column(name)
 
     def parse_value(self, name: str, column: Column | None) -> Any:
-        """Consumes a token as a value: of a column a number or class number, of ``key`` and ``split`` text."""
+        """Consumes a token as the value to compare with: a number or class number for a column, text for ``key`` and
+        ``split``. Raises :class:`UsageError` for an unknown class or split."""
         token = self.now
         if token.kind not in ("word", "string") or (token.kind == "word" and token.text in _KEYWORDS):
             raise self.error("a value is expected")
@@ -209,10 +216,10 @@ class _Parser:
         if column is None:
             splits = [split.name for split in self.manifest.splits]
             if name == "split" and text not in splits:
-                raise self.error(_unknown_message("split", text, splits))
+                raise self.error(_make_unknown_message("split", text, splits))
         elif column.classes is not None and (text in column.classes or _NUMBER.fullmatch(text) is None):
             if text not in column.classes:
-                raise self.error(_unknown_message("class", text, column.classes))
+                raise self.error(_make_unknown_message("class", text, column.classes))
             value = column.classes.index(text)
         elif column.dtype == "bool" and text in ("true", "false"):
             value = text == "true"
@@ -226,7 +233,8 @@ class _Parser:
     def parse_like(
         self, get: Callable[[RecordColumns], NDArray[Any]], column: Column | None
     ) -> Callable[[RecordColumns], Mask]:
-        """Parses the pattern of ``like``."""
+        """Parses the pattern of ``like``, with ``*`` and ``?``; returns the test. Raises :class:`UsageError` for a
+        column of numbers."""
         token = self.now
         if column is not None and column.classes is None:
             raise self.error(f"column {column.name!r} holds numbers; like is for key, split and classes")
@@ -238,7 +246,7 @@ class _Parser:
         if column is not None:
             assert column.classes is not None
             numbers = [i for i, name in enumerate(column.classes) if pattern.fullmatch(name)]
-            return _member_test(get, numbers)
+            return _test_membership(get, numbers)
         return lambda rows: np.fromiter((pattern.fullmatch(v) is not None for v in get(rows)), np.bool_, len(rows))
 
     @property
@@ -247,7 +255,7 @@ class _Parser:
         return self.tokens[self.at]
 
     def accept(self, text: str) -> bool:
-        """Consumes the current token if it is ``text``; tells if it was."""
+        """Consumes the current token if it is ``text``; returns whether it was. A quoted string never is."""
         found = self.now.kind in ("word", "sign") and self.now.text == text
         self.at += found
         return found
@@ -264,7 +272,8 @@ class _Parser:
         return UsageError(f"the condition {printable(self.text)!r:.300} is wrong {where}: {what}")
 
     def _tokenize(self) -> list[_Token]:
-        """Splits the text into tokens, an end token last."""
+        """Splits the text into tokens, an end token last. Raises :class:`UsageError` for ``=``, ``!`` and an open
+        quote."""
         tokens: list[_Token] = []
         at = 0
         while not tokens or tokens[-1].kind != "end":
@@ -280,8 +289,10 @@ class _Parser:
         return tokens
 
 
-def _member_test(get: Callable[[RecordColumns], NDArray[Any]], values: list[Any]) -> Callable[[RecordColumns], Mask]:
-    """Returns a test for values in a list."""
+def _test_membership(
+    get: Callable[[RecordColumns], NDArray[Any]], values: list[Any]
+) -> Callable[[RecordColumns], Mask]:
+    """Returns a test that is true for records whose value is one of ``values``."""
     chosen = set(values)
 
     def test(rows: RecordColumns) -> Mask:
@@ -293,16 +304,13 @@ def _member_test(get: Callable[[RecordColumns], NDArray[Any]], values: list[Any]
     return test
 
 
-def _negate(test: Callable[[RecordColumns], Mask]) -> Callable[[RecordColumns], Mask]:
-    return lambda rows: ~test(rows)
-
-
 def _unquote(text: str) -> str:
+    """Removes the quotes around a string token, and its backslashes."""
     return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
 
 
-def _unknown_message(what: str, name: str, known: Sequence[str]) -> str:
-    """Returns the message for an unknown name, with similar or known names."""
+def _make_unknown_message(what: str, name: str, known: Sequence[str]) -> str:
+    """Returns the message for an unknown class or split, with similar names, else the first known ones."""
     near = difflib.get_close_matches(name, known, 3)
     said = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
     some = ", ".join(map(printable, known[:10])) + (", …" if len(known) > 10 else "")

@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from packstore.core.arguments import take_options
 from packstore.core.errors import SampleError, UsageError, printable
-from packstore.core.fields import Field, as_fields
+from packstore.core.fields import Field, parse_fields
 from packstore.core.files import check_paths
 from packstore.core.manifest import Normalization
 from packstore.core.progress import ProgressCallback, progress_callback
@@ -123,7 +123,7 @@ class Writer:
         self._path = Path(path)
         self._options = take_options(ConvertOptions, locals())
         self._progress = progress
-        self._fields = None if fields is None else as_fields(fields)
+        self._fields = None if fields is None else parse_fields(fields)
         if "split" in (self._fields or ()):
             raise UsageError("add() takes the split of a sample by the name 'split'; rename your field")
         resolve_format(self._path, format)
@@ -174,7 +174,7 @@ class Writer:
             if len(self._first) == PROBED:
                 self._start_packing()
         else:
-            self._hand_over(self._schema, name, index, values)
+            self._check_and_queue(self._schema, name, index, values)
             self._counts[name] = index + 1
         self.added += 1
 
@@ -183,13 +183,13 @@ class Writer:
     ) -> None:
         try:
             if kind is None:
-                self._finish()
+                self._wait_until_published()
         except BaseException:
-            self._abandon()
+            self._stop_packing_thread()
             raise
         finally:
             if kind is not None:
-                self._abandon()
+                self._stop_packing_thread()
             self._state = "closed"
 
     def __repr__(self) -> str:
@@ -205,11 +205,12 @@ class Writer:
             max_pixels=self._options.max_pixels,
         )
         for split, index, sample in self._first:
-            self._hand_over(self._schema, split, index, sample)
+            self._check_and_queue(self._schema, split, index, sample)
         self._first = []
 
-    def _hand_over(self, schema: Schema, split: str, index: int, sample: dict[str, Any]) -> None:
-        """Checks a sample against the schema and queues it; sends the list when it is full."""
+    def _check_and_queue(self, schema: Schema, split: str, index: int, sample: dict[str, Any]) -> None:
+        """Checks a sample against the schema and adds it to the current list, which it queues when full. Raises
+        :class:`SampleError` if the sample does not fit."""
         key = index_key(split, index)
         try:
             taken = schema.assign_names(sample)
@@ -218,12 +219,12 @@ class Writer:
         self._batch.append(Entry(key, split, (), nbytes_of(taken.values[schema.main]), taken))
         self._batch_bytes += taken.nbytes
         if len(self._batch) >= _HANDED_OVER or self._batch_bytes >= _HANDED_OVER_BYTES:
-            self._send(self._batch)
+            self._queue_batch(self._batch)
             self._batch, self._batch_bytes = [], 0
 
-    def _send(self, batch: list[Entry] | None) -> None:
-        """Queues a list for the packing thread, None for the end; starts the thread, blocks while the queue is full.
-        Raises the thread's error."""
+    def _queue_batch(self, batch: list[Entry] | None) -> None:
+        """Queues a list of entries for the packing thread, None for the end. Starts the thread, blocks while the queue
+        is full, and raises the thread's error."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run_packing_thread, name="packstore-writer", daemon=True)
             self._thread.start()
@@ -233,37 +234,38 @@ class Writer:
                 break
             except queue.Full:
                 continue
-        self._raise_error()
+        self._raise_thread_error()
 
-    def _raise_error(self) -> None:
-        """Raises the error of the packing thread, if there is one."""
+    def _raise_thread_error(self) -> None:
+        """Raises the error that ended the packing thread, if there is one."""
         if self._error is not None:
             raise self._error
 
-    def _finish(self) -> None:
-        """Sends the remaining samples, and waits until the store is published."""
+    def _wait_until_published(self) -> None:
+        """Queues the remaining samples, and waits until the store is published. Raises the packing thread's error, and
+        :class:`UsageError` if no sample was added."""
         if self._schema is None:
             if not self._first:
                 raise UsageError(f"{printable(str(self._path))}: no sample was added, so there is nothing to write")
             self._start_packing()
         if self._batch:
-            self._send(self._batch)
-        self._send(None)
+            self._queue_batch(self._batch)
+        self._queue_batch(None)
         assert self._thread is not None
         self._thread.join()
-        self._raise_error()
+        self._raise_thread_error()
 
-    def _abandon(self) -> None:
-        """Stops the packing thread, which deletes what it has written."""
+    def _stop_packing_thread(self) -> None:
+        """Stops the packing thread, which deletes the unfinished store; waits until it has ended."""
         while self._thread is not None and self._thread.is_alive():
             try:
                 self._queue.put_nowait(_AbandonedError())
             except queue.Full:
-                self._drop_waiting()
+                self._empty_queue()
             self._thread.join(0.05)
 
-    def _drop_waiting(self) -> None:
-        """Empties the queue."""
+    def _empty_queue(self) -> None:
+        """Discards all lists in the queue."""
         try:
             while True:
                 self._queue.get_nowait()
@@ -271,24 +273,27 @@ class Writer:
             return
 
     def _run_packing_thread(self) -> None:
-        """Runs in the packing thread: packs the queued samples into the store."""
+        """Runs in the packing thread: packs the queued samples into the store. Sets :attr:`report`; keeps an exception
+        for the thread that adds samples."""
         try:
             assert self._schema is not None
             options = SourceOptions(max_pixels=self._options.max_pixels)
             with progress_callback(self._progress) as report:
-                source = StreamSource(_NAME, options, self._schema, self._entries())
-                plan = plan_source(source, self._path, _with_encoding(self._options, source), report)
+                source = StreamSource(_NAME, options, self._schema, self._receive_entries())
+                plan = plan_source(source, self._path, _resolve_options(self._options, source), report)
                 self.report = run_plan(plan, report)
         except BaseException as error:  # raised where the program waits for this thread
             self._error = error
 
-    def _entries(self) -> Iterator[Entry]:
-        """Yields the queued samples. Raises :class:`_AbandonedError` if the writer is abandoned."""
+    def _receive_entries(self) -> Iterator[Entry]:
+        """Yields the queued samples until the end; blocks while the queue is empty. Raises :class:`_AbandonedError` if
+        the writer is abandoned."""
         while (batch := self._queue.get()) is not None:
             if isinstance(batch, _AbandonedError):
                 raise batch
             yield from batch
 
 
-def _with_encoding(options: ConvertOptions, source: StreamSource) -> ConvertOptions:
+def _resolve_options(options: ConvertOptions, source: StreamSource) -> ConvertOptions:
+    """Returns the options with the encoding chosen for the samples, and without a split, which each sample has."""
     return replace(options, encoding=source.choose_encoding(options.encoding), split=None)

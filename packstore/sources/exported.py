@@ -16,10 +16,10 @@ from packstore.core.export_manifest import (
     ROWS_FILE,
     ExportManifest,
     RecordLines,
-    is_inside,
     names_sidecar,
     parse_export_manifest,
     read_export_manifest,
+    stays_in_folder,
 )
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
@@ -105,7 +105,7 @@ class ExportedFiles(ExportedRows):
                 file = self._lines[number].get("file")
             except ValueError as error:
                 raise SourceError(f"{printable(str(self.path))}: {error}") from error
-            if not isinstance(file, str) or not is_inside(file):
+            if not isinstance(file, str) or not stays_in_folder(file):
                 raise SourceError(f"{self.tree.name(ROWS_FILE)}: line {number + 1} names no file of the export")
             try:
                 found = self.tree.stat(file)

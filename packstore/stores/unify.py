@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
-from packstore.core.modes import is_answer
+from packstore.core.modes import is_reading_option
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.stores.base import Problem, Reader
 
@@ -33,7 +33,7 @@ def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
     """
     manifests = [reader.manifest for reader in readers]
     alike = len({(m.encoding, m.image.declaration) for m in manifests}) == 1
-    answers = {option for m in manifests for option in filter(is_answer, m.options)}
+    answers = {option for m in manifests for option in filter(is_reading_option, m.options)}
     if alike and len({tuple(m.options.get(name) for name in answers) for m in manifests}) == 1:
         return [*readers]
     if alike and not manifests[0].holds_files:
@@ -69,7 +69,9 @@ def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
     """
     files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
     lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
-    options = {name: value for name, value in lead.manifest.options.items() if not (is_answer(name) or name in _SIZES)}
+    options = {
+        name: value for name, value in lead.manifest.options.items() if not (is_reading_option(name) or name in _SIZES)
+    }
     for reader in readers[1:]:
         if bool(reader.manifest.options.get(_EXIF)) != bool(readers[0].manifest.options.get(_EXIF)):
             raise StoreError(
@@ -90,7 +92,7 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
     answers: dict[str, tuple[Any, str]] = {}
     for path, manifest in manifests:
         for name, value in manifest.options.items():
-            if value is None or not is_answer(name) or not ("." in name or manifest.holds_files):
+            if value is None or not is_reading_option(name) or not ("." in name or manifest.holds_files):
                 continue
             before, owner = answers.setdefault(name, (value, path))
             if value != before:

@@ -385,7 +385,7 @@ def test_hashes_that_are_near_are_found_as_if_all_were_compared(
         places = [*rng.choice(8, 2, replace=False), *rng.choice(range(8, 32), 3, replace=False)]
         changed[places] ^= rng.integers(1, 256, 5, np.uint8)
     store = RecordHashes(count, 0)
-    store.put(0, rng.random(count) < 0.95, whole[:, None])
+    store.store(0, rng.random(count) < 0.95, whole[:, None])
     splits = (np.arange(count) % 3 == 0).astype(np.int32)
     within, across = find_nearest_before(store, splits, np.arange(count).astype(np.uint64), no_progress)
     for nearest, wanted in ((within, True), (across, False)):

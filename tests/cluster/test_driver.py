@@ -164,7 +164,7 @@ def test_a_killed_worker_leaves_nothing_for_long(folder: Path, url: str, tmp_pat
 def test_a_task_that_kills_every_worker(folder: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     job = ClusterJob(plan_for(folder, url, **PASSING), ClusterRun(open_objects(url), "convert-x"))
     assert job.plan.shards is not None
-    entries = next(job.plan.shards.shards(job.plan.source.entries()))
+    entries = next(job.plan.shards.split_entries(job.plan.source.entries()))
     with ProcessRunner(job, 1) as runner:
         monkeypatch.setattr(ProcessRunner, "_start_worker", _start_dead(ProcessRunner._start_worker))
         runner.submit(0, entries)

@@ -85,13 +85,13 @@ def test_failures_on_ray(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPat
     shards = job.plan.shards
     assert shards is not None
     with RayRunner(job, 1, "") as runner:
-        runner.submit(0, next(shards.shards(job.plan.source.entries())))
+        runner.submit(0, next(shards.split_entries(job.plan.source.entries())))
         ((number, receipt),) = runner.wait()
     assert number == 0
     assert isinstance(receipt, TaskReceipt)
     monkeypatch.setattr(packstore, "__version__", "9.9")  # the workers have another one
     with RayRunner(job, 1, "") as runner:
-        runner.submit(0, next(shards.shards(job.plan.source.entries())))
+        runner.submit(0, next(shards.split_entries(job.plan.source.entries())))
         ((_, result),) = runner.wait()
     assert isinstance(result, StoreError)
     assert "instead of 9.9" in str(result)

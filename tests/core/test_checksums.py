@@ -14,11 +14,11 @@ from packstore.core.checksums import (
     ROW_CHECKSUM,
     column_digest,
     file_digest,
+    hash_values,
     records_digest,
     row_checksum,
     row_checksums,
     row_columns,
-    value_hashes,
 )
 from packstore.core.columns import Ragged
 from packstore.core.manifest import Column
@@ -93,7 +93,7 @@ def test_row_checksums() -> None:
     expected = [xxh3_64_intdigest(row) for row in rows]
     assert [column.name for column in row_columns(COLUMNS)] == ["label", "box", "empty", "key"]
     assert [row_checksum(COLUMNS, each) for each in fields] == expected
-    values = {"label": labels, "box": boxes, "empty": np.empty((2, 0), "u1"), "key": value_hashes(keys, 2)}
+    values = {"label": labels, "box": boxes, "empty": np.empty((2, 0), "u1"), "key": hash_values(keys, 2)}
     assert row_checksums(COLUMNS, values, 2).tolist() == expected
     swapped = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in values.items()}
     assert row_checksums(COLUMNS, swapped, 2).tolist() == expected

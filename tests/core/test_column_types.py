@@ -20,7 +20,7 @@ from packstore.core.column_types.base import Field
 from packstore.core.column_types.objects import BytesType
 from packstore.core.columns import from_stored, to_stored
 from packstore.core.errors import ManifestError, StoreError, UsageError
-from packstore.core.fields import as_field
+from packstore.core.fields import parse_field
 from packstore.core.registry import COLUMN_TYPES
 from packstore.testing import ColumnTypeSuite
 from tests.makers.samples import jpeg
@@ -232,6 +232,6 @@ class TestPlugIn(ColumnTypeSuite):
 
 def test_without_its_plug_in_a_type_is_unknown() -> None:
     with pytest.raises(UsageError, match=r"'reversed' declares nothing; use one of .*images"):
-        as_field("word", "reversed")
+        parse_field("word", "reversed")
     with pytest.raises(ManifestError, match="one of a plug-in that is not installed: 'reversed'"):
         Column("word", "ragged", "uint8", type="reversed")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import packstore
 from packstore.cli import cli
-from packstore.cli.bench import describe, to_json
+from packstore.cli.bench import describe_report, report_to_json
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UsageError
 from packstore.core.progress import Progress, no_progress
 from packstore.diagnose.bench import (
@@ -248,11 +248,11 @@ def test_every_encoding(kind: str, augment: str, folder: Path, tmp_path: Path) -
     assert all(rate is None or rate > 0 for stage in report.stages for rate in (stage.one, stage.all))
     assert report.rates.resident == ("size" in options)
     check_json(report)
-    assert report.verdict.why in describe(report)
+    assert report.verdict.why in describe_report(report)
 
 
 def check_json(report: BenchReport) -> None:
-    found = json.loads(json.dumps(to_json(report)))
+    found = json.loads(json.dumps(report_to_json(report)))
     assert set(found) == {
         *("path", "split", "format", "encoding", "records", "record_bytes", "disk_bytes_per_record", "image_size"),
         *("augment", "options", "rates", "stages", "verdict", "trials", "advice"),
@@ -274,7 +274,7 @@ def test_other_operations_of_a_trial_are_told(tmp_path: Path) -> None:
     told = {trial.how: trial.augment for trial in others}
     assert told["--encoding uint8 --size 32x32"] == "random crop to 32 (padding 4) and flip"
     assert told["--encoding original --index"] == ""
-    assert "random crop to 32 (padding 4) and flip" in " ".join(describe(report).split())
+    assert "random crop to 32 (padding 4) and flip" in " ".join(describe_report(report).split())
 
 
 def test_a_store_of_one_record(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_store_of_one_record(tmp_path: Path) -> None:
     path = packstore.convert(folder, tmp_path / "one.h5").destination
     report = bench(path, BenchOptions(tries=False, **{**QUICK, "workers": 1}))
     assert report.records == 1
-    assert "1 record," in describe(report)
+    assert "1 record," in describe_report(report)
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_samples_are_packed_in_other_ways_and_nothing_stays_behind(
     assert stages[-1] == "try --encoding uint8 --resize 23"
     assert list((tmp_path / "scratch").iterdir()) == []
     check_json(report)
-    assert "tried with 9 images" in describe(report)
+    assert "tried with 9 images" in describe_report(report)
 
 
 def test_candidates_depend_on_the_images(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from packstore.cli.doctor import describe
+from packstore.cli.doctor import describe_report
 from packstore.diagnose import doctor as doctor_package
 from packstore.diagnose.doctor import (
     LIBRARIES,
@@ -89,7 +89,7 @@ def test_libraries_that_are_broken_in_any_way_are_reported(tmp_path: Path, monke
 
 def test_people_see_a_problem_under_its_fact() -> None:
     broken = _library_fact(LIBRARIES[2], {"error": "ImportError: \x1b[31mred"})
-    lines = describe(Report((Fact("versions", "Python", "3.11"), broken))).splitlines()
+    lines = describe_report(Report((Fact("versions", "Python", "3.11"), broken))).splitlines()
     place = next(i for i, line in enumerate(lines) if line.strip().startswith("h5py"))
     assert lines[place].endswith("broken")
     assert lines[place + 1].strip().startswith("!")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from packstore import PackedDataset, convert, verify
-from packstore.cli.info import describe, to_json
+from packstore.cli.info import describe_store, store_to_json
 from packstore.core.errors import PackstoreError, StoreError
 from packstore.stores import is_store, open_store
 from packstore.stores.opening import read_manifest
@@ -48,7 +48,7 @@ def survives(path: Path) -> bool:
         return False
     with reader:
         use(reader)
-        for act in (lambda: describe(reader), lambda: json.dumps(to_json(reader))):
+        for act in (lambda: describe_store(reader), lambda: json.dumps(store_to_json(reader))):
             try:
                 act()
             except PackstoreError:

@@ -16,7 +16,7 @@ import packstore
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import Plan, make_plan
 from packstore.packing.records import pack_shard
-from packstore.packing.shard_rule import ShardRule
+from packstore.packing.shard_rule import ShardCuts, ShardRule
 from packstore.sources.base import Entry
 from packstore.stores import open_store
 from tests.makers.datasets import make_folder
@@ -39,7 +39,7 @@ from packstore.packing.statistics import with_statistics
 source, store, options, folder, *numbers = sys.argv[1:]
 for number in map(int, numbers):
     plan = with_statistics(make_plan(Path(source), Path(store), ConvertOptions(**json.loads(options))), 1, no_progress)
-    entries = [*plan.shards.shards(plan.source.entries())][number]
+    entries = [*plan.shards.split_entries(plan.source.entries())][number]
     pack_shard(plan, entries, Path(folder, f"{number}{Path(store).suffix}"))
 """
 
@@ -52,8 +52,8 @@ def entries(*sizes: int, splits: str = "") -> Iterator[Entry]:
 
 
 def cut(rule: ShardRule, some: Iterator[Entry]) -> list[int]:
-    cuts = rule.make_cuts()
-    return [int(entry.key) for entry in some if cuts.begins(entry)]
+    cuts = ShardCuts(rule)
+    return [int(entry.key) for entry in some if cuts.begins_shard(entry)]
 
 
 def test_the_rule() -> None:
@@ -61,8 +61,13 @@ def test_the_rule() -> None:
     assert cut(ShardRule("samples", 3), entries(4, 6, 1, 20, 1, 9, 1)) == [0, 3, 6]
     assert cut(ShardRule("samples", 3), entries(1, 1, 1, 1, 1, 1, 1, splits="aabbbba")) == [0, 2, 5, 6]
     rule = ShardRule("bytes", 10)
-    assert [[int(e.key) for e in shard] for shard in rule.shards(entries(4, 6, 1, 20, 1))] == [[0, 1], [2], [3], [4]]
-    assert list(rule.shards(entries())) == []
+    assert [[int(e.key) for e in shard] for shard in rule.split_entries(entries(4, 6, 1, 20, 1))] == [
+        [0, 1],
+        [2],
+        [3],
+        [4],
+    ]
+    assert list(rule.split_entries(entries())) == []
 
 
 def test_the_rule_of_a_size() -> None:
@@ -119,7 +124,7 @@ def test_all_shards_of_a_plan_are_the_store(folder: Path, tmp_path: Path, suffix
 def shards_of(plan: Plan) -> list[list[Entry]]:
     """The entries of each shard."""
     assert plan.shards is not None
-    return list(plan.shards.shards(plan.source.entries()))
+    return list(plan.shards.split_entries(plan.source.entries()))
 
 
 def cuts_of(path: Path) -> list[list[str]]:

@@ -88,7 +88,7 @@ def recall(folder: Path) -> None:
         width = len(CROPS) + 1 if "mirrored" in name else len(CROPS)
         with closing(RecordHashes(2 * count, width)) as kept:
             for start, greys in ((0, small), (count, other)):
-                kept.put(start, np.ones(count, np.bool_), all_hashes(greys)[:, : 1 + width])
+                kept.store(start, np.ones(count, np.bool_), all_hashes(greys)[:, : 1 + width])
             numbers = np.arange(2 * count).astype(np.uint64)
             within, _ = find_nearest_before(kept, np.zeros(2 * count, np.int32), numbers, no_progress)
         found = int((within.partners[count:] == np.arange(count)).sum())
@@ -109,7 +109,7 @@ def comparison(count: int) -> None:
         for first in range(0, count, 1 << 16):
             shape = min(1 << 16, count - first), 1 + len(CROPS), WORDS
             some = rng.integers(0, (1 << 64) - 1, shape, np.uint64, endpoint=True)
-            kept.put(first, np.ones(len(some), np.bool_), some)
+            kept.store(first, np.ones(len(some), np.bool_), some)
         changed = np.uint64(1) << rng.integers(0, 64, (len(copies), WORDS), np.uint64)
         kept.whole[copies] = kept.whole[copies - 1] ^ changed
         start = time.process_time()

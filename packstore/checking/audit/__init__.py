@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.checking.audit.images import Inspection, InspectionResults, Limits, image_batches
+from packstore.checking.audit.images import ImageInspector, InspectionResults, Limits, batch_images
 from packstore.checking.audit.report import AuditReport, Finding, FindingCollector
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, report_duplicates, report_near
 from packstore.checking.audit.tables import RecordTable, report_boxes, report_classes
@@ -129,25 +129,27 @@ class _Audit:
             "labels and classes",
             "double keys",
         ]
-        sizes = _sizes_if_equal(reader)
+        sizes = _read_uniform_sizes(reader)
         report_classes(collector, manifest, table.rows, options.imbalance)
         if options.pixels:
-            checks += ["images decoded: files, headers, pixels" + (", masks" if self._has_type("mask") else "")]
+            checks += ["images decoded: files, headers, pixels" + (", masks" if self._has_column_type("mask") else "")]
             sizes = self.inspect_images(table)
         else:
             report_duplicates(collector, manifest, table.rows, table.checksums, table.there, "same bytes")
-        if self._has_type("boxes"):
+        if self._has_column_type("boxes"):
             report_boxes(collector, reader, sizes)
             checks.append("boxes" if sizes is not None else "boxes (not their right and lower ends: no image was read)")
         if options.pixels and options.near:
             checks.append("nearly the same pictures" + (", mirrored too" if options.mirrored else ""))
-        return collector.report(reader, options.pixels, checks)
+        return collector.make_report(reader, options.pixels, checks)
 
-    def _has_type(self, type: str) -> bool:
+    def _has_column_type(self, type: str) -> bool:
+        """Tells if the store has a column of this type."""
         return any(column.type == type for column in self.reader.manifest.columns)
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
-        """Decodes and inspects all images, collects findings, and returns the images' sizes."""
+        """Decodes and inspects all images, collects findings and duplicates; writes a temporary file. Returns height
+        and width of each image, zeros for those that cannot be decoded."""
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)
         limits = Limits(
@@ -158,13 +160,13 @@ class _Audit:
         )
         reading = Reading.restore(manifest.image.mode, manifest.options)
         decoder = get_decoder(max_pixels=options.max_pixels, reading=reading)
-        inspection = Inspection(CheckedReader(self.reader), decoder, limits)
+        inspection = ImageInspector(CheckedReader(self.reader), decoder, limits)
         pixels, decoded = np.zeros(count, np.uint64), np.zeros(count, np.bool_)
         greys, sizes = np.zeros(count, np.bool_), np.zeros((count, 2), np.int32)
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
         with closing(RecordHashes(count if options.near else 0, limits.windows)) as hashes:
-            for seen in ordered_map(inspection.inspect, image_batches(manifest), options.workers or default_workers()):
+            for seen in ordered_map(inspection.inspect, batch_images(manifest), options.workers or default_workers()):
                 rows = slice(seen.start, seen.start + len(seen.decoded))
                 pixels[rows], decoded[rows], greys[rows], sizes[rows] = (
                     seen.pixels,
@@ -173,7 +175,7 @@ class _Audit:
                     seen.sizes,
                 )
                 if options.near:
-                    hashes.put(seen.start, seen.detailed, seen.hashes)
+                    hashes.store(seen.start, seen.detailed, seen.hashes)
                 self._collect(seen)
                 done_bytes += seen.nbytes
                 self.progress(Progress("look", rows.stop, count, done_bytes))
@@ -190,12 +192,13 @@ class _Audit:
         return sizes
 
     def _collect(self, seen: InspectionResults) -> None:
+        """Adds the findings of some records to the collector."""
         for kind, record, what in seen.findings:
             self.collector.add(kind, what, [record])
 
 
-def _sizes_if_equal(reader: Reader) -> NDArray[np.int32] | None:
-    """Returns height and width of all images, if the manifest has one shape for all; else None."""
+def _read_uniform_sizes(reader: Reader) -> NDArray[np.int32] | None:
+    """Returns height and width of each image, ``(N, 2)``, if the manifest has one shape for all; else None."""
     column = reader.manifest.image
     if column.layout is None or column.kind != "fixed":
         return None

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.column import file_columns
+from packstore.core.column import find_file_columns
 from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import CorruptRecordError, DecodeError, PackstoreError, UnreachableError, printable
 from packstore.core.manifest import Column, Manifest
@@ -94,8 +94,8 @@ class InspectionResults:
     findings: list[tuple[str, int, str]] = field(default_factory=list)
 
 
-class Inspection:
-    """Inspects the images of a store; from several threads."""
+class ImageInspector:
+    """Inspects the images of a store. Thread-safe."""
 
     def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
         """``reader`` checks the records that it reads; ``decoder`` reads images as the store says."""
@@ -108,12 +108,15 @@ class Inspection:
         self._mode = decoder.reading.pixels if column.layout is None else column.pixels
         self._masks = [column for column in self._manifest.columns if column.type == "mask"]
         self._further = []
-        for column in file_columns(self._manifest.columns):
+        for column in find_file_columns(self._manifest.columns):
             reading = Reading.of_column(column, self._manifest.options)
             self._further.append((column, get_decoder(max_pixels=decoder.max_pixels, reading=reading)))
 
     def inspect(self, records: range) -> InspectionResults:
-        """Decodes and inspects the images and masks of these records."""
+        """Reads and decodes the images, masks and further images of these records; returns sizes, hashes and findings.
+
+        Damage becomes a finding. Raises :class:`UnreachableError` if a shard cannot be fetched.
+        """
         count = len(records)
         seen = InspectionResults(
             records.start,
@@ -147,7 +150,7 @@ class Inspection:
             for mask in self._masks:
                 self._check_mask(mask.name, record, image.shape[:2], seen)
             for column, decoder in self._further:
-                self._check_further(column, decoder, record, seen)
+                self._check_further_column(column, decoder, record, seen)
         greys = to_grey(small)
         seen.hashes[:, : len(_WINDOWS)] = hash_windows(greys, _WINDOWS)
         if self._limits.mirrored:
@@ -155,8 +158,8 @@ class Inspection:
         return seen
 
     def _read_image(self, record: int, seen: InspectionResults) -> NDArray[Any]:
-        """Returns the pixels of the store's mode, ``(H, W, C)``, turned as they are shown; adds findings of file and
-        header."""
+        """Returns the decoded pixels, ``(H, W, C)``, rotated as the image is shown; adds findings of file and header to
+        ``seen``. Raises :class:`DecodeError`."""
         column = self._manifest.image
         if column.layout is not None:
             array = self._reader.array(record)
@@ -188,7 +191,8 @@ class Inspection:
         image: NDArray[Any],
         seen: InspectionResults,
     ) -> NDArray[Any]:
-        """Adds findings of an image file; returns the image as it is shown."""
+        """Adds findings of an image file: CMYK, suffix, mode, EXIF orientation. Returns the image with height and width
+        as it is shown."""
         if info.kind == "jpeg" and info.components == 4:
             seen.findings.append(("cmyk", record, "a JPEG with 4 components"))
         key = self._reader.key(record)
@@ -204,7 +208,7 @@ class Inspection:
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
     def _check_values(self, record: int, image: NDArray[Any], seen: InspectionResults) -> None:
-        """Adds findings of values that are cut off at a bound, or not finite."""
+        """Adds findings of pixel values: many at a bound, or not finite."""
         reading = self._decoder.reading
         if image.dtype == np.uint8:
             if reading.depth is not None and self._manifest.image.layout is None:
@@ -230,7 +234,7 @@ class Inspection:
         small: NDArray[np.uint8],
         seen: InspectionResults,
     ) -> bool:
-        """Adds findings of the picture; returns whether it is flat."""
+        """Adds findings of size, aspect ratio and flat colour; returns whether the image is flat."""
         height, width = image.shape[:2]
         short, long = sorted((height, width))
         if short < self._limits.min_side:
@@ -247,7 +251,8 @@ class Inspection:
         return flat
 
     def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: InspectionResults) -> None:
-        """Adds findings of a mask, whose image has ``size``."""
+        """Adds findings of a mask: damage, another size than its image's ``size``, values beyond the classes. Adds
+        nothing if the record has no mask."""
         try:
             found = self._read_mask(name, record)
         except DecodeError as error:
@@ -271,8 +276,8 @@ class Inspection:
                 what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
                 seen.findings.append(("mask_value", record, what))
 
-    def _check_further(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
-        """Adds findings of the files of a column beside the main image: an image, or a list of them."""
+    def _check_further_column(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
+        """Decodes a record's image files in a column beside the main image; adds findings of mode and damage."""
         try:
             if column.nullable and not self._reader.has_value(column.name, record):
                 return
@@ -292,8 +297,8 @@ class Inspection:
                 seen.findings.append(("truncated", record, f"{what}: {flaw}"))
 
     def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
-        """Returns height and width of a mask, and its values if their classes are to be checked, or None without a
-        mask."""
+        """Returns height and width of a mask, and its values if the number of classes is known; None if the record has
+        no mask. Raises :class:`DecodeError`."""
         column = self._manifest.column(name)
         if not self._reader.has_value(name, record):
             return None
@@ -306,8 +311,8 @@ class Inspection:
         return (header.height, header.width), decode_mask(data, header) if wanted else None
 
 
-def image_batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
-    """Yields ranges of records to inspect together."""
+def batch_images(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20) -> Iterator[range]:
+    """Yields ranges of records to inspect together: at most ``most`` records and about ``most_bytes`` bytes."""
     column = manifest.image
     each = column.nbytes // max(1, manifest.records)
     if column.layout is not None:
@@ -317,7 +322,8 @@ def image_batches(manifest: Manifest, most: int = 128, most_bytes: int = 8 << 20
 
 
 def _find_losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
-    """Describes what a file loses in its column's mode; nothing for a damaged header, since decoding reports that."""
+    """Describes losses of a file that is read in the decoder's mode. Empty for a damaged header, which decoding
+    reports."""
     try:
         return find_losses(data, sniff(data), Reading(decoder.reading.mode)).values()
     except HeaderError:
@@ -325,13 +331,14 @@ def _find_losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
 
 
 def _shorten(error: Exception) -> str:
-    """Returns an error's reason, without the record and the advice."""
+    """Returns an error's text; for a checksum that does not match, without the record and the advice."""
     if isinstance(error, CorruptRecordError):
         return f"{error.what} {error.found}, expected {error.expected}"
     return str(error)
 
 
 def _is_grey(image: NDArray[np.uint8]) -> bool:
+    """Tells if the three channels of each pixel are nearly equal."""
     return int((image.max(2) - image.min(2)).max()) <= _GREY
 
 

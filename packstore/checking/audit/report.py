@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import PackstoreError
+from packstore.checking.store_check import try_key
 from packstore.core.findings import FORMAT, KINDS, VERSION
 from packstore.stores.base import Reader
 
@@ -95,7 +95,8 @@ class FindingCollector:
         self._drop: dict[str, array[int]] = {}
 
     def add(self, kind: str, what: str, records: Iterable[int] = (), drop: Iterable[int] | None = None) -> None:
-        """Adds a finding; ``drop`` are the records to remove for it, None for all of ``records``."""
+        """Adds a finding: keeps its text and at most 1,000 records, counts it beyond 10,000 of its kind. ``drop`` are
+        the records to remove for it; None for all of ``records``."""
         numbers = [*records]
         self._counts[kind] = self._counts.get(kind, 0) + 1
         kept = self._kept.setdefault(kind, [])
@@ -103,11 +104,11 @@ class FindingCollector:
             kept.append((what, tuple(numbers[:_MOST_RECORDS])))
         self._drop.setdefault(kind, array("q")).extend(numbers if drop is None else drop)
 
-    def report(self, reader: Reader, pixels: bool, checks: Iterable[str]) -> AuditReport:
+    def make_report(self, reader: Reader, pixels: bool, checks: Iterable[str]) -> AuditReport:
         """Returns the report of all findings; reads the keys from ``reader``."""
         kinds = [kind for kind in KINDS if kind in self._counts]
         findings = [
-            Finding(kind, what, records, tuple(_try_key(reader, record) for record in records))
+            Finding(kind, what, records, tuple(try_key(reader, record) for record in records))
             for kind in kinds
             for what, records in self._kept[kind]
         ]
@@ -115,10 +116,3 @@ class FindingCollector:
         counts = {kind: self._counts[kind] for kind in kinds}
         digest = reader.manifest.dataset_digest
         return AuditReport(reader.path, digest, len(reader), pixels, tuple(checks), counts, tuple(findings), drop)
-
-
-def _try_key(reader: Reader, record: int) -> str | None:
-    try:
-        return reader.key(record)
-    except (PackstoreError, IndexError, KeyError):
-        return None

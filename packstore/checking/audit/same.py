@@ -65,8 +65,8 @@ def report_duplicates(
     valid: NDArray[np.bool_],
     what: str,
 ) -> None:
-    """Collects label conflicts, split leakage and duplicates among ``valid`` records with equal ``values``, uint64
-    ``(N,)``.
+    """Adds findings of label conflicts, leakage between splits and duplicates among ``valid`` records with equal
+    ``values``, uint64 ``(N,)``. ``what`` names the equal thing in the findings: ``same bytes``.
     """
     for group in group_equal(values, valid):
         splits = rows.splits[group]
@@ -87,7 +87,7 @@ def report_duplicates(
 
 
 def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Yields the numbers of the valid records that share a value, ascending, for each value that several have."""
+    """Yields one ascending array of record numbers for each value that two or more valid records have."""
     order = np.flatnonzero(valid)
     order = order[np.argsort(values[order], kind="stable")]
     ordered = values[order]
@@ -97,7 +97,10 @@ def group_equal(values: NDArray[np.uint64], valid: NDArray[np.bool_]) -> Iterato
 
 
 class RecordHashes:
-    """Perceptual hashes of all records: of whole images in memory (32 bytes each), of crops in a temporary file."""
+    """Perceptual hashes of all records: of whole images in memory (32 bytes each), of crops in a temporary file.
+
+    Raises :class:`UsageError` if the file does not fit on the disk. :meth:`close` removes it.
+    """
 
     def __init__(self, records: int, windows: int) -> None:
         self.whole = np.zeros((records, WORDS), np.uint64)
@@ -122,7 +125,7 @@ class RecordHashes:
         self.windows = self.windows[:0, :0].copy()
         self._file.close()
 
-    def put(self, start: int, valid: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> None:
+    def store(self, start: int, valid: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> None:
         """Stores hashes ``(n, 1 + windows, 4)`` of records from ``start`` on: of the whole image, then of the
         windows.
         """
@@ -158,7 +161,8 @@ class NearestRecords(NamedTuple):
 def report_near(
     collector: FindingCollector, manifest: Manifest, rows: RecordLabels, within: NearestRecords, across: NearestRecords
 ) -> None:
-    """Collects pairs of records that are nearly the same picture."""
+    """Adds findings of pairs of records that are nearly the same picture, and of their different labels. The later
+    record, or that of the larger split, is to be dropped."""
     for kind, nearest in (("near_leakage", across), ("near_duplicate", within)):
         for later in np.flatnonzero(nearest.partners >= 0).tolist():
             earlier = int(nearest.partners[later])
@@ -219,8 +223,8 @@ def _search_bucket(
     same: NDArray[np.uint64],
     best: NDArray[np.uint64],
 ) -> None:
-    """Compares each query with the records in its bucket, ``order[starts[key] : starts[key + 1]]``; updates
-    ``best``.
+    """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``;
+    updates ``best`` with near ones.
     """
     low = starts[keys]
     counts = np.minimum(starts[keys + 1] - low, _MOST_IN_A_BUCKET)
@@ -249,14 +253,15 @@ def _keep_nearest(
     bits: NDArray[np.int64],
     splits: NDArray[np.int32],
 ) -> None:
-    """Updates ``best`` with pairs of records: row 0 within a split, row 1 across splits."""
+    """Updates ``best``, the nearest earlier record of each record, with pairs of records: row 0 within a split, row 1
+    across splits."""
     earlier, later = np.minimum(one, other), np.maximum(one, other)
     values = (bits.astype(np.uint64) << _NUMBER_BITS) | earlier.astype(np.uint64)
     np.minimum.at(best, ((splits[one] != splits[other]).astype(np.intp), later), values)
 
 
 def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
-    """Unpacks a row of ``best`` into partners and bits."""
+    """Unpacks a row of ``best`` (bits, then record number, in one integer) into partners and bits."""
     none = best == _NONE
     partners = (best & np.uint64((1 << int(_NUMBER_BITS)) - 1)).astype(np.int64)
     return NearestRecords(np.where(none, -1, partners), (best >> _NUMBER_BITS).astype(np.int64))
@@ -265,7 +270,7 @@ def _unpack_nearest(best: NDArray[np.uint64]) -> NearestRecords:
 def _drop_duplicates(
     same: NDArray[np.uint64], splits: NDArray[np.int32], valid: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Returns the numbers of the valid records, of known duplicates in a split only the first."""
+    """Returns the ascending numbers of the valid records, without repetitions of the same image within a split."""
     chosen = np.flatnonzero(valid)
     order = chosen[np.lexsort((chosen, splits[chosen], same[chosen]))]
     again = (same[order][1:] == same[order][:-1]) & (splits[order][1:] == splits[order][:-1])
@@ -273,6 +278,7 @@ def _drop_duplicates(
 
 
 def _extract_band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
+    """Returns the 16 bits number ``band`` of each hash."""
     word, shift = divmod(band * _BAND_BITS, 64)
     return ((hashes[:, word] >> np.uint64(shift)) & np.uint64((1 << _BAND_BITS) - 1)).astype(np.int64)
 

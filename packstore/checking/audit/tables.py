@@ -40,7 +40,7 @@ class RecordTable:
         digests = np.zeros((count, 2), np.uint64)
         keyed = np.zeros(count, np.bool_)
         known = 0
-        for file in readable_files(reader):
+        for file in list_readable_files(reader):
             rows = slice(file.start, file.start + len(file.reader))
             known += len(file.reader)
             try:
@@ -74,18 +74,19 @@ def _has_label(manifest: Manifest) -> bool:
 
 
 def _class_columns(manifest: Manifest) -> list[Column]:
-    """Returns the columns of class numbers, ``label`` first."""
+    """Returns the columns of class numbers or lists of them, ``label`` first."""
     columns = [column for column in manifest.columns if column.traits.has_classes]
     return sorted(columns, key=lambda column: column.name != "label")
 
 
-def readable_files(reader: Reader) -> Iterator[StoreFile]:
+def list_readable_files(reader: Reader) -> Iterator[StoreFile]:
     """Yields the files of a store that open, in order."""
     return (file for file in open_files(reader) if file is not None)
 
 
 def _read_classes(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Returns class numbers, -1 for a missing one or a number without a class; collects the latter."""
+    """Reads the class numbers of one file; -1 for a missing one, and for a number without a class, which becomes a
+    finding. ``start`` is the file's first record."""
     labels = reader.fixed_column(column.name).astype(np.int64)
     if column.nullable:
         labels[~reader.fixed_column(column.valid_name)] = -1
@@ -101,10 +102,8 @@ def _read_classes(reader: Reader, column: Column, start: int, collector: Finding
 
 
 def _read_class_lists(reader: Reader, column: Column, start: int, collector: FindingCollector) -> NDArray[np.int64]:
-    """Returns a hash of each record's classes, whatever their order; -1 without a list, or with a number without a
-    class.
-
-    Collects numbers without a class.
+    """Returns a hash of each record's list of classes, in any order; -1 for a missing list, and for one with a number
+    without a class, which becomes a finding.
     """
     values = reader.ragged_column(column.name)
     there = reader.fixed_column(column.valid_name) if column.nullable else np.ones(len(values), np.bool_)
@@ -154,14 +153,14 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
 
 
 def report_boxes(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> None:
-    """Collects boxes that are empty, inverted or outside their image.
+    """Adds findings of boxes that are empty, inverted, not finite or outside their image, and of unreadable columns.
 
     ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
     """
     for column in reader.manifest.columns:
         if column.type != "boxes":
             continue
-        for file in readable_files(reader):
+        for file in list_readable_files(reader):
             try:
                 values = file.reader.ragged_column(column.name)
                 for start in range(0, len(values), _RECORDS):
@@ -180,7 +179,8 @@ def _check_boxes(
     first: int,
     sizes: NDArray[np.int32] | None,
 ) -> None:
-    """Collects the faulty boxes of the records ``part`` of a file whose first record is ``first``."""
+    """Adds findings of the faulty boxes of the records ``part`` of a file, whose first record in the store is
+    ``first``."""
     each = [bytes(values[i]) for i in part]
     counts = np.array([len(value) // column.record_nbytes for value in each])
     whole = b"".join(value[: n * column.record_nbytes] for value, n in zip(each, counts.tolist(), strict=True))

@@ -198,7 +198,8 @@ class Column:
 
 @lru_cache(16)
 def _check_classes(classes: tuple[str, ...]) -> tuple[str, ...]:
-    """Checks class names once and returns one shared tuple, which all shards of a store then use."""
+    """Returns the classes; caches 16 tuples, so that all shards of a store share one. Raises :class:`ManifestError` if
+    a name is no string or occurs twice."""
     check(all(type(c) is str for c in classes), "class names", classes)
     check(len(set(classes)) == len(classes), "class names: some are the same", classes)
     return classes

@@ -37,6 +37,8 @@ class Images(Field):
 
 
 class ImagesType(ColumnType):
+    """Any number of image files, joined as :func:`frame` does."""
+
     name = "images"
     form: ClassVar[Form] = "files"
     large = True
@@ -54,19 +56,20 @@ class ImagesType(ColumnType):
 
     def files(self, column: Column, raw: Buffer) -> Sequence[memoryview]:
         try:
-            return unframe(memoryview(raw))
+            return split_files(memoryview(raw))
         except ValueError as error:
             raise StoreError(f"a value of column {column.name!r} is no list of files: {error}") from None
 
 
 def frame(files: Sequence[Buffer]) -> bytes:
-    """Joins files to one value."""
+    """Joins files to one stored value: their number, the size of each, then the files."""
     sizes = [memoryview(file).nbytes for file in files]
     return b"".join([np.array([len(files), *sizes], _SIZE).tobytes(), *files])
 
 
-def unframe(data: memoryview) -> list[memoryview]:
-    """Returns the files of a value as views. Raises :class:`ValueError` if its sizes do not add up to its own."""
+def split_files(data: memoryview) -> list[memoryview]:
+    """Splits a stored value into its files, without copying. Raises :class:`ValueError` if their sizes do not add up to
+    the value's."""
     count = int(np.frombuffer(data, _SIZE, 1)[0]) if data.nbytes >= _SIZE.itemsize else -1
     head = (1 + count) * _SIZE.itemsize
     if count < 0 or head > data.nbytes:

@@ -120,6 +120,7 @@ class KeypointsType(ArrayType):
 
 
 def _check_classes(column: Column, array: NDArray[Any]) -> None:
+    """Raises :class:`ValueError` for a class number without a class. Allows any number if classes have no names."""
     if column.classes is not None and array.size:
         least, most = int(array.min()), int(array.max())
         if least < 0 or most >= len(column.classes):
@@ -128,7 +129,8 @@ def _check_classes(column: Column, array: NDArray[Any]) -> None:
 
 
 def to_numbers(column: Column, value: Any) -> NDArray[Any]:
-    """Converts ``value`` to a contiguous array of the column's dtype. Does not check its shape."""
+    """Converts ``value`` to a contiguous array of the column's dtype, rounding floats. Does not check its shape. Raises
+    :class:`ValueError` for other types, and for numbers out of the dtype's range."""
     if hasattr(value, "detach"):  # a tensor of torch, which is not imported here
         value = value.detach().cpu()
         value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()

@@ -65,7 +65,7 @@ class JsonType(BytesType):
 
 
 def to_bytes(column: Column, value: Any) -> bytes:
-    """Returns a value as bytes. Raises :class:`ValueError` unless it has them."""
+    """Returns a bytes-like value as ``bytes``. Raises :class:`ValueError` for another type."""
     if not isinstance(value, Buffer):
         raise unfit_error(column, "bytes", value)
     return bytes(value)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Array, Field
-from packstore.core.run_lengths import decode_run_lengths, run_lengths_box
+from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths
 from packstore.sources.beside import infer_mask_field, is_file, is_folder, join
@@ -103,7 +103,7 @@ class MotsSource(DocumentSource):
             if len(words) != 6:
                 raise ValueError(f"a line of its objects has {len(words)} values, expected 6")
             track, number, height, width = map(int, words[1:5])
-            box = run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
+            box = compute_run_lengths_box(decode_run_lengths(words[5].encode()), height, width)
             label = _CLASSES.get(number, str(number))
             annotation.objects.append(object_from_run_lengths(label, (height, width), words[5], box, track=track))
         return annotation

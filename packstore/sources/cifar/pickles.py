@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import printable
-from packstore.core.pickle_machine import PickleError, StandIn, UnsupportedPickleError, run
+from packstore.core.pickle_machine import PickleError, StandIn, UnsupportedPickleError, interpret_pickle
 
 _MAX_BYTES = 1 << 28  # the largest published file, CIFAR-100's train, has 155 MB
 _MAX_OPERATIONS = 2_000_000  # this file takes 250,000
@@ -53,7 +53,7 @@ def parse_dict(data: bytes) -> dict[str, Any]:
         return names[module, name]
 
     try:
-        found = run(data, find, _MAX_OPERATIONS)
+        found = interpret_pickle(data, find, _MAX_OPERATIONS)
     except PickleError as error:
         raise BatchError(str(error)) from None
     if type(found) is not dict:

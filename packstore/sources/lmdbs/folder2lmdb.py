@@ -13,7 +13,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
-from packstore.core.pickle_machine import PickleError, UnsupportedPickleError, run
+from packstore.core.pickle_machine import PickleError, UnsupportedPickleError, interpret_pickle
 from packstore.sources.base import Kind
 from packstore.sources.dataset import index_key
 from packstore.sources.lmdbs.base import Database, LmdbSource, RefusedLmdbError
@@ -99,7 +99,7 @@ def load_pickle(data: bytes) -> Any:
         )
 
     try:
-        return run(data, find, _MAX_OPERATIONS)
+        return interpret_pickle(data, find, _MAX_OPERATIONS)
     except PickleError as error:
         raise ValueError(f"it is {error}") from None
 

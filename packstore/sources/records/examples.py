@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.protobuf import Feature, Message, read_example
-from packstore.core.tfrecord import CHECK, HEADER, record_length, verify_data
+from packstore.core.tfrecord import CHECK, HEADER, parse_record_length, verify_data
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.archives.tar import detect_compression, open_decompressor
 from packstore.sources.base import SourceOptions
@@ -48,7 +48,7 @@ def is_tfrecord(path: Path) -> bool:
             start = file.read(64) if kind is None else open_decompressor(file, kind, path.name).read(64)
         if kind is None and not start:
             return path.name.lower().endswith(SUFFIXES) or "-of-" in path.name
-        record_length(start, 1 << 62)
+        parse_record_length(start, 1 << 62)
     except (OSError, ValueError, SourceError):
         return False
     return start[HEADER:][:1] in (b"", b"\x0a") or start[:8] == bytes(8)
@@ -60,7 +60,7 @@ def find_compression(path: Path) -> str | None:
     with path.open("rb") as file:
         start = file.read(HEADER)
     try:
-        record_length(start, 1 << 62)
+        parse_record_length(start, 1 << 62)
     except ValueError:
         return "zlib" if start.startswith(_ZLIB) else detect_compression(path)
     return None
@@ -137,7 +137,7 @@ class TfrecordFiles:
         while at < end:
             start = file.read(HEADER + _WINDOW, at)
             try:
-                length = record_length(start, end - at)
+                length = parse_record_length(start, end - at)
                 if length > MAX_RECORD:
                     raise ValueError(f"a record has {length} bytes, more than an example can have")
             except ValueError as error:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, row_checksums, value_hashes
+from packstore.core.checksums import ROW_CHECKSUM, row_checksums, hash_values
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.stores.builder.fitting import check_batch
@@ -62,10 +62,10 @@ def prepare_batch(
             except UnicodeEncodeError as error:
                 raise StoreError(f"a value of column {column.name!r} cannot be stored: {error}") from None
     if checksums is None:
-        checksums = value_hashes(buffers, count)
+        checksums = hash_values(buffers, count)
     given["checksum"] = checksums
     checked = {name: spools[name].convert_values(given[name], count) for name in given}
-    hashes = {c.name: value_hashes(checked[c.name], count) for c in columns[1:] if c.kind == "ragged"}
+    hashes = {c.name: hash_values(checked[c.name], count) for c in columns[1:] if c.kind == "ragged"}
     checked[KEY_HASHES.name] = hashes["key"]
     checked[ROW_CHECKSUM.name] = row_checksums(columns, checked | hashes, count)
     check_batch(columns, checked, sizes, first)

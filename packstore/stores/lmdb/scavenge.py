@@ -22,7 +22,7 @@ from xxhash import xxh3_64
 
 from packstore.core.checksums import column_digest
 from packstore.core.column import guess_column
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, lazy_column, parse_fixed_value
+from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData, make_lazy_column, parse_fixed_value
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
@@ -113,7 +113,7 @@ class _PageScan:
         for column in wanted:
             if column.name in self.numbered and (recovered is None or column.one_by_one):
                 self.one_by_one[column.name] = column
-                columns[column.name] = lazy_column(column, records, partial(self._read_last_value, column))
+                columns[column.name] = make_lazy_column(column, records, partial(self._last_value, column))
                 continue
             chosen: ColumnData | None = None
             for data in self._build_column_candidates(column, records):
@@ -132,8 +132,8 @@ class _PageScan:
                 columns[column.name] = chosen
         return columns
 
-    def list_value_candidates(self, column: Column, record: int) -> list[Any]:
-        """Returns candidates for a record's value in a column with one value per key, typed as :func:`lazy_column`
+    def values(self, column: Column, record: int) -> list[Any]:
+        """Returns candidates for a record's value in a column with one value per key, typed as :func:`make_lazy_column`
         returns them.
         """
         candidates = self._list_raw_values(column, record)

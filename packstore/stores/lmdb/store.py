@@ -2,7 +2,7 @@
 
 Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
 ``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. A column that
-is large, or may have large values (:attr:`packstore.core.column.Column.lazy_column`), has one value per key, fixed or
+is large, or may have large values (:attr:`packstore.core.column.Column.one_by_one`), has one value per key, fixed or
 ragged: the bytes of each as ``b"mask/%010d" % i``. Letters sort after digits, so the whole file is written by sorted
 appends.
 """
@@ -32,7 +32,7 @@ from packstore.core.columns import (
     LazyRagged,
     Ragged,
     WholeColumn,
-    lazy_column,
+    make_lazy_column,
 )
 from packstore.core.errors import StoreError, printable
 from packstore.core.files import beyond_standard_streams, file_size_limit, reading, sync_file
@@ -450,7 +450,7 @@ def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> 
             raise StoreError(f"the {name} of record {record} of {path} is missing")
         return value
 
-    return lazy_column(column, records, read)
+    return make_lazy_column(column, records, read)
 
 
 def _to_npy(array: NDArray[Any]) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from packstore.core.pickle_machine import StandIn, UnsupportedPickleError, run
+from packstore.core.pickle_machine import StandIn, UnsupportedPickleError, interpret_pickle
 
 _MAX_OPERATIONS = 200_000
 """Most operations of a pickle; bounds the time (about a microsecond each). A column takes about 60."""
@@ -77,7 +77,7 @@ def unpickle(data: bytes) -> Any:
 
     Raises :class:`packstore.core.pickle_machine.PickleError`, also for more than 200,000 operations.
     """
-    return run(data, lambda module, name: Global(f"{module}.{name}"), _MAX_OPERATIONS, _parse_storage)
+    return interpret_pickle(data, lambda module, name: Global(f"{module}.{name}"), _MAX_OPERATIONS, _parse_storage)
 
 
 def _parse_storage(persistent_id: Any) -> Storage:

@@ -19,7 +19,7 @@ from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, RemoteError, open_objects
 from packstore.packing import append as append_module
-from packstore.packing.upload_folder import upload_folder
+from packstore.packing.upload_folder import make_upload_folder
 from packstore.stores import open_store
 from packstore.stores.remote import publish as publish_module
 from packstore.stores.remote.head import find_newest_version
@@ -271,7 +271,7 @@ def test_selecting_and_merging(place: str, tmp_path: Path, temporary: Path) -> N
     assert found[0] == found[1]
     with pytest.raises(DestinationError, match="one lies in the other"):
         packstore.select(f"{place}/a.lmdb", f"{place}/a.lmdb")
-    assert listing(temporary) <= {upload_folder(at(place)).parent.name}
+    assert listing(temporary) <= {make_upload_folder(at(place)).parent.name}
 
 
 def test_whole_shards_of_a_url(tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ class TestAppend:
             packstore.append(stores[1], second)
         assert packstore.append(stores[1], second, on_duplicate="skip").added == {}
         assert find_newest_version(open_objects(stores[1])) == 2
-        assert listing(temporary) <= {upload_folder(at(stores[1])).parent.name}
+        assert listing(temporary) <= {make_upload_folder(at(stores[1])).parent.name}
 
     @pytest.mark.parametrize("committed", [True, False])
     def test_killed_and_repeated(
@@ -402,7 +402,7 @@ class TestAppend:
         assert report.manifest.digest == open_store(url).manifest.digest
         with pytest.raises(SourceError, match="has 6 of the keys"):
             packstore.append(url, second)
-        assert listing(temporary) <= {upload_folder(at(url)).parent.name}
+        assert listing(temporary) <= {make_upload_folder(at(url)).parent.name}
 
     def test_stores(self, stores: tuple[Path, str], place: str, tmp_path: Path) -> None:
         """Linked where they lie, here or there."""

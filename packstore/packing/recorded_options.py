@@ -1,0 +1,108 @@
+"""Options of a conversion in the manifest of its store: writes them, and reads them back."""
+
+from __future__ import annotations
+
+import json
+
+from packstore.core.manifest import Manifest
+from packstore.core.modes import is_reading_option
+from packstore.core.registry import ENCODINGS
+from packstore.images.encode import EncodeOptions, parse_size
+from packstore.images.reading import Reading
+from packstore.images.sniff import MAX_PIXELS
+from packstore.packing.column_answers import format_answers
+from packstore.packing.plan import DEFAULT_QUALITY, Plan
+
+_GEOMETRY = ("size", "fit", "resize", "max_side", "exif_transpose")
+
+
+def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
+    """Returns the options that shaped the records, as the manifest stores them. Options of a source that is a store
+    are taken over if its pixels stay unchanged.
+
+    :func:`restore_encode_options` reads them back.
+    """
+    encode = plan.encode
+    size = encode.size
+    options: dict[str, str | int | float | bool | None] = {
+        "size": None if size is None else f"{size}" if isinstance(size, int) else f"{size[0]}x{size[1]}",
+        "fit": None if size is None else encode.fit,
+        "resize": encode.resize,
+        "max_side": encode.max_side,
+        "exif_transpose": encode.exif_transpose,
+        "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
+        "split": plan.options.split,
+        **({} if encode.progressive is None else {"progressive": encode.progressive}),
+        **({"link": "absolute" if plan.link_base is None else "relative"} if plan.options.link else {}),
+        **encode.reading.answers(),
+        **_collect_column_answers(plan),
+        **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),
+        **{name: value for name, value in plan.source.options.array_names.items() if value is not None},
+    }
+    for name in ("ignore", "columns"):
+        if given := getattr(plan.source.options, name):
+            options[name] = json.dumps(given)
+    store = plan.survey.store
+    if store is not None and not encode.resizes:
+        # The pixels are unchanged, so the options with which they were made still describe them.
+        options.update({name: store.options.get(name) for name in _GEOMETRY})
+        options["exif_transpose"] = encode.exif_transpose or bool(store.options.get("exif_transpose"))
+        options["split"] = options["split"] or store.options.get("split")
+        if plan.make_encoder().passes_through:
+            options["quality"] = store.options.get("quality")
+            if "progressive" in store.options:
+                options["progressive"] = store.options["progressive"]
+    return options
+
+
+def _collect_column_answers(plan: Plan) -> dict[str, str]:
+    """Returns the options of single image columns: those of this conversion, and for other columns those of the
+    source if it is a store."""
+    given = format_answers(plan.options.column_answers)
+    store = plan.survey.store
+    if store is None:
+        return given
+    asked = plan.options.column_answers
+    kept = {name: value for name, value in store.options.items() if "." in name and is_reading_option(name)}
+    return {name: str(value) for name, value in kept.items() if name.partition(".")[0] not in asked} | given
+
+
+def record_counts(manifest: Manifest) -> dict[str, int]:
+    """Returns the counts of records in a manifest's options, such as ``exif_oriented``: all integers but geometry,
+    quality and split."""
+    known = (*_GEOMETRY, "quality", "split")
+    return {k: v for k, v in manifest.options.items() if k not in known and type(v) is int}
+
+
+def same_encoding_options(manifest: Manifest, other: Manifest) -> bool:
+    """Tells if two stores were resized, rotated and compressed with the same options, so that equal images have equal
+    records."""
+    names = (*_GEOMETRY, "quality", "progressive") if manifest.encoding == other.encoding else _GEOMETRY
+    return all(manifest.options.get(name) == other.options.get(name) for name in names)
+
+
+def restore_encode_options(manifest: Manifest, decoder: str = "auto", max_pixels: int = MAX_PIXELS) -> EncodeOptions:
+    """Restores the options with which a store's images were encoded from its manifest; ``check`` is ``none``. Defaults
+    fill in for options that the manifest lacks."""
+    o = manifest.options
+    size = o.get("size")
+    return EncodeOptions(
+        encoding=manifest.encoding,
+        size=None if size is None else parse_size(str(size)),
+        fit=str(o.get("fit") or "crop"),
+        resize=_optional_int(o.get("resize")),
+        max_side=_optional_int(o.get("max_side")),
+        quality=_optional_int(o.get("quality")) or DEFAULT_QUALITY,
+        normalization=manifest.normalization,
+        exif_transpose=bool(o.get("exif_transpose", False)),
+        progressive="baseline" if o.get("progressive") == "baseline" else None,
+        check="none",
+        decoder=decoder,
+        max_pixels=max_pixels,
+        reading=Reading.restore(manifest.image.mode, o),
+    )
+
+
+def _optional_int(value: object) -> int | None:
+    """Returns the value if it is an integer and no bool, else None."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
