@@ -62,59 +62,35 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-# Module and name of each lazily loaded object. No module of the package may have one of these names: importing it would
-# replace the object by the module.
+# Module of each lazily loaded object. No module of the package may have one of these names: importing it would replace
+# the object by the module.
 _LAZY = {
-    **{
-        name: ("packstore.core.fields", name)
-        for name in (
-            "Array",
-            "Boxes",
-            "Bytes",
-            "Field",
-            "Image",
-            "Images",
-            "Json",
-            "Keypoints",
-            "Label",
-            "Labels",
-            "Mask",
-            "Text",
-        )
-    },
-    "AuditReport": ("packstore.checking.audit", "AuditReport"),
-    "audit": ("packstore.checking.audit", "audit"),
-    "AppendReport": ("packstore.packing.append", "AppendReport"),
-    "append": ("packstore.packing.append", "append"),
-    "ExportReport": ("packstore.exports.run", "ExportReport"),
-    "export": ("packstore.exports.run", "export"),
-    "ConvertReport": ("packstore.packing.conversion", "ConvertReport"),
-    "IndexReport": ("packstore.packing.index_store", "IndexReport"),
-    "add_index": ("packstore.packing.index_store", "add_index"),
-    "RelinkReport": ("packstore.packing.relink", "RelinkReport"),
-    "relink": ("packstore.packing.relink", "relink"),
-    "MergeReport": ("packstore.packing.merge", "MergeReport"),
-    "merge": ("packstore.packing.merge", "merge"),
-    "select": ("packstore.packing.select", "select"),
-    "Mix": ("packstore.training.concatenation", "Mix"),
-    "concat": ("packstore.training.concatenation", "concat"),
-    "Manifest": ("packstore.core.manifest", "Manifest"),
-    "PackedDataset": ("packstore.training.dataset", "PackedDataset"),
-    "PackedLoader": ("packstore.training.loader", "PackedLoader"),
-    "Problem": ("packstore.stores.base", "Problem"),
-    "RepairReport": ("packstore.checking.repair_report", "RepairReport"),
-    "SalvageReport": ("packstore.checking.salvage", "SalvageReport"),
-    "Reader": ("packstore.stores.base", "Reader"),
-    "SizeError": ("packstore.training.loader.rows", "SizeError"),
-    "VerifyReport": ("packstore.checking.verification", "VerifyReport"),
-    "Writer": ("packstore.packing.writer", "Writer"),
-    "coco_masks": ("packstore.training.coco_masks", "coco_masks"),
-    "convert": ("packstore.packing.conversion", "convert"),
-    "open": ("packstore.stores", "open_store"),
-    "repair": ("packstore.checking.repair", "repair"),
-    "salvage": ("packstore.checking.salvage", "salvage"),
-    "prefetch": ("packstore.training.loader", "prefetch"),
-    "verify": ("packstore.checking.verification", "verify"),
+    name: module
+    for module, names in {
+        "packstore.checking.audit": "AuditReport audit",
+        "packstore.checking.repair": "repair",
+        "packstore.checking.repair_report": "RepairReport",
+        "packstore.checking.salvage": "SalvageReport salvage",
+        "packstore.checking.verification": "VerifyReport verify",
+        "packstore.core.fields": "Array Boxes Bytes Field Image Images Json Keypoints Label Labels Mask Text",
+        "packstore.core.manifest": "Manifest",
+        "packstore.exports.run": "ExportReport export",
+        "packstore.packing.append": "AppendReport append",
+        "packstore.packing.conversion": "ConvertReport convert",
+        "packstore.packing.index_store": "IndexReport add_index",
+        "packstore.packing.merge": "MergeReport merge",
+        "packstore.packing.relink": "RelinkReport relink",
+        "packstore.packing.select": "select",
+        "packstore.packing.writer": "Writer",
+        "packstore.stores.base": "Problem Reader",
+        "packstore.training.coco_masks": "coco_masks",
+        "packstore.training.concatenation": "Mix concat",
+        "packstore.training.dataset": "PackedDataset",
+        "packstore.training.loader": "PackedLoader prefetch",
+        "packstore.training.loader.rows": "SizeError",
+        "packstore.stores": "open",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
@@ -182,11 +158,11 @@ def __getattr__(name: str) -> Any:
     """Imports a public name on first use, and keeps it. Raises :class:`ModuleNotFoundError` with advice if it needs
     torch, which is missing."""
     try:
-        module, attribute = _LAZY[name]
+        module = _LAZY[name]
     except KeyError:
         raise AttributeError(f"module 'packstore' has no attribute {name!r}") from None
     try:
-        value = getattr(import_module(module), attribute)
+        value = getattr(import_module(module), "open_store" if name == "open" else name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -45,8 +45,8 @@ class DamagedRecord(NamedTuple):
 
 
 class Donor:
-    """Makes replacements of damaged records from the samples of a source. Call :meth:`locate` first. Memory grows only
-    with the number of damaged records."""
+    """Makes replacements of damaged records from the samples of a source. Call :meth:`locate_samples` first. Memory
+    grows only with the number of damaged records."""
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
         """Raises :class:`UsageError` if the store's records cannot be made from this source."""
@@ -58,7 +58,7 @@ class Donor:
         self._to_stored = ValueConverter(self._survey)
         self._entries: dict[int, Entry] = {}
 
-    def locate(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
+    def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
         """Finds and keeps the samples of damaged records: by key, or by row checksum if the key is damaged. Reads all
         samples in the second case."""
         by_key: dict[int, list[DamagedRecord]] = {}
@@ -170,4 +170,5 @@ class Donor:
 
 
 def _encode_key(entry: Entry) -> bytes:
+    """Returns an entry's key as stores keep it: UTF-8, surrogates as their bytes."""
     return entry.key.encode("utf-8", "surrogateescape")

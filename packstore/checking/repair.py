@@ -148,11 +148,11 @@ def _repair_files(
         )
         with builder, closing(options.open_packed(source, manifest, progress)) as opened:
             check = StoreCheck(reader, workers=options.workers or default_workers(), progress=progress)
-            count = sum(1 for _ in check.run())
+            count = sum(1 for _ in check.find_problems())
             if not count:
                 return RepairReport(damaged, None, 0, len(reader), (), (), False)
             donor = Donor(opened, manifest, options.decoder)
-            return _Repair(reader, check, donor, builder, progress).run(destination, count, options.partial)
+            return _Repair(reader, check, donor, builder, progress).repair_store(destination, count, options.partial)
 
 
 def open_damaged(path: Path) -> Reader:
@@ -213,7 +213,7 @@ class _Repair:
             self.images = set(everything)
         self.trusted = self.columns.keys() - check.damaged
 
-    def run(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
+    def repair_store(self, destination: Path, problem_count: int, partial: bool) -> RepairReport:
         """Finds replacements, and writes and publishes the new store. Writes nothing if records are lost, unless
         ``partial`` and some are left. Returns the report.
 
@@ -221,7 +221,7 @@ class _Repair:
         """
         self.relative_link_folder = relative_link_folder(self.manifest, destination)
         damaged = sorted(self.images | self.rows)
-        self.donor.locate((self._describe_damage(record) for record in damaged), self.progress)
+        self.donor.locate_samples((self._describe_damage(record) for record in damaged), self.progress)
         replaced, lost = [], []
         for done, record in enumerate(damaged):
             self.progress(Progress("replace", done, len(damaged), 0))
@@ -369,7 +369,7 @@ class _Repair:
         rows = []
         for record in records:
             if record in self.images:
-                link = self.donor.make_link(record, self.link_base)
+                link = self.donor.make_link(record, self.relative_link_folder)
             else:
                 values = read_link_values(self.reader, np.array([record]), self.relative_link_folder)
                 link = Link(*(values[name][0] for name in self.links))

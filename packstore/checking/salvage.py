@@ -126,7 +126,7 @@ def salvage(
         shard_size=store.shard_size,
     )
     with builder, progress_callback(progress) as report:
-        return _Salvage(damaged, store, builder, unproven, report).run(destination)
+        return _Salvage(damaged, store, builder, unproven, report).save_records(destination)
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class _Salvage:
         self.missing: list[Problem] = []
         self.missing_count = 0
 
-    def run(self, destination: Path) -> SalvageReport:
+    def save_records(self, destination: Path) -> SalvageReport:
         """Adds all records that can be saved to the new store, and publishes it; publishes nothing if there are none.
         Returns the report.
         """

@@ -104,7 +104,7 @@ class _ColumnResults(NamedTuple):
 
 
 class StoreCheck:
-    """One check of one open store: :meth:`run` yields every problem; afterwards the attributes have details.
+    """One check of one open store: :meth:`find_problems` yields every problem; afterwards the attributes have details.
 
     Attributes:
         checks: Checks that were made, in order, in words.
@@ -148,7 +148,7 @@ class StoreCheck:
         self.unproven: set[str] = set()
         self.key_digests: dict[int, NDArray[np.uint64]] = {}
 
-    def run(self) -> Iterator[Problem]:
+    def find_problems(self) -> Iterator[Problem]:
         """Checks the store and fills the attributes; yields the problems, at most one a record. Raises
         :class:`UnreachableError` if a shard cannot be fetched."""
         records = len(self._reader)

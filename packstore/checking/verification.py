@@ -157,7 +157,7 @@ def verify(
     if not elsewhere and not os.path.lexists(str(against)):
         raise UsageError(f"{printable(str(against))}: no such file or directory")
     with open_store(path) as reader, progress_callback(progress) as report:
-        return _Verification(reader, options, against, report).run()
+        return _Verification(reader, options, against, report).verify_store()
 
 
 class _Verification:
@@ -181,7 +181,7 @@ class _Verification:
         decoded = [*main, *find_file_columns(reader.manifest.columns)] if options.decode else []
         self.decoders = [(column, self.make_decoder(column)) for column in decoded]
 
-    def run(self) -> VerifyReport:
+    def verify_store(self) -> VerifyReport:
         """Opens the source if there is one, and makes all checks; returns the report."""
         with ExitStack() as stack:
             if self.against is not None:
@@ -202,7 +202,7 @@ class _Verification:
             progress=self.progress,
             image_checks=further,
         )
-        for problem in chain(() if comparison is None else comparison.compare_summaries(), check.run()):
+        for problem in chain(() if comparison is None else comparison.compare_summaries(), check.find_problems()):
             self.collect(problem)
         doubles = self.report_double_keys(check.key_digests)
         if comparison is not None and batches is not None:

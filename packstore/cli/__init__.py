@@ -51,6 +51,7 @@ class _OrderedGroup(click.Group):
     """Lists commands in the order of typical use instead of alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the commands in the order in which they were added."""
         return list(self.commands)
 
 

@@ -39,6 +39,7 @@ class LocalPath(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Converts text to a :class:`Path`. Fails for an empty text."""
         if value == "":
             self.fail("it is empty; use . for the working directory", param, ctx)
         return super().convert(value, param, ctx)
@@ -48,6 +49,7 @@ class StorePath(LocalPath):
     """A path or a URL."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Converts text to a :class:`Path`, or to a :class:`UrlPath` if it is a URL."""
         from packstore.core.urls import UrlPath, location
 
         place = location(value) if isinstance(value, str) else value  # before Path would merge the slashes of a URL
@@ -65,6 +67,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     least_bare = 1000
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parses a number of bytes with a unit. Fails for other text."""
         if isinstance(value, int):
             return value
         try:
@@ -80,6 +83,7 @@ class PixelCount(ByteSize):
     least_bare = 0
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parses a number of pixels, of at least 1. Fails for a unit of bytes."""
         if str(value).strip().lower().endswith("b"):
             self.fail(f"{value!r} is not a number of pixels; write for example 100M", param, ctx)
         count = super().convert(value, param, ctx)
@@ -94,6 +98,7 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
     name = "kinds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Splits kinds of findings at commas; returns all kinds for ``any``. Fails for an unknown kind."""
         from packstore.core.findings import KINDS
 
         if not isinstance(value, str):
@@ -115,6 +120,7 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
         self._registry = registry
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Returns the name if it is built in or a plug-in's. Fails for another, with all names."""
         try:
             self._registry.check(value)
         except UsageError as error:
@@ -132,6 +138,7 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parses ``224`` as a number, ``32x48`` as (height, width). Fails for other text."""
         if not isinstance(value, str):
             return value
         match = re.fullmatch(r"([1-9]\d{0,4})(?:[x×]([1-9]\d{0,4}))?", value.strip().lower())

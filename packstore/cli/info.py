@@ -89,7 +89,7 @@ def info(
         check_chart(plot)
     if any(value not in (None, ()) for value in options.values()) or find_bridge(path) is not None:
         _refuse_chart(plot)
-        _show_source(path, as_json, options)
+        _print_source(path, as_json, options)
         return
     try:
         reader = open_store(path)
@@ -103,7 +103,7 @@ def info(
                 f"{printable(str(path))}: a conversion is running, or was interrupted; the same command resumes it"
             ) from None
         try:
-            _show_source(path, as_json, options)
+            _print_source(path, as_json, options)
         except StoreError:  # not a source either: report the store's error
             raise error from None
         return
@@ -154,7 +154,7 @@ def _refuse_chart(plot: Path | None) -> None:
         raise click.UsageError("--plot needs a store, and this is a source: pack it first (packstore convert)")
 
 
-def _show_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
+def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
     """Opens and surveys a source, and prints its description or JSON."""
     from packstore.cli.source_info import describe_source, source_to_json
     from packstore.sources import ask_about_left, open_source
@@ -254,7 +254,7 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
 
 def describe_linked_files(reader: Reader) -> str:
     """Returns a phrase on the files that a linked store points to: their number and common folder."""
-    from packstore.stores.linked import folder_of, list_linked_files
+    from packstore.stores.linked import link_folder, list_linked_files
 
     places = list_linked_files(reader, link_folder(reader.path))
     if len(places) == 1:

@@ -34,6 +34,7 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
+        """Splits names at commas, or reads the lines of the file of that name. Fails if it is no text."""
         if isinstance(value, list):
             return value
         if not Path(value).is_file():

@@ -192,6 +192,7 @@ class GroupedCommand(click.Command):
     """Command whose help lists options under the headings that :func:`heading` sets."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes a section of the help for each heading."""
         groups: dict[str, list[tuple[str, str]]] = {}
         title = "Options"
         for parameter in self.get_params(ctx):

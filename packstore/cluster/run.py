@@ -189,13 +189,13 @@ def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any]
     assert plan.shards is not None
     entries, cuts, total = PositionTracker(), [], plan.survey.records
     for shard in plan.shards.split_entries(plan.source.entries(plan.options.split)):
-        entries.add(shard)
-        entries.digest()  # releases the entries' memory
+        entries.add_entries(shard)
+        entries.digest_entries()  # releases the entries' memory
         cuts.append(len(shard))
         progress(Progress("plan", entries.consumed, total, 0))
     if entries.consumed != total:
         raise source_changed_error(plan, f"{total} images at first, {entries.consumed} then")
-    return _plan_fingerprint(plan) | {"entries": entries.digest()}, tuple(cuts)
+    return _plan_fingerprint(plan) | {"entries": entries.digest_entries()}, tuple(cuts)
 
 
 def source_changed_error(plan: Plan, how: str) -> SourceError:

@@ -62,11 +62,11 @@ def ordered_flat_map(
         for item in items:
             pieces: _Pieces[R] = _Pieces()
             pending.append(pieces)
-            pool.submit(flow.work, function, item, pieces)
+            pool.submit(flow.run_worker, function, item, pieces)
             if len(pending) > 2 * workers:
-                yield from flow.take(pending.popleft())
+                yield from flow.take_pieces(pending.popleft())
         while pending:
-            yield from flow.take(pending.popleft())
+            yield from flow.take_pieces(pending.popleft())
     finally:
         flow.stop()
         pool.shutdown(wait=True, cancel_futures=True)
@@ -96,7 +96,7 @@ class _Flow(Generic[R]):
         self._news = threading.Condition(lock)  # wakes the consumer: its item has a piece, or has finished
         self._room = threading.Condition(lock)  # wakes workers: fewer bytes are held, or the turn has changed
 
-    def work(self, function: Callable[[T], Iterable[R]], item: T, pieces: _Pieces[R]) -> None:
+    def run_worker(self, function: Callable[[T], Iterable[R]], item: T, pieces: _Pieces[R]) -> None:
         """Runs in a worker thread: computes the pieces of an item, and pauses while the budget is used up. Keeps any
         exception for the consumer."""
         error: BaseException | None = None
@@ -119,7 +119,7 @@ class _Flow(Generic[R]):
             pieces.error, pieces.finished = error, True
             self._notify(pieces)
 
-    def take(self, pieces: _Pieces[R]) -> Iterator[R]:
+    def take_pieces(self, pieces: _Pieces[R]) -> Iterator[R]:
         """Makes this item the current one and yields its pieces as they finish; then raises its error, if any."""
         with self._room:
             self._turn = pieces

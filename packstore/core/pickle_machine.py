@@ -213,30 +213,37 @@ _Operation = Callable[[_Machine], Any]
 
 
 def _push_constant(value: Any) -> _Operation:
+    """Returns an operation that pushes ``value``."""
     return lambda m: m.stack.append(value)
 
 
 def _push_unsigned(size: int) -> _Operation:
+    """Returns an operation that reads an unsigned number of ``size`` bytes and pushes it."""
     return lambda m: m.stack.append(m.read_number(size))
 
 
 def _push_bytes(size: int) -> _Operation:
+    """Returns an operation that reads a length of ``size`` bytes and as many bytes, and pushes these."""
     return lambda m: m.stack.append(m.take(m.read_number(size)))
 
 
 def _push_text(size: int) -> _Operation:
+    """Returns an operation that reads a length of ``size`` bytes and UTF-8 of that length, and pushes the text."""
     return lambda m: m.stack.append(m.take(m.read_number(size)).decode("utf-8", "surrogatepass"))
 
 
 def _push_tuple(count: int) -> _Operation:
+    """Returns an operation that replaces the last ``count`` values on the stack by a tuple of them."""
     return lambda m: m.stack.append(tuple(m.pop_last(count)))
 
 
 def _store_in_memo(size: int) -> _Operation:
+    """Returns an operation that reads an index of ``size`` bytes and notes the top of the stack under it."""
     return lambda m: m.memo.__setitem__(m.read_number(size), m.stack[-1])
 
 
 def _push_from_memo(size: int) -> _Operation:
+    """Returns an operation that reads an index of ``size`` bytes and pushes the value noted under it."""
     return lambda m: m.stack.append(m.memo[m.read_number(size)])
 
 

@@ -55,12 +55,15 @@ class UrlPath(_LocalPath):
         return type(self), (str(self),)
 
     def absolute(self) -> UrlPath:
+        """Returns the URL itself."""
         return self
 
     def resolve(self, strict: bool = False) -> UrlPath:
+        """Returns the URL itself."""
         return self
 
     def is_symlink(self) -> bool:
+        """Returns False."""
         return False
 
 

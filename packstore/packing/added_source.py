@@ -116,12 +116,15 @@ class AddedSource(Source):
             yield entry._replace(key=key, split=self._split_of(entry.split), labels=labels)
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
+        """Returns the wrapped source's name of an image file beside the main image, or None."""
         return self._source.further_file_name(entry, column, number)
 
     def locate(self, entry: Entry) -> Location | None:
+        """Locates the entry's image in the wrapped source's files."""
         return self._source.locate(self._restore_key(entry))
 
     def read(self, entry: Entry) -> ImageData | Sample:
+        """Reads the sample from the wrapped source; renumbers its classes and prefixes its key."""
         found = self._source.read(self._restore_key(entry))
         if not isinstance(found, Sample):
             return found
@@ -136,9 +139,11 @@ class AddedSource(Source):
         return found._replace(values=values)
 
     def stamp(self) -> str:
+        """Returns the wrapped source's stamp with the store's digest and the key prefix."""
         return f"{self._source.stamp()} {self._stamp} {self._prefix}"
 
     def close(self) -> None:
+        """Closes the wrapped source."""
         self._source.close()
 
     def _restore_key(self, entry: Entry) -> Entry:

@@ -36,7 +36,7 @@ from packstore.packing.append_plan import (
 from packstore.packing.composing import read_shard_manifests
 from packstore.packing.conversion import run_plan
 from packstore.packing.copying import RecordCopier, create_store_like
-from packstore.packing.merge import map_class_numbers
+from packstore.packing.merge import map_changed_classes
 from packstore.packing.recorded_options import record_counts
 from packstore.packing.upload_folder import NOTE, lock_upload_folder, note_publishing, read_published_note
 from packstore.sources.store import StoreSource
@@ -346,8 +346,8 @@ def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: Progre
     """Copies the source's records, if it is a store with equal columns, to new shards at ``path``; maps class numbers
     to the destination's. Returns the new shards' manifest."""
     other, total = reader.manifest, sum(plan.added.values())
-    labels = map_class_numbers(other.columns, plan.columns)
-    links = partial(link_values, folder=link_base(plan.manifest, plan.store))
+    labels = map_changed_classes(other.columns, plan.columns)
+    links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
     size = max_shard_bytes(plan)
     with create_store_like(path, other, plan.columns, format=plan.manifest.format, shard_size=size) as builder:
         copier = RecordCopier(builder, total, progress, links)
@@ -356,7 +356,7 @@ def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: Progre
             records = np.arange(start, stop)
             if plan.left_out:
                 records = records[[reader.key(i) not in plan.left_out for i in records.tolist()]]
-            copier.copy(reader, records, plan.split_of(name), labels)
+            copier.copy_records(reader, records, plan.split_of(name), labels)
         return builder.commit(counted=record_counts(other) if total == other.records else {})
 
 
@@ -392,7 +392,7 @@ def _split_mixed_shards(
             for name, count in own.runs[number]:
                 builder.cut()
                 records = np.arange(start, start + count)
-                copier.copy(reader, records, name)
+                copier.copy_records(reader, records, name)
                 start += count
         written = builder.commit()
     fresh = list_shards(work.path / KEPT, written)

@@ -164,7 +164,7 @@ def plan_append(
             nbytes = sum(column.nbytes for column in other.columns) * found.records // other.records
             return replace(plan, way="copy", estimate_bytes=nbytes)
         conversion = plan_source(wrapped, where, _make_convert_options(plan), progress)
-        conversion = replace(conversion, link_base=link_base(manifest, store))
+        conversion = replace(conversion, relative_link_folder=relative_link_folder(manifest, store))
         _refuse_other_columns(plan, conversion)
         asked = replace(manifest, options=options_to_record(conversion))
         join_answers([(str(store), manifest), (str(source), asked)])  # before anything is packed
@@ -289,8 +289,8 @@ def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
 
 def _can_link(plan: AppendPlan, other: Manifest) -> bool:
     """Tells if the shards of another store can be hard-linked into the store as they are."""
-    same = other.format == plan.manifest.format and same_columns(other.columns, plan.columns)
-    absolute = link_base(plan.manifest, plan.store) is link_base(other, plan.source.path) is None
+    same = other.format == plan.manifest.format and columns_match(other.columns, plan.columns)
+    absolute = relative_link_folder(plan.manifest, plan.store) is relative_link_folder(other, plan.source.path) is None
     return same and absolute and _can_copy(plan, other) and list_linkable_shards(plan, other) is not None
 
 

@@ -193,7 +193,7 @@ class Linker:
         """
         found = self._source.locate(entry)
         if found is None:
-            raise self._not_linkable(entry.key)
+            raise self._make_unlinkable_error(entry.key)
         if found.path not in states:
             try:
                 states[found.path] = read_file_state(found.path) if found.state is None else found.state
@@ -213,11 +213,11 @@ class Linker:
                 raise SampleError(key, f"cannot be linked: {error}") from None
             offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1
             if offset < 0:
-                raise self._not_linkable(key)
+                raise self._make_unlinkable_error(key)
         return Link(path, offset, len(record), *states[path])
 
-    def _not_linkable(self, key: str) -> UsageError:
-        """Returns the error for a sample that is not a plain byte range of a file."""
+    def _make_unlinkable_error(self, key: str) -> UsageError:
+        """Makes the error for a sample that is not a plain byte range of a file."""
         return UsageError(
             f"{printable(key)} cannot be linked: in this source ({self._source.kind}) it is no plain range of bytes of "
             "a file, as in compressed archives and shards; pack without --link"

@@ -49,7 +49,7 @@ class CopiedRecords:
         reader: Reader of the store that contains them.
         records: ``int64``, their numbers, in order.
         split: Their split in the new store; ``""`` for none.
-        labels: Maps of class numbers by column, see :func:`packstore.packing.copying.copy_records`.
+        labels: Maps of class numbers by column, see :meth:`packstore.packing.copying.RecordCopier.copy_records`.
     """
 
     reader: Reader
@@ -154,7 +154,7 @@ class Composition:
                 f"but only {free / 1e6:,.1f} MB are free there; free some space or write elsewhere"
             )
 
-    def write(self, progress: ProgressCallback) -> Manifest:
+    def write_store(self, progress: ProgressCallback) -> Manifest:
         """Writes and publishes the store; uploads it if the destination is a URL. Returns its manifest.
 
         Raises as :meth:`check_writable`, and :class:`CorruptRecordError` for a damaged record to copy.
@@ -163,8 +163,8 @@ class Composition:
             return self._write_and_upload(self.destination, progress)
         self.check_writable()
         if not self.linked_shard_count:
-            with self._make_builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
-                return self._copy_to(builder, progress)
+            with self._create_builder(self.destination, overwrite=self.overwrite, sharded=self.sharded) as builder:
+                return self._copy_records_to(builder, progress)
         return self._link_and_publish(progress)
 
     def _write_and_upload(self, url: UrlPath, progress: ProgressCallback) -> Manifest:
@@ -173,10 +173,10 @@ class Composition:
         check_destination(open_objects(url), overwrite=self.overwrite)  # before anything is copied
         with lock_upload_folder(url) as (path, _):
             absolute = {k: "absolute" if k == "link" else v for k, v in self.base.options.items()}
-            replace(self, destination=path, base=replace(self.base, options=absolute)).write(progress)
+            replace(self, destination=path, base=replace(self.base, options=absolute)).write_store(progress)
             return upload_store(path, url, overwrite=self.overwrite, progress=progress)
 
-    def _make_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
+    def _create_builder(self, path: Path, *, overwrite: bool, sharded: bool) -> StoreBuilder:
         """Creates a builder at ``path``, for all records or for those that are copied beside linked shards."""
         shard_size = (self.shard_size or _NO_LIMIT) if sharded else None
         return create_store_like(
@@ -189,16 +189,16 @@ class Composition:
             shard_size=shard_size,
         )
 
-    def _copy_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
+    def _copy_records_to(self, builder: StoreBuilder, progress: ProgressCallback) -> Manifest:
         """Copies the records that are not linked to a builder, and commits it. Returns its manifest."""
-        links = partial(link_values, folder=link_base(self.base, self.destination))
+        links = partial(read_link_values, folder=relative_link_folder(self.base, self.destination))
         copier = RecordCopier(builder, self.copied_count, progress, links)
         last: Piece | None = None
         for piece in self.pieces:
             if isinstance(piece, CopiedRecords):
                 if isinstance(last, LinkedShards):
                     builder.cut()
-                copier.copy(piece.reader, piece.records, piece.split, piece.labels)
+                copier.copy_records(piece.reader, piece.records, piece.split, piece.labels)
             last = piece
         return builder.commit(skipped=self.base.skipped)
 
@@ -210,8 +210,8 @@ class Composition:
             fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}
             if self.copied_count:
                 remove_unfinished(staging.work.path / KEPT)
-                with self._make_builder(staging.work.path / KEPT, overwrite=False, sharded=True) as builder:
-                    copied = self._copy_to(builder, progress)
+                with self._create_builder(staging.work.path / KEPT, overwrite=False, sharded=True) as builder:
+                    copied = self._copy_records_to(builder, progress)
                 fresh = list_shards(staging.work.path / KEPT, copied)
                 totals = {column.name: column.nbytes for column in copied.columns}
             parts = self._order_shards(fresh)

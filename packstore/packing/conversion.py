@@ -271,7 +271,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
             cuts = ShardCuts(plan.shards) if plan.shards else None
             for packed in _replay_then_pack(plan, encoder, resumed, workers):
                 append_batch(builder, packed, survey, cuts)
-                reached.add(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
+                reached.add_entries(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
                 kept.update(packed.kept)
                 builder.checkpoint(reached.position)
                 source_bytes += packed.source_bytes

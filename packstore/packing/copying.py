@@ -67,7 +67,7 @@ class RecordCopier:
         builder: StoreBuilder,
         total: int,
         progress: ProgressCallback,
-        links: LinkGetter = link_values,
+        links: LinkGetter = read_link_values,
         stage: str = "copy",
     ) -> None:
         """
@@ -84,79 +84,64 @@ class RecordCopier:
         self._report = Progress(stage, 0, total, 0)
         progress(self._report)
 
-    def copy(
+    def copy_records(
         self,
         reader: Reader,
         records: NDArray[np.int64],
         split: str,
         labels: Mapping[str, NDArray[np.int64]] | None = None,
     ) -> None:
-        """Copies records to a split, see :func:`copy_records`, which raises for damage; reports progress."""
-        copy_records(reader, records, self._builder, split, labels, self._count, self._links)
+        """Copies records of an open store to the builder, and verifies their checksums. Between linked stores no image
+        is read, unless a seek index is added.
 
-    def _count(self, records: int, nbytes: int) -> None:
+        Args:
+            reader: The store. Columns that the new store does not have are dropped.
+            records: ``int64``, numbers of the records, in their new order.
+            split: Their new split; ``""`` for none.
+            labels: By column, an array that maps old class numbers to new ones.
+
+        Raises:
+            CorruptRecordError: The image or another value of a record does not match its checksum.
+        """
+        own = self._builder.columns
+        wanted = {column.name for column in row_columns(own)}
+        linked = any(column.name == LINK_LENGTH for column in own)
+        adds_index = {c.name for c in own} - {c.name for c in reader.manifest.columns} == {SEEK_INDEX.name}
+        unread = linked and not adds_index
+        for some in _batch_records(reader, records):
+            checksums = reader.values("checksum", some)
+            images: Sequence[Buffer] = [b""] * len(some)
+            if not unread:
+                images = reader.views(some)
+                found = hash_values(images, len(images))
+                _check_checksums(reader, some, found, checksums)
+            columns = row_columns(reader.manifest.columns)
+            values = dict(_read_values(reader, columns, some))
+            if reader.manifest.has_column(ROW_CHECKSUM.name):
+                hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
+                found = row_checksums(reader.manifest.columns, values | hashes, len(some))
+                _check_checksums(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
+            for name, numbers in (labels or {}).items():
+                values[name] = renumber_classes(values[name], numbers)
+                if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
+                    values[name][~values[f"{name}_valid"]] = 0  # missing values have no class
+            kept = {name: value for name, value in values.items() if name in wanted}
+            if unread and reader.manifest.has_column(SEEK_INDEX.name):
+                kept |= dict(_read_values(reader, [c for c in own if c.name == SEEK_INDEX.name], some))
+            else:
+                kept |= index_values(own, images)
+            nbytes = sum(map(len, images))
+            if linked:
+                kept |= self._links(reader, some)
+                images, nbytes = [b""] * len(some), sum(kept[LINK_LENGTH].tolist())
+            self._builder.append(images, kept, split, checksums=checksums)
+            self._report_copied(len(some), nbytes)
+
+    def _report_copied(self, records: int, nbytes: int) -> None:
         """Adds a batch to the counts, and reports progress."""
         before = self._report
         self._report = replace(before, done=before.done + records, done_bytes=before.done_bytes + nbytes)
         self._progress(self._report)
-
-
-def copy_records(
-    reader: Reader,
-    records: NDArray[np.int64],
-    builder: StoreBuilder,
-    split: str,
-    labels: Mapping[str, NDArray[np.int64]] | None = None,
-    copied: Callable[[int, int], None] = lambda records, nbytes: None,
-    links: LinkGetter = link_values,
-) -> None:
-    """Copies records of an open store to a builder; verifies their checksums. Between linked stores no image is
-    read, unless a seek index is added.
-
-    Args:
-        reader: The store.
-        records: ``int64``, numbers of the records, in their new order.
-        builder: Receives the records; columns that it does not have are dropped.
-        split: Their new split; ``""`` for none.
-        labels: By column, an array that maps old class numbers to new ones.
-        copied: Called after each batch with its number of records and bytes of images.
-        links: Returns the links of records, for a linked destination.
-
-    Raises:
-        CorruptRecordError: The image or another value of a record does not match its checksum.
-    """
-    wanted = {column.name for column in row_columns(builder.columns)}
-    linked = any(column.name == LINK_LENGTH for column in builder.columns)
-    new_index = {c.name for c in builder.columns} - {c.name for c in reader.manifest.columns} == {SEEK_INDEX.name}
-    unread = linked and not new_index
-    for some in _batch_records(reader, records):
-        checksums = reader.values("checksum", some)
-        images: Sequence[Buffer] = [b""] * len(some)
-        if not unread:
-            images = reader.views(some)
-            found = hash_values(images, len(images))
-            _check_checksums(reader, some, found, checksums)
-        columns = row_columns(reader.manifest.columns)
-        values = dict(_read_values(reader, columns, some))
-        if reader.manifest.has_column(ROW_CHECKSUM.name):
-            hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
-            found = row_checksums(reader.manifest.columns, values | hashes, len(some))
-            _check_checksums(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
-        for name, numbers in (labels or {}).items():
-            values[name] = renumber_classes(values[name], numbers)
-            if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
-                values[name][~values[f"{name}_valid"]] = 0  # missing values have no class
-        kept = {name: value for name, value in values.items() if name in wanted}
-        if unread and reader.manifest.has_column(SEEK_INDEX.name):
-            kept |= dict(_read_values(reader, [c for c in builder.columns if c.name == SEEK_INDEX.name], some))
-        else:
-            kept |= index_values(builder.columns, images)
-        nbytes = sum(map(len, images))
-        if linked:
-            kept |= links(reader, some)
-            images, nbytes = [b""] * len(some), sum(kept[LINK_LENGTH].tolist())
-        builder.append(images, kept, split, checksums=checksums)
-        copied(len(some), nbytes)
 
 
 def renumber_classes(labels: Any, numbers: NDArray[np.int64]) -> Any:

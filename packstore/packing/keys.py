@@ -22,9 +22,9 @@ class StoreKeys:
         self._hashes = hashes[self._order]
 
     def __contains__(self, key: str) -> bool:
-        return self.find(key) is not None
+        return self.find_record(key) is not None
 
-    def find(self, key: str) -> int | None:
+    def find_record(self, key: str) -> int | None:
         """Returns the first record with this key, or None."""
         wanted = np.uint64(xxh3_64_intdigest(key.encode("utf-8", "surrogateescape")))
         place = int(np.searchsorted(self._hashes, wanted))

@@ -33,7 +33,7 @@ def count_identical_samples(reader: Reader, plan: Plan, keys: set[str], progress
     same = seen = 0
     for packed in pack_batches(plan, encoder, known, plan.options.workers or plan.source.workers()):
         for key, checksum, fields in _iterate_fields(packed, plan, reader.manifest.columns):
-            record = stored.find(key)
+            record = stored.find_record(key)
             same += (
                 record is not None
                 and checksum == int(reader.value("checksum", record))

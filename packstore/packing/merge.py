@@ -132,7 +132,7 @@ def write_composition(
     plan: Composition, progress: ProgressCallback, started: float, duplicates: int = 0
 ) -> MergeReport:  # fmt: skip
     """Writes and publishes the store of a composition; returns the report."""
-    manifest = plan.write(progress)
+    manifest = plan.write_store(progress)
     seconds = time.monotonic() - started
     return MergeReport(
         plan.destination, manifest, plan.linked_shard_count, plan.copied_count, duplicates, seconds, plan.moved
@@ -275,10 +275,10 @@ def _make_split_pieces(
         records = records[[reader.key(i) not in left_out for i in records.tolist()]]
     if not len(records):
         return []
-    return [CopiedRecords(reader, records, split, map_class_numbers(manifest.columns, columns))]
+    return [CopiedRecords(reader, records, split, map_changed_classes(manifest.columns, columns))]
 
 
-def map_class_numbers(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
+def map_changed_classes(columns: Sequence[Column], merged: Sequence[Column]) -> Mapping[str, NDArray[np.int64]]:
     """Returns by column an array that maps class numbers of ``columns`` to those of ``merged``; only for columns whose
     numbers change."""
     by_name = {column.name: column for column in columns}

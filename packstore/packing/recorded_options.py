@@ -33,7 +33,7 @@ def options_to_record(plan: Plan) -> dict[str, str | int | float | bool | None]:
         "quality": encode.quality if "quality" in ENCODINGS[encode.encoding].accepts else None,
         "split": plan.options.split,
         **({} if encode.progressive is None else {"progressive": encode.progressive}),
-        **({"link": "absolute" if plan.link_base is None else "relative"} if plan.options.link else {}),
+        **({"link": "absolute" if plan.relative_link_folder is None else "relative"} if plan.options.link else {}),
         **encode.reading.answers(),
         **_collect_column_answers(plan),
         **({} if plan.source.options.frames is None else {"frames": plan.source.options.frames}),

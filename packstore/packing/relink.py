@@ -87,7 +87,7 @@ def relink(
         manifest, shown = reader.manifest, printable(str(place))
         if not manifest.is_linked:
             raise UsageError(f"{shown} holds its images, so it has no links; convert --link makes a linked store")
-        own = folder_of(reader.path)
+        own = link_folder(reader.path)
         places = {old: _move_path(old, moves) for old in list_linked_files(reader, own)}
         moved = sum(old != new for old, new in places.items())
         if moves is not None and not moved:

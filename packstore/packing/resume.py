@@ -89,7 +89,7 @@ class PositionTracker:
         self._digest = xxhash.xxh3_128()
         self._pending: list[Entry] = []
 
-    def add(
+    def add_entries(
         self,
         seen: list[Entry],
         skipped: list[Skipped] | None = None,
@@ -98,7 +98,7 @@ class PositionTracker:
         unified: Sequence[tuple[int, str]] = (),
     ) -> None:
         """Counts entries that were read, skipped ones included; ``oriented``, ``palette`` and ``unified`` are positions
-        in ``seen``. Keeps the entries in memory until :meth:`digest`."""
+        in ``seen``. Keeps the entries in memory until :meth:`digest_entries`."""
         first = self._counted_upto - self.consumed
         self.oriented += sum(place >= first for place in oriented)
         self.unified.update(how for place, how in unified if place >= first)
@@ -114,9 +114,9 @@ class PositionTracker:
         upto = max(self.consumed, self._counted_upto)
         palette, unified = tuple(sorted(self.palette.items())), tuple(sorted(self.unified.items()))
         skipped = tuple(self.skipped)
-        return SourcePosition(self.consumed, self.digest(), skipped, upto, self.oriented, palette, unified)
+        return SourcePosition(self.consumed, self.digest_entries(), skipped, upto, self.oriented, palette, unified)
 
-    def digest(self) -> str:
+    def digest_entries(self) -> str:
         """Returns the digest of key, split, labels, size and times of all entries so far; frees the entries."""
         for key, split, labels, size, _, modified, changed in self._pending:
             self._digest.update(repr((key, split, labels, size, modified, changed)).encode("utf-8", "surrogatepass"))
@@ -202,9 +202,9 @@ def _source_change_message(plan: Plan, before: SourcePosition) -> str | None:
         return f"it skipped {len(before.skipped)} bad samples"
     now = PositionTracker()
     for entry in islice(plan.source.entries(plan.options.split), before.consumed):
-        now.add([entry])
+        now.add_entries([entry])
         if now.consumed % PASS_RECORDS == 0:
-            now.digest()
-    if (now.consumed, now.digest()) != (before.consumed, before.digest):
+            now.digest_entries()
+    if (now.consumed, now.digest_entries()) != (before.consumed, before.digest):
         return "files of the source have changed since"
     return None

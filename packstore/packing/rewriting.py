@@ -77,5 +77,5 @@ def _write_copy(
             for name, first, last in splits:
                 records = np.arange(max(first, start), min(last, stop))
                 if len(records):
-                    copier.copy(reader, records, name)
+                    copier.copy_records(reader, records, name)
         return builder.commit(counted=counted, skipped=manifest.skipped)

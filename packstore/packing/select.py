@@ -272,12 +272,15 @@ class _FileRecords:
         return len(self._splits)
 
     def values(self, name: str) -> NDArray[np.generic]:
+        """Reads the values of a fixed column."""
         return self._reader.fixed_column(name)
 
     def keys(self) -> Sequence[str]:
+        """Reads the keys of all records."""
         return [self._reader.key(i) for i in range(len(self))]
 
     def splits(self) -> Sequence[str]:
+        """Returns the split name of each record; reads nothing."""
         return self._splits
 
 

@@ -118,21 +118,21 @@ class _Parser:
     def parse(self) -> Callable[[RecordColumns], Mask]:
         """Parses the whole text into a test. Raises :class:`UsageError` for anything after the condition."""
         condition = self.parse_or()
-        if self.now.kind != "end":
-            raise self.error("'and', 'or' or the end is expected")
+        if self.current.kind != "end":
+            raise self.make_error("'and', 'or' or the end is expected")
         return condition
 
     def parse_or(self) -> Callable[[RecordColumns], Mask]:
         """Parses conditions joined by ``or``."""
         parts = [self.parse_and()]
-        while self.accept("or"):
+        while self.accept_token("or"):
             parts.append(self.parse_and())
         return lambda rows: np.asarray(np.logical_or.reduce([part(rows) for part in parts]), np.bool_)
 
     def parse_and(self) -> Callable[[RecordColumns], Mask]:
         """Parses conditions joined by ``and``."""
         parts = [self.parse_not()]
-        while self.accept("and"):
+        while self.accept_token("and"):
             parts.append(self.parse_not())
         return lambda rows: np.asarray(np.logical_and.reduce([part(rows) for part in parts]), np.bool_)
 
@@ -141,14 +141,14 @@ class _Parser:
         of nesting."""
         self.depth += 1
         if self.depth > _MAX_DEPTH:
-            raise self.error(f"more than {_MAX_DEPTH} levels of parentheses")
+            raise self.make_error(f"more than {_MAX_DEPTH} levels of parentheses")
         try:
-            if self.accept("not"):
+            if self.accept_token("not"):
                 inner = self.parse_not()
                 return lambda rows: ~inner(rows)
-            if self.accept("("):
+            if self.accept_token("("):
                 condition = self.parse_or()
-                self.expect(")")
+                self.expect_token(")")
                 return condition
             return self.parse_comparison()
         finally:
@@ -156,33 +156,33 @@ class _Parser:
 
     def parse_comparison(self) -> Callable[[RecordColumns], Mask]:
         """Parses a column, an operator and its values. The test is false for missing values."""
-        token = self.now
+        token = self.current
         if token.kind != "word" or token.text in _KEYWORDS:
-            raise self.error("the name of a column is expected")
+            raise self.make_error("the name of a column is expected")
         get, column = self.resolve_column(token)
         self.at += 1
-        negative = self.accept("not")
-        sign = self.now
-        if self.accept("in"):
-            self.expect("(")
+        negative = self.accept_token("not")
+        sign = self.current
+        if self.accept_token("in"):
+            self.expect_token("(")
             values = [self.parse_value(token.text, column)]
-            while self.accept(","):
+            while self.accept_token(","):
                 values.append(self.parse_value(token.text, column))
-            self.expect(")")
+            self.expect_token(")")
             test = _test_membership(get, values)
-        elif self.accept("like"):
+        elif self.accept_token("like"):
             test = self.parse_like(get, column)
         elif not negative and sign.kind == "sign" and sign.text in _COMPARISONS:
             self.at += 1
-            place = self.now
+            place = self.current
             value = self.parse_value(token.text, column)
             if column is not None and column.classes is not None and sign.text not in ("==", "!="):
-                raise self.error(f"classes have no order; use == or in instead of {sign.text}", place)
+                raise self.make_error(f"classes have no order; use == or in instead of {sign.text}", place)
             compare = _COMPARISONS[sign.text]
             test = lambda rows: np.asarray(compare(get(rows), value), np.bool_)  # noqa: E731
         else:
             expected = "'in' or 'like'" if negative else "==, !=, <, <=, >, >=, in, not in or like"
-            raise self.error(f"{expected} is expected")
+            raise self.make_error(f"{expected} is expected")
         valid = None if column is None or not column.nullable else column.valid_name
 
         def compare_rows(rows: RecordColumns) -> Mask:
@@ -197,7 +197,7 @@ class _Parser:
         name = token.text
         known = [c.name for c in self.manifest.columns if c.kind == "fixed" and c.shape == () and c.layout is None]
         if name not in ("key", "split") and name not in known:
-            raise self.error(f"no column {name!r} to compare; there are: {', '.join(['key', 'split', *known])}")
+            raise self.make_error(f"no column {name!r} to compare; there are: {', '.join(['key', 'split', *known])}")
         self.columns.add(name)
         if name == "key":
             return lambda rows: np.array(rows.keys(), object), None
@@ -208,23 +208,23 @@ class _Parser:
     def parse_value(self, name: str, column: Column | None) -> Any:
         """Consumes a token as the value to compare with: a number or class number for a column, text for ``key`` and
         ``split``. Raises :class:`UsageError` for an unknown class or split."""
-        token = self.now
+        token = self.current
         if token.kind not in ("word", "string") or (token.kind == "word" and token.text in _KEYWORDS):
-            raise self.error("a value is expected")
+            raise self.make_error("a value is expected")
         text = _unquote(token.text) if token.kind == "string" else token.text
         value: Any = text
         if column is None:
             splits = [split.name for split in self.manifest.splits]
             if name == "split" and text not in splits:
-                raise self.error(_make_unknown_message("split", text, splits))
+                raise self.make_error(_make_unknown_message("split", text, splits))
         elif column.classes is not None and (text in column.classes or _NUMBER.fullmatch(text) is None):
             if text not in column.classes:
-                raise self.error(_make_unknown_message("class", text, column.classes))
+                raise self.make_error(_make_unknown_message("class", text, column.classes))
             value = column.classes.index(text)
         elif column.dtype == "bool" and text in ("true", "false"):
             value = text == "true"
         elif token.kind == "string" or _NUMBER.fullmatch(text) is None:
-            raise self.error(f"column {column.name!r} holds numbers, and {text!r} is none")
+            raise self.make_error(f"column {column.name!r} holds numbers, and {text!r} is none")
         else:
             value = float(text) if any(c in text for c in ".eE") else int(text)
         self.at += 1
@@ -235,11 +235,11 @@ class _Parser:
     ) -> Callable[[RecordColumns], Mask]:
         """Parses the pattern of ``like``, with ``*`` and ``?``; returns the test. Raises :class:`UsageError` for a
         column of numbers."""
-        token = self.now
+        token = self.current
         if column is not None and column.classes is None:
-            raise self.error(f"column {column.name!r} holds numbers; like is for key, split and classes")
+            raise self.make_error(f"column {column.name!r} holds numbers; like is for key, split and classes")
         if token.kind not in ("word", "string"):
-            raise self.error("a pattern is expected")
+            raise self.make_error("a pattern is expected")
         self.at += 1
         text = _unquote(token.text) if token.kind == "string" else token.text
         pattern = re.compile(re.sub(r"(\\\*)+", ".*", re.escape(text)).replace(r"\?", "."), re.DOTALL)
@@ -250,24 +250,24 @@ class _Parser:
         return lambda rows: np.fromiter((pattern.fullmatch(v) is not None for v in get(rows)), np.bool_, len(rows))
 
     @property
-    def now(self) -> _Token:
+    def current(self) -> _Token:
         """Current token."""
         return self.tokens[self.at]
 
-    def accept(self, text: str) -> bool:
+    def accept_token(self, text: str) -> bool:
         """Consumes the current token if it is ``text``; returns whether it was. A quoted string never is."""
-        found = self.now.kind in ("word", "sign") and self.now.text == text
+        found = self.current.kind in ("word", "sign") and self.current.text == text
         self.at += found
         return found
 
-    def expect(self, text: str) -> None:
+    def expect_token(self, text: str) -> None:
         """Consumes the token ``text``. Raises :class:`UsageError` for any other."""
-        if not self.accept(text):
-            raise self.error(f"{text!r} is expected")
+        if not self.accept_token(text):
+            raise self.make_error(f"{text!r} is expected")
 
-    def error(self, what: str, token: _Token | None = None) -> UsageError:
+    def make_error(self, what: str, token: _Token | None = None) -> UsageError:
         """Returns the error for a token, the current one by default."""
-        token = self.now if token is None else token
+        token = self.current if token is None else token
         where = "at the end" if token.kind == "end" else f"at character {token.place + 1}, {printable(token.text)!r}"
         return UsageError(f"the condition {printable(self.text)!r:.300} is wrong {where}: {what}")
 
@@ -282,7 +282,7 @@ class _Parser:
                 at += len(self.text[at:]) - len(self.text[at:].lstrip())
                 what = "write == for equal" if self.text[at] == "=" else "the quote does not end"
                 what = "write != for different, or not" if self.text[at] == "!" else what
-                raise self.error(what, _Token("word", self.text[at : at + 10], at))
+                raise self.make_error(what, _Token("word", self.text[at : at + 10], at))
             kind = str(match.lastgroup)
             tokens.append(_Token(kind, match[kind], match.start(kind)))
             at = match.end()

@@ -107,7 +107,7 @@ def audit(
     options = take_options(AuditOptions, locals())
     refuse_empty(store)
     with open_store(store) as reader, progress_callback(progress) as report:
-        return _Audit(reader, options, report).run()
+        return _Audit(reader, options, report).audit_store()
 
 
 class _Audit:
@@ -119,7 +119,7 @@ class _Audit:
         self.progress = progress
         self.collector = FindingCollector()
 
-    def run(self) -> AuditReport:
+    def audit_store(self) -> AuditReport:
         """Makes all checks; returns the report."""
         reader, options, collector = self.reader, self.options, self.collector
         manifest = reader.manifest
@@ -166,7 +166,9 @@ class _Audit:
         done_bytes = 0
         self.progress(Progress("look", 0, count, 0))
         with closing(RecordHashes(count if options.near else 0, limits.windows)) as hashes:
-            for seen in ordered_map(inspection.inspect, batch_images(manifest), options.workers or default_workers()):
+            for seen in ordered_map(
+                inspection.inspect_records, batch_images(manifest), options.workers or default_workers()
+            ):
                 rows = slice(seen.start, seen.start + len(seen.decoded))
                 pixels[rows], decoded[rows], greys[rows], sizes[rows] = (
                     seen.pixels,
@@ -176,7 +178,7 @@ class _Audit:
                 )
                 if options.near:
                     hashes.store(seen.start, seen.detailed, seen.hashes)
-                self._collect(seen)
+                self._collect_findings(seen)
                 done_bytes += seen.nbytes
                 self.progress(Progress("look", rows.stop, count, done_bytes))
             if 0 < int(greys.sum()) < int(decoded.sum()) / 2:
@@ -191,7 +193,7 @@ class _Audit:
                 report_near(collector, manifest, table.rows, within, across)
         return sizes
 
-    def _collect(self, seen: InspectionResults) -> None:
+    def _collect_findings(self, seen: InspectionResults) -> None:
         """Adds the findings of some records to the collector."""
         for kind, record, what in seen.findings:
             self.collector.add(kind, what, [record])

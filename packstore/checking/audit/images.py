@@ -112,7 +112,7 @@ class ImageInspector:
             reading = Reading.of_column(column, self._manifest.options)
             self._further.append((column, get_decoder(max_pixels=decoder.max_pixels, reading=reading)))
 
-    def inspect(self, records: range) -> InspectionResults:
+    def inspect_records(self, records: range) -> InspectionResults:
         """Reads and decodes the images, masks and further images of these records; returns sizes, hashes and findings.
 
         Damage becomes a finding. Raises :class:`UnreachableError` if a shard cannot be fetched.
@@ -137,7 +137,7 @@ class ImageInspector:
             except UnreachableError:
                 raise
             except (PackstoreError, IndexError) as error:
-                seen.findings.append(("damaged", record, _shorten(error)))
+                seen.findings.append(("damaged", record, _format_reason(error)))
                 continue
             seen.decoded[row] = True
             seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
@@ -150,7 +150,7 @@ class ImageInspector:
             for mask in self._masks:
                 self._check_mask(mask.name, record, image.shape[:2], seen)
             for column, decoder in self._further:
-                self._check_further_column(column, decoder, record, seen)
+                self._check_further_images(column, decoder, record, seen)
         greys = to_grey(small)
         seen.hashes[:, : len(_WINDOWS)] = hash_windows(greys, _WINDOWS)
         if self._limits.mirrored:
@@ -261,7 +261,7 @@ class ImageInspector:
         except UnreachableError:
             raise
         except (PackstoreError, IndexError) as error:
-            seen.findings.append(("damaged", record, _shorten(error)))
+            seen.findings.append(("damaged", record, _format_reason(error)))
             return
         if found is None:
             return
@@ -276,7 +276,7 @@ class ImageInspector:
                 what = f"{name!r} has {int(wrong.flat[0])}; there are {classes} classes, numbered from 0"
                 seen.findings.append(("mask_value", record, what))
 
-    def _check_further_column(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
+    def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
         """Decodes a record's image files in a column beside the main image; adds findings of mode and damage."""
         try:
             if column.nullable and not self._reader.has_value(column.name, record):
@@ -285,7 +285,7 @@ class ImageInspector:
         except UnreachableError:
             raise
         except (PackstoreError, IndexError) as error:
-            seen.findings.append(("damaged", record, _shorten(error)))
+            seen.findings.append(("damaged", record, _format_reason(error)))
             return
         for number, (data, image) in enumerate(zip(files, decoder.decode_each(list(files)), strict=True)):
             what = f"image {number} of {column.name!r}" if column.form == "files" else repr(column.name)
@@ -330,7 +330,7 @@ def _find_losses(data: Buffer, decoder: Decoder) -> Iterable[str]:
         return ()
 
 
-def _shorten(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     """Returns an error's text; for a checksum that does not match, without the record and the advice."""
     if isinstance(error, CorruptRecordError):
         return f"{error.what} {error.found}, expected {error.expected}"

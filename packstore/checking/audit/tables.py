@@ -36,7 +36,7 @@ class RecordTable:
         manifest, count = reader.manifest, len(reader)
         self.checksums = np.zeros(count, np.uint64)
         self.there = np.zeros(count, np.bool_)
-        classes = [ClassNumbers(column, np.full(count, -1, np.int64)) for column in _class_columns(manifest)]
+        classes = [ClassNumbers(column, np.full(count, -1, np.int64)) for column in _list_class_columns(manifest)]
         digests = np.zeros((count, 2), np.uint64)
         keyed = np.zeros(count, np.bool_)
         known = 0
@@ -73,7 +73,7 @@ def _has_label(manifest: Manifest) -> bool:
     return manifest.has_column("label") and manifest.column("label").type == "label"
 
 
-def _class_columns(manifest: Manifest) -> list[Column]:
+def _list_class_columns(manifest: Manifest) -> list[Column]:
     """Returns the columns of class numbers or lists of them, ``label`` first."""
     columns = [column for column in manifest.columns if column.traits.has_classes]
     return sorted(columns, key=lambda column: column.name != "label")

@@ -33,6 +33,7 @@ class Images(Field):
     mode: str | None = None
 
     def column(self, name: str) -> Column:
+        """Creates the column, with the mode unless that is RGB."""
         return replace(Field.column(self, name), mode=None if self.mode == RGB.name else self.mode)
 
 
@@ -47,14 +48,17 @@ class ImagesType(ColumnType):
     field = Images
 
     def to_stored(self, column: Column, value: Any) -> bytes:
+        """Joins a list of files to one value. Raises :class:`ValueError` for anything but a list of bytes."""
         if not isinstance(value, (list, tuple)) or not all(isinstance(file, Buffer) for file in value):
             raise unfit_error(column, "a list of bytes", value)
         return frame(value)
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> list[bytes]:
+        """Splits a stored value into the bytes of its files."""
         return [bytes(file) for file in self.files(column, raw)]
 
     def files(self, column: Column, raw: Buffer) -> Sequence[memoryview]:
+        """Splits a stored value into its files, without copying. Raises :class:`StoreError` if it is damaged."""
         try:
             return split_files(memoryview(raw))
         except ValueError as error:

@@ -19,6 +19,7 @@ class ArrayType(ColumnType):
     name = "array"
 
     def fits(self, column: Column) -> bool:
+        """Allows any kind, dtype and shape without a layout."""
         return column.layout is None
 
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
@@ -64,12 +65,15 @@ class LabelType(ArrayType):
     has_classes = True
 
     def fits(self, column: Column) -> bool:
+        """Allows one int64 a record."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("fixed", "int64", (), None)
 
     def check(self, column: Column, array: NDArray[Any]) -> None:
+        """Raises :class:`ValueError` for a number without a class."""
         _check_classes(column, array)
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        """Returns the class number as an ``int``."""
         return int(raw)
 
 
@@ -81,9 +85,11 @@ class LabelsType(ArrayType):
     goes_with_boxes = True
 
     def fits(self, column: Column) -> bool:
+        """Allows any number of int64 a record."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "int64", (), None)
 
     def check(self, column: Column, array: NDArray[Any]) -> None:
+        """Raises :class:`ValueError` for a number without a class."""
         _check_classes(column, array)
 
 
@@ -95,6 +101,7 @@ class BoxesType(ArrayType):
     coordinates = ("xyxy",)
 
     def fits(self, column: Column) -> bool:
+        """Allows any number of rows of four float32."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "float32", (4,), None)
 
     def check(self, column: Column, array: NDArray[Any]) -> None:
@@ -115,6 +122,7 @@ class KeypointsType(ArrayType):
     coordinates = ("xy", "xyv")
 
     def fits(self, column: Column) -> bool:
+        """Allows float32 rows whose last dimension is 2 or 3."""
         good = 1 <= len(column.shape) <= 2 and column.shape[-1] in (2, 3)
         return good and (column.kind, column.dtype, column.layout) == ("ragged", "float32", None)
 

@@ -18,9 +18,11 @@ class BytesType(ColumnType):
     is_object = True
 
     def to_stored(self, column: Column, value: Any) -> bytes:
+        """Returns the bytes. Raises :class:`ValueError` for another type."""
         return to_bytes(column, value)
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        """Returns the bytes, copied."""
         return bytes(raw)
 
 
@@ -32,6 +34,7 @@ class TextType(BytesType):
     large = False
 
     def to_stored(self, column: Column, value: Any) -> bytes:
+        """Encodes a string as UTF-8. Raises :class:`ValueError` for another type."""
         if not isinstance(value, str):
             raise unfit_error(column, "a str", value)
         try:
@@ -40,6 +43,7 @@ class TextType(BytesType):
             raise ValueError(f"a value of column {column.name!r} cannot be stored: {error}") from None
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> str:
+        """Decodes UTF-8; other bytes become surrogates."""
         return bytes(raw).decode("utf-8", "surrogateescape")
 
 
@@ -52,12 +56,14 @@ class JsonType(BytesType):
     none_is_value = True
 
     def to_stored(self, column: Column, value: Any) -> bytes:
+        """Formats a value as JSON. Raises :class:`ValueError` if that is impossible, as for NaN."""
         try:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"a value of column {column.name!r} cannot be JSON: {error}") from None
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        """Parses JSON. Raises :class:`StoreError` if it is damaged."""
         try:
             return json.loads(bytes(raw))
         except (ValueError, RecursionError) as error:

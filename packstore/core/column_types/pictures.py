@@ -22,15 +22,18 @@ class PictureType(ArrayType):
     is_picture = True
 
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
+        """Returns the bytes of a file, or the array if the column has a layout."""
         return to_bytes(column, value) if column.layout is None else super().to_stored(column, value)
 
     def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+        """Returns the array. Raises :class:`ValueError` unless it has the layout's dimensions and channels."""
         dimensions = len(column.layout or "")
         if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != column.pixels.channels):
             raise unfit_error(column, f"an array {column.layout}", value)
         return array
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
+        """Returns the bytes of a file, or the array if the column has a layout."""
         return bytes(raw) if column.layout is None else super().from_stored(column, raw, shape)
 
 
@@ -41,6 +44,7 @@ class ImageType(PictureType):
     has_images = True
 
     def fits(self, column: Column) -> bool:
+        """Allows ragged bytes, ``HWC`` whole numbers, and fixed ``CHW`` floats, with the channels of the mode."""
         dtype, shape, mode = column.dtype, column.shape, column.pixels
         if column.layout == "HWC":
             whole = dtype == mode.dtype and dtype != "float32"
@@ -59,6 +63,7 @@ class MaskType(PictureType):
     lies_on_image = True
 
     def fits(self, column: Column) -> bool:
+        """Allows ragged bytes, or ``HW`` arrays of the dtypes of masks."""
         if column.layout is None:
             return ColumnType.fits(self, column)
         dimensions = 2 if column.kind == "fixed" else 0

@@ -21,11 +21,13 @@ class VolumeType(ArrayType):
     lies_on_image = True
 
     def fits(self, column: Column) -> bool:
+        """Allows ``CHW`` and ``DCHW`` arrays of the dtypes of volumes, fixed or ragged."""
         axes = len(column.shape) or len(column.layout or "")
         known = column.layout in ("CHW", "DCHW") and column.dtype in VOLUME_DTYPES
         return known and axes == len(column.layout or "") and bool(column.shape) == (column.kind == "fixed")
 
     def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+        """Returns the array. Raises :class:`ValueError` unless it has the layout's dimensions."""
         if array.ndim != len(column.layout or ""):
             raise unfit_error(column, f"an array {column.layout}", value)
         return array

@@ -77,7 +77,7 @@ def verify(reader: Reader, findings: Findings, report: Callable[[int], None]) ->
         report(progress.done if progress.stage == "verify" else 0)
 
     count = 0
-    for problem in StoreCheck(reader, workers=default_workers(), progress=forward).run():
+    for problem in StoreCheck(reader, workers=default_workers(), progress=forward).find_problems():
         count += 1
         if count > MOST_MARKED:
             continue

@@ -113,7 +113,7 @@ class _PageScan:
         for column in wanted:
             if column.name in self.numbered and (recovered is None or column.one_by_one):
                 self.one_by_one[column.name] = column
-                columns[column.name] = make_lazy_column(column, records, partial(self._last_value, column))
+                columns[column.name] = make_lazy_column(column, records, partial(self._read_last_value, column))
                 continue
             chosen: ColumnData | None = None
             for data in self._build_column_candidates(column, records):
@@ -132,7 +132,7 @@ class _PageScan:
                 columns[column.name] = chosen
         return columns
 
-    def values(self, column: Column, record: int) -> list[Any]:
+    def list_value_candidates(self, column: Column, record: int) -> list[Any]:
         """Returns candidates for a record's value in a column with one value per key, typed as :func:`make_lazy_column`
         returns them.
         """
