@@ -68,7 +68,7 @@ def ordered_flat_map(
         while pending:
             yield from flow.take_pieces(pending.popleft())
     finally:
-        flow.stop()
+        flow.stop_workers()
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -139,7 +139,7 @@ class _Flow(Generic[R]):
         if pieces.error is not None:
             raise pieces.error
 
-    def stop(self) -> None:
+    def stop_workers(self) -> None:
         """Tells the workers to end, because the consumer has stopped."""
         with self._room:
             self._stopped = True

@@ -176,7 +176,8 @@ class Column:
         return tuple(found)
 
     def size_of(self, records: int) -> int:
-        """Returns the size in bytes of the values of that many records; a fixed column does not need :attr:`nbytes`."""
+        """Returns the bytes of the values of ``records`` records; of a ragged column :attr:`nbytes`, whatever
+        ``records``."""
         return self.record_nbytes * records if self.kind == "fixed" else self.nbytes
 
     @property

@@ -29,18 +29,18 @@ class ArrayType(ColumnType):
             if array.shape != column.shape:
                 raise unfit_error(column, f"shape {column.shape}", value)
         else:
-            array = self.rows(column, array, value)
-        self.check(column, array)
+            array = self.check_shape(column, array, value)
+        self.check_values(column, array)
         return array.tobytes() if column.kind == "ragged" else array
 
-    def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+    def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
         """Returns the array of a ragged value. Raises :class:`ValueError` if it has another shape than the column."""
         array = array.reshape(0, *column.shape) if array.shape == (0,) else array
         if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
             raise unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)
         return array
 
-    def check(self, column: Column, array: NDArray[Any]) -> None:
+    def check_values(self, column: Column, array: NDArray[Any]) -> None:
         """Raises :class:`ValueError` if the numbers of a value are impossible for the type."""
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
@@ -68,7 +68,7 @@ class LabelType(ArrayType):
         """Allows one int64 a record."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("fixed", "int64", (), None)
 
-    def check(self, column: Column, array: NDArray[Any]) -> None:
+    def check_values(self, column: Column, array: NDArray[Any]) -> None:
         """Raises :class:`ValueError` for a number without a class."""
         _check_classes(column, array)
 
@@ -88,7 +88,7 @@ class LabelsType(ArrayType):
         """Allows any number of int64 a record."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "int64", (), None)
 
-    def check(self, column: Column, array: NDArray[Any]) -> None:
+    def check_values(self, column: Column, array: NDArray[Any]) -> None:
         """Raises :class:`ValueError` for a number without a class."""
         _check_classes(column, array)
 
@@ -104,7 +104,7 @@ class BoxesType(ArrayType):
         """Allows any number of rows of four float32."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "float32", (4,), None)
 
-    def check(self, column: Column, array: NDArray[Any]) -> None:
+    def check_values(self, column: Column, array: NDArray[Any]) -> None:
         """Raises :class:`ValueError` for an impossible box. Allows empty boxes, and boxes outside the image."""
         good = np.isfinite(array).all(1) & (array[:, :2] <= array[:, 2:]).all(1)
         if not good.all():

@@ -25,7 +25,7 @@ class PictureType(ArrayType):
         """Returns the bytes of a file, or the array if the column has a layout."""
         return to_bytes(column, value) if column.layout is None else super().to_stored(column, value)
 
-    def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+    def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
         """Returns the array. Raises :class:`ValueError` unless it has the layout's dimensions and channels."""
         dimensions = len(column.layout or "")
         if array.ndim != dimensions or (dimensions == 3 and array.shape[2] != column.pixels.channels):

@@ -26,7 +26,7 @@ class VolumeType(ArrayType):
         known = column.layout in ("CHW", "DCHW") and column.dtype in VOLUME_DTYPES
         return known and axes == len(column.layout or "") and bool(column.shape) == (column.kind == "fixed")
 
-    def rows(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
+    def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
         """Returns the array. Raises :class:`ValueError` unless it has the layout's dimensions."""
         if array.ndim != len(column.layout or ""):
             raise unfit_error(column, f"an array {column.layout}", value)

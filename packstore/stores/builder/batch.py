@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.checksums import ROW_CHECKSUM, row_checksums, hash_values
+from packstore.core.checksums import ROW_CHECKSUM, hash_values, row_checksums
 from packstore.core.errors import StoreError
 from packstore.core.manifest import Column
 from packstore.stores.builder.fitting import check_batch
