@@ -138,6 +138,7 @@ class _HostShipment(Shipment):
     def receive(self) -> Any:
         # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
         # Both are let go of first: what the work holds must not live as long as the slot that keeps this shipment.
+        """Runs the work now, and lets go of the host tensors. Raises :class:`RuntimeError` the second time."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             raise RuntimeError("a shipment is received once")
@@ -161,6 +162,7 @@ class CudaTransport(Transport):
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def catch_up(self) -> None:
+        """Makes the transport's stream wait for the caller's current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
@@ -191,6 +193,7 @@ class _CudaShipment(Shipment):
         self._done = done
 
     def receive(self) -> Any:
+        """Makes the caller's stream wait for the work; keeps the memory of tensors until that stream has read them."""
         value, self._value = self._value, None
         found, stream = find_tensors(value), torch.cuda.current_stream(self._transport.device)
         stream.wait_event(self._done)
@@ -248,6 +251,7 @@ class PlainTransport(Transport):
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
+        """Returns a shipment that copies and works when it is received."""
         return _HostShipment(host, lambda tensors: work(tuple(t.to(self.device) for t in tensors)))
 
 

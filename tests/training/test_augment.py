@@ -21,7 +21,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment import CenterCrop, Cutout, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
 from packstore.training.augment import crop as kernels
 from packstore.training.augment.base import Crops
-from packstore.training.augment.geometry import log_uniform
+from packstore.training.augment.crop_arithmetic import log_uniform
 from packstore.training.augment.operations import (
     apply_operations,
     output_size,

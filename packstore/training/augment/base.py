@@ -91,6 +91,7 @@ class GeometricOperation(Operation):
 
     @property
     def moves_pixels(self) -> bool:
+        """True: crops, resizes and flips move pixels."""
         return True
 
     @abstractmethod

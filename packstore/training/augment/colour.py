@@ -26,6 +26,7 @@ class _Colours(ProgramOperation):
 
     @property
     def depends_on_size(self) -> bool:
+        """False: the programs are the same for images of any size."""
         return False
 
 
@@ -68,6 +69,7 @@ class ColorJitter(_Colours):
         return found
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws a factor for each change, and the order of the changes for each image."""
         ranges = self._factor_ranges()
         program = new_program(len(draws), len(ranges))
         places = np.argsort(permutation(draws, len(ranges), 4), 1)
@@ -105,6 +107,7 @@ class _WithProbability(_Colours):
         """Builds a program of one step for ``count`` images; it runs on those with true ``where`` ``(count,)``."""
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws which images the operation runs on."""
         return self._make_step(len(draws), chance(draws, self.p, 0))
 
 
@@ -205,6 +208,7 @@ class RandomChannelPermutation(_Colours):
     """Permutes the channels at random, as torchvision's ``RandomChannelPermutation``."""
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws an order of the three channels for each image."""
         return step(len(draws), Code.PERMUTE, *permutation(draws, 3, 0).T)
 
 
@@ -229,6 +233,7 @@ class RandomPhotometricDistort(_Colours):
             object.__setattr__(self, name, parse_range(self, name, getattr(self, name), *bounds))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws if each change runs, its factor, and if contrast comes first or last."""
         count = len(draws)
         first = chance(draws, 0.5, 8)
         steps = {}
@@ -279,6 +284,7 @@ class GaussianBlur(_Colours):
         return parse_range(self, "sigma", pair, 1e-3, 1e3)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws the deviation for each image, equal across and down."""
         low, high = self._sigma_range()
         sigma = uniform(draws, low, high, 0)
         return step(len(draws), Code.BLUR, *self._kernel_size, sigma, sigma)
@@ -305,6 +311,7 @@ class GaussianNoise(_Colours):
             raise UsageError(f"GaussianNoise: mean should be a number, got {self.mean!r}")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws a seed for each image, from which the kernels compute the noise."""
         return step(
             len(draws),
             Code.NOISE,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, Size
-from packstore.training.augment.geometry import where, with_window
+from packstore.training.augment.crop_arithmetic import where, with_window
 from packstore.training.augment.program_operation import check_probability, parse_fill, parse_range
 from packstore.training.random_draws import Draws, to_float64, to_int64
 
@@ -39,9 +39,11 @@ class _ImageByImage(GeometricOperation):
         raise UsageError(f"{self!r} gives images different sizes, so a loader has to run it image by image")
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns None: images get different sizes."""
         return None
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns False: these operations run image by image."""
         return False
 
 

@@ -13,8 +13,8 @@ from packstore.core.errors import UsageError
 from packstore.images.programs import Code, Program, join_programs, new_program, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.colour import seed_parameters
+from packstore.training.augment.crop_arithmetic import log_uniform, pick_attempt
 from packstore.training.augment.distributions import chance, normal
-from packstore.training.augment.geometry import log_uniform, pick_attempt
 from packstore.training.augment.program_operation import ProgramOperation, check_probability, parse_range
 from packstore.training.augment.warp_kernels import IMAGENET_BYTES
 from packstore.training.random_draws import Array, Draws

@@ -5,55 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from typing import ClassVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join
+from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join
 from packstore.training.augment.crop import crop
+from packstore.training.augment.crop_arithmetic import (
+    centred_start,
+    log_uniform,
+    pick_attempt,
+    unmirror_left,
+    visible_box,
+    where,
+    with_window,
+)
 from packstore.training.augment.resample import crop_and_resize, resize
+from packstore.training.augment.resize_options import check_sampling, draw_sampling, parse_size, sampling_indices
 from packstore.training.random_draws import MASK, Array, Draws, to_float64, to_int64
-
-
-def parse_size(size: Any, what: str) -> Size:
-    """Converts a user's size, one number for a square or ``(height, width)``, to ``(height, width)``.
-
-    Raises :class:`UsageError`, which names the operation ``what``, for other values."""
-    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
-    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
-        raise UsageError(f"{what}: size should be a positive integer or (height, width), got {size!r}")
-    return pair
-
-
-def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
-    """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is no bool."""
-    known = (*SAMPLINGS[:5], "random")
-    name = type(operation).__name__
-    if interpolation not in known:
-        raise UsageError(f"{name}: interpolation should be one of {', '.join(known)}, got {interpolation!r}")
-    if not isinstance(antialias, bool):
-        raise UsageError(f"{name}: antialias should be True or False, got {antialias!r}")
-
-
-def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
-    """Returns the indices in :data:`SAMPLINGS` that an interpolation may use: two for ``"random"``, else one."""
-    plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
-    names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
-    return {SAMPLINGS.index(plain.get(name, name)) for name in names}
-
-
-def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """Draws the interpolation of each image, an index in :data:`SAMPLINGS` ``(B,)``, if an operation has two; else
-    repeats the one. Returns None for bilinear."""
-    numbers = sorted(operation.samplings)
-    if numbers == [0]:
-        return None
-    if len(numbers) == 1:
-        return draws.records * 0 + numbers[0]
-    return numbers[0] + draws.integers(2, draw) * (numbers[1] - numbers[0])
 
 
 @dataclass(frozen=True)
@@ -92,6 +64,7 @@ class Resize(GeometricOperation):
         return crop_and_resize(images, whole, size, sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the size; or with a single length, that of an image of ``size``, whose aspect ratio it keeps."""
         if not isinstance(self.size, int):
             return self.size
         if size is None:
@@ -102,6 +75,7 @@ class Resize(GeometricOperation):
         return self.size, max(1, int(self.size * width / height))
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns True after flips alone: only one resize is possible, before any crop."""
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
@@ -153,6 +127,7 @@ class CenterCrop(GeometricOperation):
         return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns True unless an earlier crop is smaller."""
         return crop_composes_after(self._size_pair, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
@@ -322,6 +297,7 @@ class RandomResizedCrop(GeometricOperation):
         return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns True after flips alone: only one resize is possible, before any crop."""
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
@@ -387,64 +363,6 @@ _FIRST_ATTEMPTS = 2
 """Number of attempts that are drawn for all images; nine of ten ImageNet photos need no more."""
 
 
-def log_uniform(uniform: Array, low: float, high: float) -> Array:
-    """Maps uniform numbers in [0, 1) to log-uniform ones between ``low`` and ``high``; float64.
-
-    Uses only additions and multiplications, which are bit-exact across numpy and torch, CPU and GPU; exp is not. The
-    relative error is below 1e-14.
-    """
-    middle, half = math.sqrt(low * high), math.log(high / low) / 2
-    halvings = max(0, math.ceil(math.log2(half / 0.25))) if half > 0.25 else 0
-    exponent = (uniform * 2 - 1) * (half / 2**halvings)
-    result = exponent * 0 + 1 / math.factorial(11)
-    for n in range(10, -1, -1):  # Taylor's series by Horner's scheme; 0.25**12 / 12! is 1e-16
-        result *= exponent
-        result += 1 / math.factorial(n)
-    for _ in range(halvings):
-        result *= result
-    result *= middle
-    return result
-
-
-def where(condition: Array, yes: Array, no: Array) -> Array:
-    """Calls ``numpy.where`` or ``torch.where``."""
-    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else torch.where(condition, yes, no)
-
-
-def pick_attempt(values: Array, index: Array) -> Array:
-    """Returns ``values[index[b], b]`` for each ``b``: of the attempts of each image the one at ``index``."""
-    if isinstance(values, np.ndarray):
-        return values[index, np.arange(len(index))]
-    return values.gather(0, index[None])[0]
-
-
-def centred_start(length: Any, cut_length: int) -> Any:
-    """Returns the first of the centred ``cut_length`` pixels of ``length``, an integer or an array; negative if that is
-    shorter.
-
-    torchvision takes ``round((length - cut_length) / 2)``, halves to even; for shorter images it puts the rounded-down
-    half of the missing pixels first.
-    """
-    spare = length - cut_length
-    half = spare >> 1
-    # If negative, floor(spare / 2) rounds away from zero: add 1 if it is odd.
-    return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
-
-
-def unmirror_left(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
-    """Returns the first column of a crop of ``cut_width`` at ``left`` before the images with true ``flip``, of
-    ``width`` columns, are mirrored."""
-    return left if flip is None else where(flip, width - cut_width - left, left)
-
-
-def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
-    """Returns ``crops`` with a window of ``size``, numbers or arrays, at ``top`` and ``left`` of their present window.
-    Takes account of mirroring."""
-    window = crops.window
-    left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], crops.flip)
-    return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
-
-
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Tells if a crop of ``size`` can follow the operations ``before`` in one :class:`Crops`.
 
@@ -452,16 +370,3 @@ def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> boo
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
-
-
-def visible_box(crops: Crops, name: str) -> Array:
-    """Returns the box of source pixels that ``crops`` show, int64 ``(B, 4)``, for an operation ``name`` that resizes.
-
-    Raises :class:`UsageError` if numpy crops are resized already or exceed the source: two resizes cannot be combined
-    into one.
-    """
-    box, window = crops.box, crops.window
-    outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)
-    if isinstance(box, np.ndarray) and (crops.has_resizes or outside.any()):
-        raise UsageError(f"{name} of what is resized or padded already runs on batches, not while decoding")
-    return join([box[:, :2] + window[:, :2], window[:, 2:]])

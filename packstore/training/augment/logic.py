@@ -60,10 +60,12 @@ class _OperationGroup(ProgramOperation):
 
     @property
     def moves_pixels(self) -> bool:
+        """True if any of the operations moves pixels."""
         return any(part.moves_pixels for part in self.transforms)
 
     @property
     def depends_on_size(self) -> bool:
+        """True if the program of any of the operations depends on the size."""
         return any(getattr(part, "depends_on_size", False) for part in self.transforms)
 
     @abstractmethod
@@ -107,6 +109,7 @@ class Compose(_OperationGroup):
         return [np.ones(len(draws), np.bool_)] * len(self.transforms)
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the size after all operations, one after the other."""
         return _compose_sizes(self.transforms, size)
 
 
@@ -122,6 +125,7 @@ class RandomApply(_OperationGroup):
         object.__setattr__(self, "transforms", parse_operations(self, self.transforms))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Joins the programs of all operations, and clears the rows of images that are not drawn."""
         program = join_programs(draw_programs(self.transforms, draws, size), len(draws))
         program[~chance(draws, self.p, 0)] = 0
         return program
@@ -160,6 +164,7 @@ class RandomChoice(_OperationGroup):
             object.__setattr__(self, "p", tuple(self.p))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws the programs of all operations, and takes the row of one of them for each image."""
         programs = draw_programs(self.transforms, draws, size)
         steps = max(program.shape[1] for program in programs)
         chosen = draw_choice(draws, len(programs), self.p, 0)
@@ -192,6 +197,7 @@ class RandomOrder(_OperationGroup):
         raise NotImplementedError("its operations leave the size of an image as it is")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws the programs of all operations, and joins them for each image in an order of its own."""
         programs = draw_programs(self.transforms, draws, size)
         steps = max((program.shape[1] for program in programs), default=0)
         if not steps:

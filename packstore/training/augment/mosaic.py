@@ -15,8 +15,8 @@ from packstore.core.errors import UsageError
 from packstore.core.manifest import Column
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance
-from packstore.training.augment.geometry import parse_size
 from packstore.training.augment.program_operation import parse_range
+from packstore.training.augment.resize_options import parse_size
 from packstore.training.random_draws import Draws
 
 

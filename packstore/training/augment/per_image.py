@@ -87,6 +87,7 @@ class PerImage(Operation):
         return f"PerImage({stable_repr(self.fn)}{options})"
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns None: a user's function may return any size."""
         return None
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:

@@ -126,6 +126,7 @@ class _Policy(Operation):
 
     @property
     def moves_pixels(self) -> bool:
+        """True: policies contain shears, translations and rotations."""
         return True
 
     def __post_init__(self) -> None:
@@ -350,6 +351,7 @@ class AugMix(_Policy, ProgramOperation):
         return [program[:, number] for number in range(chains)], weights
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws all chains, and joins them to one program that mixes their results."""
         return mix_chains(*self.draw_chains(draws, size))
 
 
@@ -390,6 +392,7 @@ class ThreeAugment(ProgramOperation):
     """
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws one of the three operations for each image."""
         return _THREE.draw_program(draws, size)
 
 

@@ -16,18 +16,10 @@ from torch import Tensor
 from packstore.core.errors import UsageError
 from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join
 from packstore.training.augment.crop import source_index
-from packstore.training.augment.geometry import (
-    CenterCrop,
-    RandomCrop,
-    check_sampling,
-    draw_sampling,
-    parse_size,
-    sampling_indices,
-    visible_box,
-    where,
-    with_window,
-)
+from packstore.training.augment.crop_arithmetic import visible_box, where, with_window
+from packstore.training.augment.geometry import CenterCrop, RandomCrop
 from packstore.training.augment.resample import resize
+from packstore.training.augment.resize_options import check_sampling, draw_sampling, parse_size, sampling_indices
 from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
@@ -57,9 +49,11 @@ class _DrawnSize(GeometricOperation):
         return resize(images, (sizes[0][0], sizes[0][1]), SAMPLINGS[samplings[0]])
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns None: each image gets a size of its own."""
         return None
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
+        """Returns True after flips alone: only one resize is possible, before any crop."""
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
@@ -234,6 +228,7 @@ class Pad(GeometricOperation):
         return images[..., rows.to(images.device)[:, None], columns.to(images.device)]
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns ``size`` plus the padding; None for images of unknown or different sizes."""
         left, top, right, bottom = self._paddings
         return None if size is None else (size[0] + top + bottom, size[1] + left + right)
 

@@ -43,6 +43,7 @@ class RandomVerticalFlip(ProgramOperation):
         return True
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws which images to mirror top to bottom."""
         return step(len(draws), Code.FLIP, where=chance(draws, self.p, 0))
 
 
@@ -107,6 +108,7 @@ class RandomRotation(_WarpOperation):
         self._check_centre(self.center)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws an angle for each image."""
         low, high = self._parse_angles("degrees", self.degrees)
         matrix = inverse_rotation(len(draws), uniform(draws, low, high, 0), self._relative_centre(self.center, size))
         return step(len(draws), Code.AFFINE, *matrix.T, flags=self._warp_flags())
@@ -164,6 +166,7 @@ class RandomAffine(_WarpOperation):
         return np.rint(uniform(draws, -most, most, draw))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws angle, translation in whole pixels, scale and shear for each image."""
         height, width = size
         across, down = self._shear_ranges()
         shares = (0.0, 0.0) if self.translate is None else self.translate
@@ -205,6 +208,7 @@ class RandomPerspective(_WarpOperation):
         parse_range(self, "distortion_scale", (0, self.distortion_scale), 0, 1)
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Draws which images are distorted, and the movement of their corners."""
         height, width = size
         moved = np.stack([self._move_corners(draws, width, 1), self._move_corners(draws, height, 5)], 2)
         corners = np.array([[0, 0], [width - 1, 0], [width - 1, height - 1], [0, height - 1]])

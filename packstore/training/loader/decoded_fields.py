@@ -55,6 +55,7 @@ class MaskRows(TensorRows):
         return self.host if self.shapes is None else split_flat(self.host, self.shapes.tolist())
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns the masks; or, if they differ in shape, their values in one flat tensor, and their shapes."""
         if self.shapes is None:
             return super().host_tensors(kept)
         host = self.host
@@ -63,6 +64,7 @@ class MaskRows(TensorRows):
         return [host, torch.from_numpy(select_rows(self.shapes, kept))]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Returns one tensor; or, if masks differ in shape, :class:`Padded` or a list with None for missing ones."""
         if self.shapes is None:
             return super().build_value(there, kept, ids)
         masks, shapes = split_flat(next(there), select_rows(self.shapes, kept).tolist()), next(there)
@@ -229,12 +231,14 @@ class ImageRows(ColumnRows):
     in_ring = True
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
+        """Decodes and writes the images of rows with the column's assembler; returns the rows that failed."""
         return self.assembler.fill_rows(self.prepared, first, stop, context.errors, skip)
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
         return [select_rows(self.host, kept)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Augments and normalises the images on the device; a list with None if any may be missing."""
         images = self.finish(self.assembler.as_images(next(there)), ids)
         return fill_missing(images, self.missing, kept)
 
@@ -322,6 +326,7 @@ class ImageListRows(ColumnRows):
         return [torch.from_numpy(np.concatenate(pixels) if pixels else np.empty(0, np.uint8))]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Converts each image to the user's dtype; returns a list of lists, with None for missing ones."""
         rows = select_rows(self.images, kept)
         images = iter(split_flat(next(there), [image.shape for images in rows for image in images]))
         finish = self.lists.pictures.convert_pixels

@@ -196,6 +196,7 @@ class NumberField(BatchField):
     """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads all values at once."""
         missing = self.find_missing(context)
         values = context.reader.values(self.column.name, context.records)
         return TensorRows(as_tensor(self.column, values), missing)
@@ -218,6 +219,7 @@ class ObjectField(BatchField):
     """Reads a column of text, JSON or bytes for batches."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
+        """Reads the values one by one; None for missing and failed ones."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         values: list[Any] = []
         for row, record in enumerate(context.numbers):
@@ -244,6 +246,7 @@ class RaggedRows(ColumnRows):
     missing: NDArray[np.bool_] | None
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns the kept values in one tensor, for multi-hot with row numbers; or padded, with their lengths."""
         flat, rows, count = self._select_kept(kept)
         if self.form == "list":
             return [flat]
@@ -258,6 +261,7 @@ class RaggedRows(ColumnRows):
         return [values, torch.from_numpy(lengths)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Builds the list, padded tensor or multi-hot tensor; a list has None for missing values."""
         first = next(there)
         if self.form == "padded":
             return Padded(first, next(there))

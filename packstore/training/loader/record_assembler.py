@@ -130,6 +130,7 @@ class RecordAssembler(Assembler):
         return height, width
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
+        """Reads the header of a single record whose size may differ; falls back to the common shape."""
         if not self._own_sizes or len(records) != 1:
             return self.shape
         record = int(records[0])

@@ -126,6 +126,8 @@ class FileImages(StoredImages):
         )
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
+        """Takes sizes from the engine's requests, and parses the headers of the files that these lack; swaps sides if
+        EXIF does."""
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
@@ -136,6 +138,7 @@ class FileImages(StoredImages):
         prepared.sizes, prepared.headers = sizes, headers
 
     def read_header(self, view: Any) -> Header:
+        """Parses the first 2,048 bytes, then if necessary the whole file; None if that fails."""
         try:
             return sniff(bytes(view[:_HEAD]))
         except HeaderError:
@@ -163,6 +166,7 @@ class FileImages(StoredImages):
         return widen_for_torch(self._decoder.decode_crop(view, box, info=header), self.column)
 
     def make_file_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
+        """Builds the requests, with seek indexes if the store has them; None without the engine."""
         if not self._decoder.has_engine:
             return None
         views, turned = prepared.views, prepared.turned
@@ -194,6 +198,7 @@ class ArrayImages(StoredImages):
         self._for_engine = column.pixels in MODES or (column.layout == "CHW" and engine_supports(column))
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
+        """Reads the shapes of arrays, or repeats their common size; at least one pixel."""
         prepared.headers = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -203,6 +208,7 @@ class ArrayImages(StoredImages):
             prepared.sizes = np.tile(np.array(height_width(self.column), np.int64), (len(records), 1))
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+        """Views the stored bytes as an array of the record's shape."""
         column = self.column
         shape = tuple(self.reader.value(column.shape_name, record).tolist()) if self._has_shapes else column.shape
         return widen_for_torch(as_image_array(view, column, shape, "it"), column)
@@ -217,6 +223,7 @@ class ArrayImages(StoredImages):
                 yield error
 
     def make_array_requests(self, views: Sequence[Any], sizes: NDArray[np.int64]) -> Requests | None:
+        """Builds the requests, or returns None for pixels of a mode that the engine does not know."""
         return Requests(views, sizes, NUMPY_DTYPE[self.column.dtype]) if self._for_engine else None
 
 

@@ -1,0 +1,84 @@
+"""Arithmetic of crops that numpy and torch, CPU and GPU, compute alike."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import Crops, join
+from packstore.training.random_draws import Array
+
+
+def log_uniform(uniform: Array, low: float, high: float) -> Array:
+    """Maps uniform numbers in [0, 1) to log-uniform ones between ``low`` and ``high``; float64.
+
+    Uses only additions and multiplications, which are bit-exact across numpy and torch, CPU and GPU; exp is not. The
+    relative error is below 1e-14.
+    """
+    middle, half = math.sqrt(low * high), math.log(high / low) / 2
+    halvings = max(0, math.ceil(math.log2(half / 0.25))) if half > 0.25 else 0
+    exponent = (uniform * 2 - 1) * (half / 2**halvings)
+    result = exponent * 0 + 1 / math.factorial(11)
+    for n in range(10, -1, -1):  # Taylor's series by Horner's scheme; 0.25**12 / 12! is 1e-16
+        result *= exponent
+        result += 1 / math.factorial(n)
+    for _ in range(halvings):
+        result *= result
+    result *= middle
+    return result
+
+
+def where(condition: Array, yes: Array, no: Array) -> Array:
+    """Calls ``numpy.where`` or ``torch.where``."""
+    return np.where(condition, yes, no) if isinstance(condition, np.ndarray) else torch.where(condition, yes, no)
+
+
+def pick_attempt(values: Array, index: Array) -> Array:
+    """Returns ``values[index[b], b]`` for each ``b``: of the attempts of each image the one at ``index``."""
+    if isinstance(values, np.ndarray):
+        return values[index, np.arange(len(index))]
+    return values.gather(0, index[None])[0]
+
+
+def centred_start(length: Any, cut_length: int) -> Any:
+    """Returns the first of the centred ``cut_length`` pixels of ``length``, an integer or an array; negative if that is
+    shorter.
+
+    torchvision takes ``round((length - cut_length) / 2)``, halves to even; for shorter images it puts the rounded-down
+    half of the missing pixels first.
+    """
+    spare = length - cut_length
+    half = spare >> 1
+    # If negative, floor(spare / 2) rounds away from zero: add 1 if it is odd.
+    return half + ((spare & 1) & (half & 1 | (spare < 0) * 1))
+
+
+def unmirror_left(left: Array, cut_width: Any, width: Array, flip: Array | None) -> Array:
+    """Returns the first column of a crop of ``cut_width`` at ``left`` before the images with true ``flip``, of
+    ``width`` columns, are mirrored."""
+    return left if flip is None else where(flip, width - cut_width - left, left)
+
+
+def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) -> Crops:
+    """Returns ``crops`` with a window of ``size``, numbers or arrays, at ``top`` and ``left`` of their present window.
+    Takes account of mirroring."""
+    window = crops.window
+    left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], crops.flip)
+    return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
+
+
+def visible_box(crops: Crops, name: str) -> Array:
+    """Returns the box of source pixels that ``crops`` show, int64 ``(B, 4)``, for an operation ``name`` that resizes.
+
+    Raises :class:`UsageError` if numpy crops are resized already or exceed the source: two resizes cannot be combined
+    into one.
+    """
+    box, window = crops.box, crops.window
+    outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)
+    if isinstance(box, np.ndarray) and (crops.has_resizes or outside.any()):
+        raise UsageError(f"{name} of what is resized or padded already runs on batches, not while decoding")
+    return join([box[:, :2] + window[:, :2], window[:, 2:]])

@@ -1,0 +1,47 @@
+"""Options of operations that crop and resize: sizes, and interpolations, which may be drawn per image."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from packstore.core.errors import UsageError
+from packstore.training.augment.base import SAMPLINGS, GeometricOperation, Size
+from packstore.training.random_draws import Array, Draws
+
+
+def parse_size(size: Any, what: str) -> Size:
+    """Converts a user's size, one number for a square or ``(height, width)``, to ``(height, width)``.
+
+    Raises :class:`UsageError`, which names the operation ``what``, for other values."""
+    pair = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    if len(pair) != 2 or not all(isinstance(n, int) and n > 0 for n in pair):
+        raise UsageError(f"{what}: size should be a positive integer or (height, width), got {size!r}")
+    return pair
+
+
+def check_sampling(operation: GeometricOperation, interpolation: Any, antialias: Any) -> None:
+    """Raises :class:`UsageError` for an unknown ``interpolation``, or an ``antialias`` that is no bool."""
+    known = (*SAMPLINGS[:5], "random")
+    name = type(operation).__name__
+    if interpolation not in known:
+        raise UsageError(f"{name}: interpolation should be one of {', '.join(known)}, got {interpolation!r}")
+    if not isinstance(antialias, bool):
+        raise UsageError(f"{name}: antialias should be True or False, got {antialias!r}")
+
+
+def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
+    """Returns the indices in :data:`SAMPLINGS` that an interpolation may use: two for ``"random"``, else one."""
+    plain = {} if antialias else {"bilinear": "plain bilinear", "bicubic": "plain bicubic"}
+    names = ("bilinear", "bicubic") if interpolation == "random" else (interpolation,)
+    return {SAMPLINGS.index(plain.get(name, name)) for name in names}
+
+
+def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
+    """Draws the interpolation of each image, an index in :data:`SAMPLINGS` ``(B,)``, if an operation has two; else
+    repeats the one. Returns None for bilinear."""
+    numbers = sorted(operation.samplings)
+    if numbers == [0]:
+        return None
+    if len(numbers) == 1:
+        return draws.records * 0 + numbers[0]
+    return numbers[0] + draws.integers(2, draw) * (numbers[1] - numbers[0])
