@@ -81,11 +81,11 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
         target = {
-            name: wrapper.wrap(column(name), self._read_value(name, record, None), size)
+            name: wrapper.wrap_value(column(name), self._read_value(name, record, None), size)
             for name in self.columns
             if name != "image"
         }
-        image = wrapper.wrap(self.manifest.image, image, size)
+        image = wrapper.wrap_value(self.manifest.image, image, size)
         image = image if self.transform is None else self._call_transform(image)
         if not target:
             return image

@@ -44,7 +44,7 @@ class TVTensors:
             if not hasattr(tv_tensors, "KeyPoints"):
                 raise UsageError(f"column {column.name!r} holds keypoints, which need torchvision 0.23 or later")
 
-    def wrap(self, column: Column, value: Any, size: tuple[int, int]) -> Any:
+    def wrap_value(self, column: Column, value: Any, size: tuple[int, int]) -> Any:
         """Wraps ``value`` in torchvision's type for its column; returns values without such a type unchanged.
 
         Args:

@@ -86,7 +86,7 @@ class GeometricOperation(Operation):
 
     @property
     def samplings(self) -> set[int]:
-        """Interpolations that it may use: indices of :data:`SAMPLINGS`."""
+        """Interpolations that the operation may use: indices of :data:`SAMPLINGS`; bilinear alone by default."""
         return {0}
 
     @property
@@ -124,7 +124,8 @@ class GeometricOperation(Operation):
 
 @dataclass(frozen=True, eq=False)
 class Crops:
-    """Crops of B images: of each a box of the source is resized, a window of that is cut out and perhaps mirrored.
+    """Crops of B images. A box of each image is resized; then a window is cut from the resized box, and perhaps
+    mirrored.
 
     All arrays are numpy (while decoding), or all torch.
 
@@ -151,7 +152,7 @@ class Crops:
     def full(cls, sizes: Array) -> Crops:
         """Returns the crops that show whole images of ``sizes``, int64 ``(B, 2)``: height, width."""
         sizes = np.asarray(sizes, np.int64) if not isinstance(sizes, Tensor) else sizes
-        whole = join([sizes * 0, sizes])
+        whole = join_columns([sizes * 0, sizes])
         return cls(whole, sizes, whole)
 
     def __len__(self) -> int:
@@ -176,8 +177,8 @@ class Crops:
         return bool((self.size != self.box[:, 2:]).any())
 
 
-def join(columns: Sequence[Array]) -> Array:
-    """Joins int64 columns ``(B,)`` or ``(B, k)`` to ``(B, n)``."""
+def join_columns(columns: Sequence[Array]) -> Array:
+    """Concatenates int64 columns ``(B,)`` or ``(B, k)`` to ``(B, n)``, numpy or torch."""
     columns = [c if c.ndim == 2 else c[:, None] for c in columns]
     return np.concatenate(columns, 1) if isinstance(columns[0], np.ndarray) else torch.cat(list(columns), 1)
 

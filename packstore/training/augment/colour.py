@@ -82,7 +82,11 @@ class ColorJitter(_Colours):
 
 @dataclass(frozen=True)
 class Grayscale(_Colours):
-    """Makes images gray, in all three channels, as torchvision's ``Grayscale(3)``."""
+    """Makes images gray, in all three channels, as torchvision's ``Grayscale(3)``.
+
+    Raises:
+        UsageError: ``num_output_channels`` is not 3.
+    """
 
     num_output_channels: int = 3
 
@@ -103,37 +107,49 @@ class _WithProbability(_Colours):
         check_probability(self, self.p)
 
     @abstractmethod
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         """Builds a program of one step for ``count`` images; it runs on those with true ``where`` ``(count,)``."""
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws which images the operation runs on."""
-        return self._make_step(len(draws), chance(draws, self.p, 0))
+        return self._build_step(len(draws), chance(draws, self.p, 0))
 
 
 @dataclass(frozen=True)
 class RandomGrayscale(_WithProbability):
-    """Makes images gray with probability ``p``, as torchvision's ``RandomGrayscale``."""
+    """Makes images gray with probability ``p``, as torchvision's ``RandomGrayscale``.
+
+    Raises:
+        UsageError: ``p`` is not a probability.
+    """
 
     p: float = 0.1
 
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         return step(count, Code.GRAY, where=where)
 
 
 @dataclass(frozen=True)
 class RandomInvert(_WithProbability):
-    """Inverts values with probability ``p``, as torchvision's ``RandomInvert``."""
+    """Inverts values with probability ``p``, as torchvision's ``RandomInvert``.
+
+    Raises:
+        UsageError: ``p`` is not a probability.
+    """
 
     p: float = 0.5
 
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         return step(count, Code.INVERT, where=where)
 
 
 @dataclass(frozen=True)
 class RandomPosterize(_WithProbability):
-    """Keeps the highest ``bits`` of each value with probability ``p``, as torchvision's ``RandomPosterize``."""
+    """Keeps the highest ``bits`` of each value with probability ``p``, as torchvision's ``RandomPosterize``.
+
+    Raises:
+        UsageError: ``bits`` is not 0 … 8, or ``p`` not a probability.
+    """
 
     bits: int
     p: float = 0.5
@@ -143,13 +159,17 @@ class RandomPosterize(_WithProbability):
         if isinstance(self.bits, bool) or not isinstance(self.bits, int) or not 0 <= self.bits <= 8:
             raise UsageError(f"RandomPosterize: bits should be 0 … 8, got {self.bits!r}")
 
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         return step(count, Code.POSTERIZE, self.bits, where=where)
 
 
 @dataclass(frozen=True)
 class RandomSolarize(_WithProbability):
-    """Inverts values from ``threshold`` on, 0 … 255, with probability ``p``, as torchvision's ``RandomSolarize``."""
+    """Inverts values from ``threshold`` on, 0 … 255, with probability ``p``, as torchvision's ``RandomSolarize``.
+
+    Raises:
+        UsageError: ``threshold`` is not 0 … 255, or ``p`` not a probability.
+    """
 
     threshold: float
     p: float = 0.5
@@ -161,33 +181,45 @@ class RandomSolarize(_WithProbability):
         if not 0 <= self.threshold <= 255:
             raise UsageError(f"RandomSolarize: threshold should be 0 … 255, got {self.threshold!r}")
 
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         return step(count, Code.SOLARIZE, self.threshold, where=where)
 
 
 @dataclass(frozen=True)
 class RandomAutocontrast(_WithProbability):
-    """Stretches each channel to 0 … 255 with probability ``p``, as torchvision's ``RandomAutocontrast``."""
+    """Stretches each channel to 0 … 255 with probability ``p``, as torchvision's ``RandomAutocontrast``.
+
+    Raises:
+        UsageError: ``p`` is not a probability.
+    """
 
     p: float = 0.5
 
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         return step(count, Code.AUTOCONTRAST, where=where)
 
 
 @dataclass(frozen=True)
 class RandomEqualize(_WithProbability):
-    """Equalizes the histogram of each channel with probability ``p``, as torchvision's ``RandomEqualize``."""
+    """Equalizes the histogram of each channel with probability ``p``, as torchvision's ``RandomEqualize``.
+
+    Raises:
+        UsageError: ``p`` is not a probability.
+    """
 
     p: float = 0.5
 
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         return step(count, Code.EQUALIZE, where=where)
 
 
 @dataclass(frozen=True)
 class RandomAdjustSharpness(_WithProbability):
-    """Sharpens (factor above 1) or smooths images with probability ``p``, as torchvision's."""
+    """Sharpens (factor above 1) or smooths images with probability ``p``, as torchvision's ``RandomAdjustSharpness``.
+
+    Raises:
+        UsageError: ``sharpness_factor`` is below 0, or ``p`` not a probability.
+    """
 
     sharpness_factor: float
     p: float = 0.5
@@ -199,7 +231,7 @@ class RandomAdjustSharpness(_WithProbability):
                 f"RandomAdjustSharpness: sharpness_factor should be at least 0, got {self.sharpness_factor!r}"
             )
 
-    def _make_step(self, count: int, where: Any) -> Program:
+    def _build_step(self, count: int, where: Any) -> Program:
         return step(count, Code.SHARPNESS, self.sharpness_factor, where=where)
 
 
@@ -218,6 +250,9 @@ class RandomPhotometricDistort(_Colours):
 
     As torchvision's ``RandomPhotometricDistort`` (Liu et al., "SSD: Single Shot MultiBox Detector", 2016): contrast
     comes before saturation and hue, or after them.
+
+    Raises:
+        UsageError: ``p`` is not a probability, or a range is not ascending.
     """
 
     brightness: Range = (0.875, 1.125)
@@ -298,6 +333,9 @@ class GaussianNoise(_Colours):
     """Adds noise to every value, as torchvision's ``GaussianNoise``; ``mean`` and ``sigma`` are fractions of 255.
 
     The noise is a sum of four uniform bytes, which is nearly normal and reaches 3.45 deviations.
+
+    Raises:
+        UsageError: ``sigma`` is below 0, or ``mean`` is not a finite number.
     """
 
     mean: float = 0.0

@@ -18,7 +18,7 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Blends each image with the mean of its gray values: ``factor`` 0 gives the mean, 1 the image."""
-    gray = _to_gray(images)
+    gray = _gray_values(images)
     # A sum of whole numbers does not depend on the order; a sum of float32 would.
     mean = gray.long().sum((-3, -2, -1), keepdim=True).double() / gray[0].numel()
     return _blend(images, mean.float(), factor)
@@ -26,7 +26,7 @@ def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Blends images with their gray versions: ``factor`` 0 gives gray, 1 the image."""
-    return _blend(images, _to_gray(images), factor)
+    return _blend(images, _gray_values(images), factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
@@ -49,9 +49,9 @@ def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     return torch.stack(shown, 1).mul_((255 + 1.0 - 1e-3) / 255).to(torch.uint8)
 
 
-def to_gray(images: Tensor) -> Tensor:
+def convert_to_gray(images: Tensor) -> Tensor:
     """Converts images to gray, repeated in all channels."""
-    return _to_gray(images).to(torch.uint8).expand_as(images).contiguous()
+    return _gray_values(images).to(torch.uint8).expand_as(images).contiguous()
 
 
 def invert(images: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ def permute_channels(images: Tensor, order: Tensor) -> Tensor:
     return images.gather(1, order[:, :, None, None].expand_as(images))
 
 
-def _to_gray(images: Tensor) -> Tensor:
+def _gray_values(images: Tensor) -> Tensor:
     """Computes the gray values of images as whole numbers in float32, ``(B, 1, H, W)``."""
     if images.shape[1] == 1:
         return images.float()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, join
+from packstore.training.augment.base import Crops, join_columns
 from packstore.training.random_draws import Array
 
 
@@ -68,7 +68,7 @@ def with_window(crops: Crops, top: Array, left: Array, size: tuple[Any, Any]) ->
     Takes account of mirroring."""
     window = crops.window
     left = window[:, 1] + unmirror_left(left, size[1], window[:, 3], crops.flip)
-    return crops.replace(window=join([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
+    return crops.replace(window=join_columns([window[:, 0] + top, left, top * 0 + size[0], top * 0 + size[1]]))
 
 
 def visible_box(crops: Crops, name: str) -> Array:
@@ -81,4 +81,4 @@ def visible_box(crops: Crops, name: str) -> Array:
     outside = (window[:, :2] < 0) | (window[:, :2] + window[:, 2:] > crops.size)
     if isinstance(box, np.ndarray) and (crops.has_resizes or outside.any()):
         raise UsageError(f"{name} of what is resized or padded already runs on batches, not while decoding")
-    return join([box[:, :2] + window[:, :2], window[:, 2:]])
+    return join_columns([box[:, :2] + window[:, :2], window[:, 2:]])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join
+from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import crop
 from packstore.training.augment.crop_arithmetic import (
     centred_start,
@@ -88,10 +88,10 @@ class Resize(GeometricOperation):
             wide = to_int64(self.size * to_float64(width) / to_float64(height))
             upright = width <= height
             shorter = height * 0 + self.size
-            size = join([where(upright, tall, shorter), where(upright, shorter, wide)]).clip(1)
+            size = join_columns([where(upright, tall, shorter), where(upright, shorter, wide)]).clip(1)
         else:
-            size = join([height * 0 + self.size[0], height * 0 + self.size[1]])
-        return Crops(box, size, join([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 0))
+            size = join_columns([height * 0 + self.size[0], height * 0 + self.size[1]])
+        return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 0))
 
     @property
     def samplings(self) -> set[int]:
@@ -320,10 +320,12 @@ class RandomResizedCrop(GeometricOperation):
             rows, columns = where(fit, rows, whole_rows), where(fit, columns, whole_columns)
         spare = (np.stack if here else torch.stack)([height - rows, width - columns])
         top, left = where(fit, draws.integers(spare + 1, 2 * _ATTEMPTS, 2), spare // 2)
-        size = join([height * 0 + self._size_pair[0], width * 0 + self._size_pair[1]])
-        found = join([box[:, 0] + top, box[:, 1] + unmirror_left(left, columns, width, crops.flip), rows, columns])
+        size = join_columns([height * 0 + self._size_pair[0], width * 0 + self._size_pair[1]])
+        found = join_columns(
+            [box[:, 0] + top, box[:, 1] + unmirror_left(left, columns, width, crops.flip), rows, columns]
+        )
         sampling = draw_sampling(self, draws, 2 * _ATTEMPTS + 2)
-        return Crops(found, size, join([size * 0, size]), crops.flip, sampling=sampling)
+        return Crops(found, size, join_columns([size * 0, size]), crops.flip, sampling=sampling)
 
     def _try_boxes(
         self, draws: Draws, height: Array, width: Array, first: int, count: int

@@ -201,7 +201,7 @@ _KERNELS: dict[Code, Callable[[Tensor, Steps], Tensor]] = {
     Code.CONTRAST: _with_parameters(colours.adjust_contrast, 0),
     Code.SATURATION: _with_parameters(colours.adjust_saturation, 0),
     Code.HUE: _with_parameters(colours.adjust_hue, 0),
-    Code.GRAY: _with_parameters(colours.to_gray),
+    Code.GRAY: _with_parameters(colours.convert_to_gray),
     Code.INVERT: _with_parameters(colours.invert),
     Code.POSTERIZE: _with_parameters(colours.posterize, 0),
     Code.SOLARIZE: _with_parameters(colours.solarize, 0),

@@ -91,7 +91,11 @@ class _OperationGroup(ProgramOperation):
 
 @dataclass(frozen=True)
 class Compose(_OperationGroup):
-    """Runs operations one after the other. In a loader's list it is replaced by its operations."""
+    """Runs operations one after the other. In a loader's list it is replaced by its operations.
+
+    Raises:
+        UsageError: ``transforms`` is not a list.
+    """
 
     transforms: Sequence[Any]
 
@@ -115,7 +119,11 @@ class Compose(_OperationGroup):
 
 @dataclass(frozen=True)
 class RandomApply(_OperationGroup):
-    """Runs all operations of a list with probability ``p``, else none, as torchvision's ``RandomApply``."""
+    """Runs all operations of a list with probability ``p``, else none, as torchvision's ``RandomApply``.
+
+    Raises:
+        UsageError: ``p`` is not a probability, or an operation is not packstore's own.
+    """
 
     transforms: Sequence[Any]
     p: float = 0.5
@@ -148,7 +156,7 @@ class RandomChoice(_OperationGroup):
         p: Probabilities of the operations, or numbers in proportion; None for equal ones.
 
     Raises:
-        UsageError: An empty list, or probabilities that do not match it.
+        UsageError: An empty list, an operation that is not packstore's own, or probabilities that do not match.
     """
 
     transforms: Sequence[Any]
@@ -185,7 +193,11 @@ class RandomChoice(_OperationGroup):
 
 @dataclass(frozen=True)
 class RandomOrder(_OperationGroup):
-    """Runs the operations of a list in a random order, as torchvision's ``RandomOrder``."""
+    """Runs the operations of a list in a random order, as torchvision's ``RandomOrder``.
+
+    Raises:
+        UsageError: An operation is not packstore's own, or changes the size of images.
+    """
 
     transforms: Sequence[Any]
 

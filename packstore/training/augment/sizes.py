@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join
+from packstore.training.augment.base import SAMPLINGS, Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.crop_arithmetic import visible_box, where, with_window
 from packstore.training.augment.geometry import CenterCrop, RandomCrop
@@ -60,8 +60,8 @@ class _DrawnSize(GeometricOperation):
         """Draws the size of each image by :meth:`draw_size`, of at least one pixel, and the interpolation."""
         box = visible_box(crops, type(self).__name__)
         found = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
-        size = join([to_int64(each).clip(1) for each in found])
-        return Crops(box, size, join([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
+        size = join_columns([to_int64(each).clip(1) for each in found])
+        return Crops(box, size, join_columns([size * 0, size]), crops.flip, sampling=draw_sampling(self, draws, 1))
 
     @property
     def samplings(self) -> set[int]:

@@ -70,7 +70,7 @@ class Placement:
 
     @cached_property
     def parts(self) -> tuple[Placement | Warp, ...]:
-        """All moves in order: each move as a placement of its own, and the warps."""
+        """Each move as a placement of its own, and each warp, in order."""
         parts: list[Placement | Warp] = []
         for move in self.moves:
             parts.append(Placement((move,), move.crops.window[:, 2:]) if isinstance(move, Move) else move)
@@ -405,8 +405,8 @@ def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, b
 
 
 def _keeps_places(part: Any) -> bool:
-    """Tells if masks and boxes are right after an operation: packstore's own, which they follow, or a transform of
-    torchvision, of which the caller has refused those that move pixels."""
+    """Tells if an operation is known to leave masks and boxes right: it is packstore's own, which they follow, or a
+    transform of torchvision. The caller has refused those that move pixels."""
     kind = type(part)
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"

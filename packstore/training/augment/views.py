@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packstore.core.errors import UsageError
-from packstore.training.augment.base import Step, join
+from packstore.training.augment.base import Step, join_columns
 from packstore.training.augment.operations import output_size, split_operations
 from packstore.training.augment.per_image import as_operations
 from packstore.training.random_draws import Array, derive_key
@@ -39,7 +39,7 @@ class View:
     def all_crop_ids(self, ids: Array) -> Array:
         """Returns a distinct id for each crop of the records ``ids`` ``(B,)``: ``(B * count,)``, the crops of a record
         adjacent."""
-        return join([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
+        return join_columns([self.crop_ids(ids, number) for number in range(self.count)]).reshape(-1)
 
     def crop_ids(self, ids: Array, number: int) -> Array:
         """Returns the id of crop ``number`` of each record in ``ids``, of the same shape."""

@@ -31,7 +31,11 @@ _WARPED = INTERPOLATIONS[:2]
 
 @dataclass(frozen=True)
 class RandomVerticalFlip(ProgramOperation):
-    """Mirrors images top to bottom with probability ``p``, as torchvision's ``RandomVerticalFlip``."""
+    """Mirrors images top to bottom with probability ``p``, as torchvision's ``RandomVerticalFlip``.
+
+    Raises:
+        UsageError: ``p`` is not a probability.
+    """
 
     p: float = 0.5
 

@@ -75,7 +75,7 @@ class Assembler(ABC):
         """Estimates the bytes of pixels that writing a prepared batch makes, for dividing it among threads."""
         return prepared.out.nbytes
 
-    def prepare(
+    def prepare_batch(
         self,
         out: torch.Tensor,
         ids: NDArray[np.int64],

@@ -280,7 +280,7 @@ class ImageField(BatchField):
         if missing is not None:
             absent |= set(np.flatnonzero(missing).tolist())
         host = new_buffer((len(context.ids), *assembler.row_shape_for(context.records)), assembler.dtype)
-        prepared = assembler.prepare(host, context.ids, context.seed, context.epoch, context.errors, absent)
+        prepared = assembler.prepare_batch(host, context.ids, context.seed, context.epoch, context.errors, absent)
         context.failed |= set(prepared.failed) - absent
         if context.sizes is not None:
             sizes = prepared.sizes

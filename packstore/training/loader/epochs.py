@@ -123,7 +123,7 @@ class Epochs:
 
     def _current_order(self) -> Order:
         """Returns the order with the current rank and world size."""
-        rank, world_size = (0, 1) if self._sampler_shares else resolve_ranks(self._options)
+        rank, world_size = (0, 1) if self._sampler_divides else resolve_ranks(self._options)
         # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window
         return replace(self.order, rank=rank, world_size=world_size, window=window)
@@ -139,14 +139,14 @@ class Epochs:
         return None if window == SHARDS_A_WINDOW else window
 
     @property
-    def _sampler_shares(self) -> bool:
+    def _sampler_divides(self) -> bool:
         """True if the sampler gives each rank its own records, as ``DistributedSampler`` does."""
         return self._options.rank is None and hasattr(self._sampler, "num_replicas") and hasattr(self._sampler, "rank")
 
     @property
     def _sampler_ranks(self) -> int:
         """Number of ranks among which the sampler divides its records."""
-        return int(self._sampler.num_replicas) if self._sampler_shares else 1  # type: ignore[union-attr]
+        return int(self._sampler.num_replicas) if self._sampler_divides else 1  # type: ignore[union-attr]
 
     @property
     def global_batch_size(self) -> int:

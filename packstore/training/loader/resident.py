@@ -194,7 +194,7 @@ class Resident:
                     assert slot is not None
                     buffer = ring.get_buffer(slot, 0, (last - first, *assembler.shape), assembler.dtype)
                     records = np.arange(start + first, start + last)
-                    prepared = assembler.prepare(buffer, records, 0, 0, errors, check_all=True)
+                    prepared = assembler.prepare_batch(buffer, records, 0, 0, errors, check_all=True)
                     assembler.fill_rows(prepared, 0, last - first, errors)
                     slot.shipment = ring.transport.send((buffer,), lambda tensors: assembler.as_images(tensors[0]))
                     images = slot.shipment.receive()
