@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from packstore.core.errors import printable
 from packstore.core.fields import Field, Images, Json, Text
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, parse_json
 from packstore.sources.base import SourceOptions
 from packstore.sources.beside import join
@@ -152,6 +152,6 @@ def _list_images_in_parts(turns: Sequence[Any], text: str) -> Iterator[str]:
                 yield image
 
 
-KIND = document_kind(
+KIND = make_document_kind(
     ConversationSource, "conversations about images, one or several a sample: LLaVA, ShareGPT, messages"
 )

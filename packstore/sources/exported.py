@@ -25,7 +25,7 @@ from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_required_tree, open_tree
-from packstore.sources.archives.tar import TAR_FAULTS, first_names, is_tar
+from packstore.sources.archives.tar import TAR_FAULTS, read_first_names, is_tar
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.exported_rows import ExportedRows
@@ -152,7 +152,7 @@ def _find_export_manifest(path: Path) -> ExportManifest | None:
         return read_export_manifest(path)
     start = first_bytes(path, 512)
     try:
-        if is_zip(start) or (is_tar(start) and first_names(path, 1) == [MANIFEST_FILE]):
+        if is_zip(start) or (is_tar(start) and read_first_names(path, 1) == [MANIFEST_FILE]):
             tree = open_tree(path)
             return None if tree is None else _read_from_tree(tree)
     except (*TAR_FAULTS, SourceError):

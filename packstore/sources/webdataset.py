@@ -23,7 +23,7 @@ from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
 from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, first_names, is_tar
+from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, read_first_names, is_tar
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -339,7 +339,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     if path.is_dir() and any(name.lower().endswith(IMAGE_SUFFIXES) for name in os.listdir(path)):
         return Certainty.NO
     try:
-        names = first_names(shards[0][1], _LOOKED_AT)
+        names = read_first_names(shards[0][1], _LOOKED_AT)
     except (*TAR_FAULTS, SourceError):
         return Certainty.POSSIBLE if path.is_dir() else Certainty.NO  # opening it reports what is wrong
     samples: dict[str, set[str]] = {}

@@ -77,10 +77,10 @@ def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> Shard
 def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
     """Yields all members; a hard link gets the content of the earlier file that it names."""
     known: dict[str, tarfile.TarInfo] | None = None
-    for member in tar.members():
+    for member in tar.walk_members():
         if member.islnk():
             if known is None:  # links are rare
-                before = takewhile(partial(_lies_before, member), tar.members())
+                before = takewhile(partial(_lies_before, member), tar.walk_members())
                 known = {each.name.removeprefix("./"): each for each in before if each.isreg()}
             target = known.get(member.linkname.removeprefix("./"))
             if target is not None:

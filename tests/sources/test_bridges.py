@@ -27,7 +27,7 @@ from packstore.core.column import INTERNAL
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.sources import open_source
-from packstore.sources.bridges.guard import guard
+from packstore.sources.bridges.guard import restrict_library
 from packstore.sources.bridges.samples import find_class_names
 from packstore.sources.bridges.torchvision import ARGUMENTS, SPLITS
 from packstore.stores import open_store
@@ -382,21 +382,21 @@ def test_other_pickles_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_unpickling_is_refused_in_this_thread_and_while_it_is_asked_for_alone() -> None:
     data = pickle.dumps(Path("x"))
-    with guard("a library"), pytest.raises(SourceError, match="a library would unpickle"):
+    with restrict_library("a library"), pytest.raises(SourceError, match="a library would unpickle"):
         pickle.loads(data)
-    with guard("a library", unpickles=True):
+    with restrict_library("a library", unpickles=True):
         assert pickle.loads(data) == Path("x")
-    with guard("a library"):
+    with restrict_library("a library"):
         assert pickle.loads(pickle.dumps({"plain": [1, "two"]})) == {"plain": [1, "two"]}
     assert pickle.loads(data) == Path("x")
 
 
 def test_no_bridge_reaches_another_machine() -> None:
-    with guard("a library"), pytest.raises(SourceError, match=r"would connect to packstore\.invalid"):
+    with restrict_library("a library"), pytest.raises(SourceError, match=r"would connect to packstore\.invalid"):
         socket.getaddrinfo("packstore.invalid", 80)
-    with guard("a library"), pytest.raises(SourceError, match=r"would connect to 192\.0\.2\.1"):
+    with restrict_library("a library"), pytest.raises(SourceError, match=r"would connect to 192\.0\.2\.1"):
         socket.create_connection(("192.0.2.1", 80))
-    with socket.create_server(("127.0.0.1", 0)) as server, guard("a library"):
+    with socket.create_server(("127.0.0.1", 0)) as server, restrict_library("a library"):
         socket.create_connection(server.getsockname()).close()
 
 

@@ -69,7 +69,7 @@ def _until_a_fault(members: Iterator[Any]) -> tuple[list[Any], bool]:
 
 def _assert_same(path: Path) -> tuple[list[Any], bool]:
     tar = OpenTar(path)
-    found = _until_a_fault(map(_said, tar.members()))
+    found = _until_a_fault(map(_said, tar.walk_members()))
     assert found == _until_a_fault(_expected(path))
     return found
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -23,7 +23,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class Bdd100kSource(DocumentSource):
-    """Images of BDD100K and of other data sets in Scalabel's format."""
+    """Source of images of BDD100K and of other data sets in Scalabel's format."""
 
     kind = "bdd100k"
     title = "BDD100K"
@@ -62,4 +62,4 @@ class Bdd100kSource(DocumentSource):
         return annotation
 
 
-KIND = document_kind(Bdd100kSource, "BDD100K: a JSON list of frames with labels")
+KIND = make_document_kind(Bdd100kSource, "BDD100K: a JSON list of frames with labels")

@@ -76,12 +76,12 @@ class AnnotationColumns(ABC):
     def raw_annotations(self) -> Iterator[Any]:
         """Yields the raw annotations of all rows; skips those that cannot be read."""
 
-    def class_order(self) -> Sequence[str]:
+    def list_classes(self) -> Sequence[str]:
         """Returns the classes that the data set lists, in their order; other classes follow by name."""
         return self._listed
 
     def add_listed_classes(self, names: Iterable[str]) -> None:
-        """Appends names to the classes that :meth:`class_order` returns."""
+        """Appends names to the classes that :meth:`list_classes` returns."""
         self._listed = (*self._listed, *names)
 
     def fields(self) -> Mapping[str, Field]:
@@ -153,7 +153,7 @@ class AnnotationColumns(ABC):
     @cached_property
     def _listed_classes(self) -> Mapping[str, None]:
         """Classes that the data set lists, in their order, as keys. Raises :class:`SourceError` if one is no text."""
-        listed = self.class_order()
+        listed = self.list_classes()
         try:
             _check_class_names(listed)
         except ValueError as error:

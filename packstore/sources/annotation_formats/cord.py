@@ -15,13 +15,13 @@ from packstore.sources.annotation_formats.objects import (
     parse_json,
     to_floats,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 _CORNERS = ("x1", "y1", "x2", "y2", "x3", "y3", "x4", "y4")
 
 
 class CordSource(SidecarSource):
-    """Receipts with corners and text of each word; its class is the category of its line. The rest is in ``json``."""
+    """Source of receipts with corners and text of each word; its class is the category of its line. The rest is in ``json``."""
 
     kind = "cord"
     title = "CORD"
@@ -43,4 +43,4 @@ class CordSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(CordSource, "CORD: image with words of receipts in json")
+KIND = make_sidecar_kind(CordSource, "CORD: image with words of receipts in json")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -18,7 +18,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class CreateMLSource(DocumentSource):
-    """Images of Create ML's lists, one for each split."""
+    """Source of images of Create ML's lists, one for each split."""
 
     kind = "createml"
     title = "Create ML"
@@ -28,6 +28,7 @@ class CreateMLSource(DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each image of the list."""
         for image in document:
             yield AnnotationEntry(image.get("image", image.get("imagefilename")), image)
 
@@ -40,4 +41,4 @@ class CreateMLSource(DocumentSource):
         return annotation
 
 
-KIND = document_kind(CreateMLSource, "Create ML: _annotations.createml.json beside the images")
+KIND = make_document_kind(CreateMLSource, "Create ML: _annotations.createml.json beside the images")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -21,7 +21,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class CrowdHumanSource(DocumentSource):
-    """Images of ``.odgt`` files; the class ``mask`` marks regions to ignore."""
+    """Source of images of ``.odgt`` files; the class ``mask`` marks regions to ignore."""
 
     kind = "crowdhuman"
     title = "CrowdHuman"
@@ -45,4 +45,4 @@ class CrowdHumanSource(DocumentSource):
         )
 
 
-KIND = document_kind(CrowdHumanSource, "CrowdHuman: annotation_train.odgt with images")
+KIND = make_document_kind(CrowdHumanSource, "CrowdHuman: annotation_train.odgt with images")

@@ -14,7 +14,7 @@ import numpy as np
 
 from packstore.core.fields import Array, Field
 from packstore.core.plainxml import load_xml
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -37,7 +37,7 @@ _MAX_PIXELS = 1 << 28
 
 
 class CvatSource(DocumentSource):
-    """Images of ``annotations.xml``; ``track`` is the number of an object's track, -1 if it has none."""
+    """Source of images of ``annotations.xml``; ``track`` is the number of an object's track, -1 if it has none."""
 
     kind = "cvat"
     title = "CVAT"
@@ -156,4 +156,4 @@ def _expand_run_lengths(
     return encode_run_lengths(mask, (top, left), (full_height, full_width))
 
 
-KIND = document_kind(CvatSource, "CVAT: annotations.xml of images, or of the frames of a video")
+KIND = make_document_kind(CvatSource, "CVAT: annotations.xml of images, or of the frames of a video")

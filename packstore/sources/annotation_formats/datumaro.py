@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from packstore.sources.annotation_formats.columns import AnnotationColumns
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -75,11 +75,11 @@ class DatumaroFormat(AnnotationColumns):
 
 
 class DatumaroSource(DatumaroFormat, DocumentSource):
-    """Images of a Datumaro data set; each file of annotations is a split."""
+    """Source of images of a Datumaro data set; each file of annotations is a split."""
 
     kind = "datumaro"
     signature = re.compile(rb'^\s*\{(?=.*"(items|categories|dm_format_version|media_type)"\s*:).*'
                            rb'("categories"\s*:\s*\{|"dm_format_version"\s*:)', re.S)  # fmt: skip
 
 
-KIND = document_kind(DatumaroSource, "Datumaro: annotations/*.json with images")
+KIND = make_document_kind(DatumaroSource, "Datumaro: annotations/*.json with images")

@@ -143,7 +143,7 @@ class DocumentSource(AnnotatedSource):
             try:
                 entries = list(self.read_entries(file, self.parse_document(read_text(self.tree, file, _MAX_BYTES))))
                 of = [entry for entry in entries for _ in (entry.name, *entry.further_images)]
-                names = [_image_path(name) for entry in entries for name in (entry.name, *entry.further_images)]
+                names = [_clean_image_path(name) for entry in entries for name in (entry.name, *entry.further_images)]
             except AmbiguousSourceError:
                 raise
             except (
@@ -259,6 +259,7 @@ class DocumentSource(AnnotatedSource):
             yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.value_size(entry))
 
     def pop_annotation(self, values: dict[str, Any]) -> Any:
+        """Removes the number of the entry from the values, and reads its raw annotation from the temporary file."""
         return self._spool.read_value(values.pop("entry"))[1]
 
     def read_further_images(self, entry: int) -> list[str]:
@@ -267,12 +268,15 @@ class DocumentSource(AnnotatedSource):
         return paths
 
     def raw_annotations(self) -> Iterator[Any]:
+        """Yields the raw annotations of all entries, from the temporary file."""
         return (self._spool.read_value(number)[1] for number in range(len(self._spool)))
 
     def describing_files(self) -> Iterable[str]:
+        """Lists the files of annotations."""
         return self._files
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts values and entries of files of annotations that are left out, by reason."""
         return dict(+self.ignored)
 
     def close(self) -> None:
@@ -308,7 +312,7 @@ def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_
     return [join(folder, name) for name in found] if len(found) <= max_files else []
 
 
-def _image_path(name: Any) -> str:
+def _clean_image_path(name: Any) -> str:
     """Converts the name of an image in an annotation file to a path within the source; takes only the last part of an
     absolute path or a URL. Raises :class:`ValueError` for a path that leads out of the source."""
     if not isinstance(name, str):
@@ -326,7 +330,7 @@ def split_from_file(file: str) -> str:
     return next((word for word in words if word in SPLIT_ORDER), "")
 
 
-def document_kind(source: type[DocumentSource], help: str) -> Kind:
+def make_document_kind(source: type[DocumentSource], help: str) -> Kind:
     """Makes the kind of a format; it is certain of a path in which it finds files of annotations."""
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:

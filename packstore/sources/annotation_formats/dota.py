@@ -15,14 +15,14 @@ from packstore.sources.annotation_formats.objects import (
     object_from_polygons,
     to_floats,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 _HEAD = ("imagesource", "gsd")
 _LINE = rb"-?\d+(\.\d+)?([ \t]+-?\d+(\.\d+)?){7}[ \t]+[^\s\d]\S*[ \t]+\d[ \t]*(\r?\n|$)"
 
 
 class DotaSource(SidecarSource):
-    """Images of DOTA with oriented boxes; ``difficult`` is a flag of each box. Lines of the head are in ``json``."""
+    """Source of images of DOTA with oriented boxes; ``difficult`` is a flag of each box. Lines of the head are in ``json``."""
 
     kind = "dota"
     title = "DOTA"
@@ -52,4 +52,4 @@ class DotaSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(DotaSource, "DOTA: images with oriented boxes in labelTxt")
+KIND = make_sidecar_kind(DotaSource, "DOTA: images with oriented boxes in labelTxt")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from packstore.sources.annotation_formats.columns import AnnotationColumns
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -99,7 +99,7 @@ class FiftyOneFormat(AnnotationColumns):
 
 
 class FiftyOneSource(FiftyOneFormat, DocumentSource):
-    """Images in ``data``, with ``labels.json`` or ``samples.json``."""
+    """Source of images in ``data``, with ``labels.json`` or ``samples.json``."""
 
     kind = "fiftyone"
     name_pattern = re.compile(r"(labels|samples)\.json")
@@ -137,4 +137,4 @@ def _class_name(label: Any, classes: Sequence[Any]) -> str:
     return str(classes[label]) if isinstance(label, int) and classes and 0 <= label < len(classes) else str(label)
 
 
-KIND = document_kind(FiftyOneSource, "FiftyOne: data with labels.json or samples.json")
+KIND = make_document_kind(FiftyOneSource, "FiftyOne: data with labels.json or samples.json")

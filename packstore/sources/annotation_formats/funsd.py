@@ -15,11 +15,11 @@ from packstore.sources.annotation_formats.objects import (
     parse_json,
     to_floats,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 
 class FunsdSource(SidecarSource):
-    """Forms with class, box and text of each field; words and links are in ``json``."""
+    """Source of forms with class, box and text of each field; words and links are in ``json``."""
 
     kind = "funsd"
     title = "FUNSD"
@@ -39,4 +39,4 @@ class FunsdSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(FunsdSource, "FUNSD: images with annotations of forms")
+KIND = make_sidecar_kind(FunsdSource, "FUNSD: images with annotations of forms")

@@ -20,7 +20,7 @@ from packstore.sources.annotation_formats.objects import (
     to_float,
     to_floats,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _CORNERS = re.compile(rf"({_NUMBER}(?:,\s*{_NUMBER}){{7}}),(.*)")
@@ -28,7 +28,7 @@ _BOX = re.compile(rf"({_NUMBER}(?:(?:,\s*|\s+){_NUMBER}){{3}})(?:,\s*|\s+)(.*)")
 
 
 class IcdarSource(SidecarSource):
-    """Images with words; ``texts`` has the word in each box, null if it is to be ignored."""
+    """Source of images with words; ``texts`` has the word in each box, null if it is to be ignored."""
 
     kind = "icdar"
     title = "ICDAR"
@@ -68,4 +68,4 @@ class IcdarSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(IcdarSource, "ICDAR: gt_img_1.txt with words beside images, or in a folder above them")
+KIND = make_sidecar_kind(IcdarSource, "ICDAR: gt_img_1.txt with words beside images, or in a folder above them")

@@ -17,13 +17,13 @@ from packstore.sources.annotation_formats.objects import (
     object_from_box,
     to_floats,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 _NUMBERS = (14, 15)
 
 
 class KittiSource(SidecarSource):
-    """Images of KITTI's left camera with their objects; calibration and laser points are left out."""
+    """Source of images of KITTI's left camera with their objects; calibration and laser points are left out."""
 
     kind = "kitti"
     title = "KITTI"
@@ -45,4 +45,4 @@ class KittiSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(KittiSource, "KITTI: image_2 with a file of objects for each image in label_2")
+KIND = make_sidecar_kind(KittiSource, "KITTI: image_2 with a file of objects for each image in label_2")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -27,7 +27,7 @@ _VALUES = ("rectanglelabels", "polygonlabels", "ellipselabels", "keypointlabels"
 
 
 class LabelStudioSource(DocumentSource):
-    """Images of an export's tasks; choices become ``label`` or ``tags``."""
+    """Source of images of an export's tasks; choices become ``label`` or ``tags``."""
 
     kind = "label_studio"
     title = "Label Studio"
@@ -109,4 +109,4 @@ def _path_from_url(name: str) -> str:
     return unquote(served[1], errors="surrogateescape") if served is not None else name
 
 
-KIND = document_kind(LabelStudioSource, "Label Studio: an export as JSON or JSON-MIN beside the images")
+KIND = make_document_kind(LabelStudioSource, "Label Studio: an export as JSON or JSON-MIN beside the images")

@@ -19,11 +19,11 @@ from packstore.sources.annotation_formats.objects import (
     object_from_polygons,
     parse_json,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 
 class LabelMeSource(SidecarSource):
-    """Images with LabelMe's files; lines and points become ``keypoints``, flags of the image that are true become
+    """Source of images with LabelMe's files; lines and points become ``keypoints``, flags of the image that are true become
     tags."""
 
     kind = "labelme"
@@ -61,4 +61,4 @@ def _make_object(label: str | None, kind: str, flat: list[float]) -> AnnotatedOb
     return object_from_polygons(label, flat)
 
 
-KIND = sidecar_kind(LabelMeSource, "LabelMe: a JSON file with shapes beside each image")
+KIND = make_sidecar_kind(LabelMeSource, "LabelMe: a JSON file with shapes beside each image")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_box, to_floats
 from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -21,7 +21,7 @@ _CLASSES = ("_classes.txt", "classes.txt")
 
 
 class LineBoxesSource(DocumentSource):
-    """Images of lists, one for each split; an image without boxes has 0."""
+    """Source of images of lists, one for each split; an image without boxes has 0."""
 
     kind = "line_boxes"
     title = "keras-yolo3"
@@ -48,10 +48,11 @@ class LineBoxesSource(DocumentSource):
                 )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Converts each box of the line to an object."""
         boxes = zip(raw["labels"], raw["boxes"], strict=True)
         return Annotation([object_from_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 
-    def class_order(self) -> Sequence[str]:
+    def list_classes(self) -> Sequence[str]:
         """Returns the classes in the files of names, or, without such files, all numbers in order."""
         named = [name for file in self._files for name in self._read_class_names(file)]
         numbers = {number for raw in self.raw_annotations() for *_, number in raw["boxes"]}
@@ -80,4 +81,4 @@ def _class_name(names: Sequence[str], number: float) -> str:
     return names[int(number)] if number.is_integer() and 0 <= number < len(names) else f"{number:g}"
 
 
-KIND = document_kind(LineBoxesSource, "keras-yolo3: lists of lines with an image and its boxes")
+KIND = make_document_kind(LineBoxesSource, "keras-yolo3: lists of lines with an image and its boxes")

@@ -18,14 +18,14 @@ from packstore.sources.annotation_formats.objects import (
     object_from_polygons,
     to_floats,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 _NUMBER = r"-?\d+(?:\.\d+)?"
 _LINE = re.compile(rf"({_NUMBER}(?:,{_NUMBER}){{7}}),([A-Za-z]+),(.*)")
 
 
 class MltSource(SidecarSource):
-    """Images with words; ``labels`` has the language in each box, ``texts`` the word, null if it is to be ignored."""
+    """Source of images with words; ``labels`` has the language in each box, ``texts`` the word, null if it is to be ignored."""
 
     kind = "mlt"
     title = "ICDAR MLT"
@@ -60,4 +60,4 @@ class MltSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(MltSource, "ICDAR MLT: ImagesPart1 with words and languages in train_gt_t13")
+KIND = make_sidecar_kind(MltSource, "ICDAR MLT: ImagesPart1 with words and languages in train_gt_t13")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from packstore.core.fields import Array, Field
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -31,7 +31,7 @@ _WORDS = (6, 10)
 
 
 class MotSource(DocumentSource):
-    """Frames of sequences; ``track`` is the number of the track of each box. A frame without lines has 0 boxes."""
+    """Source of frames of sequences; ``track`` is the number of the track of each box. A frame without lines has 0 boxes."""
 
     kind = "mot"
     title = "MOTChallenge"
@@ -70,7 +70,7 @@ class MotSource(DocumentSource):
         lines = read_text(self.tree, file).decode().split("\n")
         return [line.strip() for line in lines if line.strip()]
 
-    def class_order(self) -> Sequence[str]:
+    def list_classes(self) -> Sequence[str]:
         """Returns the classes in ``labels.txt``, or those of MOT16 if no other class occurs, else none."""
         listed = next((raw["classes"] for raw in self.raw_annotations() if raw["classes"]), None)
         return listed or (_CLASSES if self._summary.classes and self._summary.classes <= set(_CLASSES) else ())
@@ -97,4 +97,4 @@ class MotSource(DocumentSource):
         return annotation
 
 
-KIND = document_kind(MotSource, "MOTChallenge: sequences with img1 and gt/gt.txt")
+KIND = make_document_kind(MotSource, "MOTChallenge: sequences with img1 and gt/gt.txt")

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from packstore.core.fields import Array, Field
 from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths
 from packstore.sources.beside import infer_mask_field, is_file, is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -27,7 +27,7 @@ _MASKS = "instances"
 
 
 class MotsSource(DocumentSource):
-    """Frames of sequences; ``track`` is the number of each object. A frame without lines has 0 boxes. ``instance_mask``
+    """Source of frames of sequences; ``track`` is the number of each object. A frame without lines has 0 boxes. ``instance_mask``
     is the PNG file with the masks of a frame, in data sets that have such files."""
 
     kind = "mots"
@@ -109,4 +109,4 @@ class MotsSource(DocumentSource):
         return annotation
 
 
-KIND = document_kind(MotsSource, "MOTS: masks of tracked objects, of MOTSChallenge and KITTI")
+KIND = make_document_kind(MotsSource, "MOTS: masks of tracked objects, of MOTSChallenge and KITTI")

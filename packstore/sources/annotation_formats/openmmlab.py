@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json, Text
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     AnnotatedObject,
     Annotation,
@@ -30,7 +30,7 @@ from packstore.sources.beside import is_file, join, read_lines
 
 
 class OpenMMLabSource(DocumentSource):
-    """Images of a ``data_list``; ``texts`` has the text in each box, ``text`` the text of an image that shows one
+    """Source of images of a ``data_list``; ``texts`` has the text in each box, ``text`` the text of an image that shows one
     word."""
 
     kind = "openmmlab"
@@ -43,7 +43,7 @@ class OpenMMLabSource(DocumentSource):
         """Yields an entry for each image of the ``data_list``; adds the classes of ``metainfo`` to the listed ones, and
         counts its other values as left out."""
         head = document["metainfo"]
-        names = _class_names(head)
+        names = _list_class_names(head)
         self.add_listed_classes(names)
         known = ("classes", "CLASSES", "category", "categories")
         self.ignored.update(f"values {name!r:.40} of metainfo" for name in head if name not in known)
@@ -65,7 +65,7 @@ class OpenMMLabSource(DocumentSource):
 
 
 class WildReceiptSource(DocumentSource):
-    """Receipts; ``texts`` has the words in each box, ``labels`` their meaning (``Store_name_value``)."""
+    """Source of receipts; ``texts`` has the words in each box, ``labels`` their meaning (``Store_name_value``)."""
 
     kind = "wildreceipt"
     title = "WildReceipt"
@@ -79,6 +79,7 @@ class WildReceiptSource(DocumentSource):
         return [parse_json(line) for line in data.splitlines() if line.strip()]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
+        """Yields an entry for each line."""
         for image in document:
             yield AnnotationEntry(image["file_name"], image)
 
@@ -91,7 +92,7 @@ class WildReceiptSource(DocumentSource):
             annotation.objects.append(object_from_polygons(name, to_floats(each["box"]), texts=each.get("text")))
         return annotation
 
-    def class_order(self) -> Sequence[str]:
+    def list_classes(self) -> Sequence[str]:
         """Returns the classes in the files ``class_list.txt``."""
         return list(dict.fromkeys(self._names_by_number.values()))
 
@@ -112,7 +113,7 @@ class WildReceiptSource(DocumentSource):
         return {words[0]: words[-1] for words in lines}
 
 
-def _class_names(head: Any) -> list[str]:
+def _list_class_names(head: Any) -> list[str]:
     """Returns the names of classes by number, from a list of names or a list of ids with names."""
     listed = head.get("classes") or head.get("CLASSES") or head.get("category") or head.get("categories") or []
     if all(isinstance(each, str) for each in listed):
@@ -143,5 +144,5 @@ def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
     return found
 
 
-OPENMMLAB = document_kind(OpenMMLabSource, "OpenMMLab: a JSON file of metainfo and data_list with images")
-WILDRECEIPT = document_kind(WildReceiptSource, "WildReceipt: lines of JSON with boxes and texts")
+OPENMMLAB = make_document_kind(OpenMMLabSource, "OpenMMLab: a JSON file of metainfo and data_list with images")
+WILDRECEIPT = make_document_kind(WildReceiptSource, "WildReceipt: lines of JSON with boxes and texts")

@@ -16,11 +16,11 @@ from packstore.sources.annotation_formats.objects import (
     object_from_run_lengths,
     parse_json,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 
 class Sa1bSource(SidecarSource):
-    """Images of Segment Anything with their masks."""
+    """Source of images of Segment Anything with their masks."""
 
     kind = "sa1b"
     title = "SA-1B"
@@ -40,4 +40,4 @@ class Sa1bSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(Sa1bSource, "SA-1B: a JSON file of masks beside each image")
+KIND = make_sidecar_kind(Sa1bSource, "SA-1B: a JSON file of masks beside each image")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from packstore.core.fields import Field, Json
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -24,7 +24,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class TextOcrSource(DocumentSource):
-    """Images with words; ``texts`` has the word in each box. Further values are in ``json``."""
+    """Source of images with words; ``texts`` has the word in each box. Further values are in ``json``."""
 
     kind = "textocr"
     title = "TextOCR"
@@ -60,7 +60,7 @@ class TextOcrSource(DocumentSource):
 
 
 class ArtSource(DocumentSource):
-    """Images with words in polygons; ``texts`` has the word of each, null if it is illegible."""
+    """Source of images with words in polygons; ``texts`` has the word of each, null if it is illegible."""
 
     kind = "art"
     title = "ICDAR 2019 ArT or LSVT"
@@ -82,5 +82,5 @@ class ArtSource(DocumentSource):
         return annotation
 
 
-TEXTOCR = document_kind(TextOcrSource, "TextOCR and COCO-Text: a JSON file of imgs and anns")
-ART = document_kind(ArtSource, "ICDAR 2019 ArT and LSVT: a JSON file of words by image")
+TEXTOCR = make_document_kind(TextOcrSource, "TextOCR and COCO-Text: a JSON file of imgs and anns")
+ART = make_document_kind(ArtSource, "ICDAR 2019 ArT and LSVT: a JSON file of words by image")

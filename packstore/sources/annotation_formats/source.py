@@ -91,7 +91,7 @@ class SidecarSource(AnnotatedSource):
         for path, folder in contents.folders.items():
             if not folder.images.count:
                 continue
-            pairs = [(pair, place) for pair in cls.folder_pairs for place in _annotation_folders(path, *pair)]
+            pairs = [(pair, place) for pair in cls.folder_pairs for place in _list_annotation_folders(path, *pair)]
             pairs = [each for each in pairs if each[1] in with_files]
             match = next((each for each in pairs if cls._annotates_images(tree, path, each[1])), None)
             if match is None:
@@ -121,7 +121,7 @@ class SidecarSource(AnnotatedSource):
         there = set(tree.names(folder).files)
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):
-            for name in cls._annotation_names(image):
+            for name in cls._list_annotation_names(image):
                 start = convert_start(tree.first_bytes(join(folder, name), _START)) if name in there else b""
                 if start.strip():
                     if not cls.signature.search(start):
@@ -132,7 +132,7 @@ class SidecarSource(AnnotatedSource):
         return looked > 0
 
     @classmethod
-    def _annotation_names(cls, image: str) -> list[str]:
+    def _list_annotation_names(cls, image: str) -> list[str]:
         """Returns the possible names of the file of annotations of an image."""
         stem = image.rpartition(".")[0]
         return [pattern.replace("{stem}", stem).replace("{name}", image) for pattern in cls.patterns]
@@ -147,14 +147,16 @@ class SidecarSource(AnnotatedSource):
                 continue
             there = frozenset(self.tree.names(folder).files) if folder is not None else frozenset()
             for image in self.tree.list(images).images:
-                names = [name for name in self._annotation_names(image) if name in there]
+                names = [name for name in self._list_annotation_names(image) if name in there]
                 file = InTree(join(folder, names[0]), optional=True) if folder is not None and names else None
                 yield FileRow(join(images, image), {} if file is None else {"raw": file})
 
     def describing_files(self) -> Iterable[str]:
+        """Returns nothing: each file of annotations belongs to one image."""
         return ()
 
     def pop_annotation(self, values: dict[str, Any]) -> Any:
+        """Removes the content of the file of annotations from the values and returns it; None if there is none."""
         return values.pop("raw", None)
 
     def raw_annotations(self) -> Iterator[Any]:
@@ -176,7 +178,7 @@ class SidecarSource(AnnotatedSource):
         return super().left_reason(folder, name)
 
 
-def _annotation_folders(path: str, images: str, annotations: str) -> Iterator[str]:
+def _list_annotation_folders(path: str, images: str, annotations: str) -> Iterator[str]:
     """Yields possible folders of the annotations for the images in the folder ``path``: replaces the folder name
     ``images`` in it by ``annotations``."""
     if not images:
@@ -193,7 +195,7 @@ def _split_from_path(path: str) -> str:
     return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 
-def sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
+def make_sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
     """Makes the kind of a format; it is certain of a path in which it finds annotations of images."""
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:

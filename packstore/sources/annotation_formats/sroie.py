@@ -12,7 +12,7 @@ from packstore.core.errors import printable
 from packstore.core.fields import Field, Json
 from packstore.sources.annotation_formats.icdar import IcdarSource
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, parse_json
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 from packstore.sources.base import Certainty, Source, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import stem_of
@@ -22,7 +22,7 @@ _ENTITIES = (("entities", ".txt"), ("key", ".json"), ("entities", ".json"))
 
 
 class SroieSource(IcdarSource):
-    """Receipts with words; ``entities`` has company, date, address and total."""
+    """Source of receipts with words; ``entities`` has company, date, address and total."""
 
     kind = "sroie"
     title = "SROIE"
@@ -62,7 +62,7 @@ class SroieSource(IcdarSource):
 
 
 class EntitiesSource(SidecarSource):
-    """Receipts with ``entities`` and without words, as in the third task of SROIE."""
+    """Source of receipts with ``entities`` and without words, as in the third task of SROIE."""
 
     kind = "sroie"
     title = "SROIE"
@@ -84,8 +84,8 @@ def _parse_entities(raw: bytes) -> dict[str, Any]:
     return entities
 
 
-_WORDS = sidecar_kind(SroieSource, "SROIE: img with words in box, or entities alone")
-_ALONE = sidecar_kind(EntitiesSource, _WORDS.help)
+_WORDS = make_sidecar_kind(SroieSource, "SROIE: img with words in box, or entities alone")
+_ALONE = make_sidecar_kind(EntitiesSource, _WORDS.help)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

@@ -21,12 +21,12 @@ from packstore.sources.annotation_formats.objects import (
     object_from_polygons,
     parse_json,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 from packstore.sources.beside import is_file, read_text
 
 
 class SuperviselySource(SidecarSource):
-    """Images of a Supervisely project; tags of an image without a value become ``label`` or ``tags``."""
+    """Source of images of a Supervisely project; tags of an image without a value become ``label`` or ``tags``."""
 
     kind = "supervisely"
     title = "Supervisely"
@@ -38,7 +38,7 @@ class SuperviselySource(SidecarSource):
         """Returns ``meta.json``, if there is one."""
         return [] if self._meta is None else [self._meta]
 
-    def class_order(self) -> Sequence[str]:
+    def list_classes(self) -> Sequence[str]:
         """Returns the classes in ``meta.json``. Raises :class:`SourceError` if the file is invalid."""
         if self._meta is None:
             return []
@@ -80,12 +80,12 @@ class SuperviselySource(SidecarSource):
                 annotation.add_points(label, flat)
             elif kind == "bitmap":
                 left, top = each["bitmap"]["origin"]
-                annotation.objects.append(object_from_box(label, _bitmap_box(each["bitmap"]["data"], left, top)))
+                annotation.objects.append(object_from_box(label, _compute_bitmap_box(each["bitmap"]["data"], left, top)))
         annotation.tags = [each["name"] for each in document.get("tags", ()) if each.get("value") is None]
         return annotation
 
 
-def _bitmap_box(data: str, left: float, top: float) -> list[float]:
+def _compute_bitmap_box(data: str, left: float, top: float) -> list[float]:
     """Computes the box of a bitmap from the size in its PNG header; ``data`` is the PNG file, compressed by zlib, in
     base64. Raises :class:`ValueError` if it is damaged."""
     import base64
@@ -100,4 +100,4 @@ def _bitmap_box(data: str, left: float, top: float) -> list[float]:
     return [left, top, left + width, top + height]
 
 
-KIND = sidecar_kind(SuperviselySource, "Supervisely: img and ann with meta.json")
+KIND = make_sidecar_kind(SuperviselySource, "Supervisely: img and ann with meta.json")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -36,7 +36,7 @@ _HEAD = ("filename", "file_size", "file_attributes", "region_count", "region_id"
 
 
 class ViaSource(DocumentSource):
-    """Images of a VIA project or export; points and polylines become ``keypoints``."""
+    """Source of images of a VIA project or export; points and polylines become ``keypoints``."""
 
     kind = "via"
     title = "VIA"
@@ -132,4 +132,4 @@ def _find_class(attributes: dict[str, Any]) -> str | None:
     return named[0] if named else next(iter(texts.values())) if len(texts) == 1 else None
 
 
-KIND = document_kind(ViaSource, "VIA: a JSON file of the VGG Image Annotator beside the images")
+KIND = make_document_kind(ViaSource, "VIA: a JSON file of the VGG Image Annotator beside the images")

@@ -16,7 +16,7 @@ from packstore.sources.annotation_formats.objects import (
     object_from_box,
     to_floats,
 )
-from packstore.sources.annotation_formats.source import SidecarSource, sidecar_kind
+from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 
 CLASSES = (
     *("ignored regions", "pedestrian", "people", "bicycle", "car", "van", "truck", "tricycle", "awning-tricycle"),
@@ -25,7 +25,7 @@ CLASSES = (
 
 
 class VisDroneSource(SidecarSource):
-    """Images of VisDrone with boxes of twelve classes, in the publisher's order."""
+    """Source of images of VisDrone with boxes of twelve classes, in the publisher's order."""
 
     kind = "visdrone"
     title = "VisDrone"
@@ -33,7 +33,7 @@ class VisDroneSource(SidecarSource):
     patterns = ("{stem}.txt",)
     signature = re.compile(rb"^\s*-?\d+(,-?\d+){7},?\s*(\r?\n|$)")
 
-    def class_order(self) -> Sequence[str]:
+    def list_classes(self) -> Sequence[str]:
         """Returns the twelve classes of the publisher."""
         return CLASSES
 
@@ -50,4 +50,4 @@ class VisDroneSource(SidecarSource):
         return annotation
 
 
-KIND = sidecar_kind(VisDroneSource, "VisDrone: images with annotations of eight numbers a line")
+KIND = make_sidecar_kind(VisDroneSource, "VisDrone: images with annotations of eight numbers a line")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -19,7 +19,7 @@ from packstore.sources.annotation_formats.source import count_unused_values
 
 
 class VottSource(DocumentSource):
-    """Images of a VoTT project; the class of a region is its first tag. All tags are in ``json``."""
+    """Source of images of a VoTT project; the class of a region is its first tag. All tags are in ``json``."""
 
     kind = "vott"
     title = "VoTT"
@@ -51,4 +51,4 @@ class VottSource(DocumentSource):
         return annotation
 
 
-KIND = document_kind(VottSource, "VoTT: NAME-export.json beside the images")
+KIND = make_document_kind(VottSource, "VoTT: NAME-export.json beside the images")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, document_kind
+from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -23,7 +23,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
 
 class WiderFaceSource(DocumentSource):
-    """Images of WIDER FACE by split; ``label`` is the event that an image shows, which is the name of its folder."""
+    """Source of images of WIDER FACE by split; ``label`` is the event that an image shows, which is the name of its folder."""
 
     kind = "widerface"
     title = "WIDER FACE"
@@ -66,4 +66,4 @@ class WiderFaceSource(DocumentSource):
         return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
 
 
-KIND = document_kind(WiderFaceSource, "WIDER FACE: wider_face_split with WIDER_train and WIDER_val")
+KIND = make_document_kind(WiderFaceSource, "WIDER FACE: wider_face_split with WIDER_train and WIDER_val")

@@ -71,12 +71,12 @@ def _parse_numbers(block: bytes) -> tuple[int, int] | None:
     if len(block) < _BLOCK or block[257:265] not in _MAGICS:
         return None
     numbers = _USUAL_NUMBERS.match(block, 124)
-    if numbers is None or _byte_sum(block) - sum(block[148:156]) + 8 * 32 != int(numbers[3], 8):
+    if numbers is None or _sum_bytes(block) - sum(block[148:156]) + 8 * 32 != int(numbers[3], 8):
         return None
     return int(numbers[1], 8), int(numbers[2], 8)
 
 
-def _byte_sum(block: bytes) -> int:
+def _sum_bytes(block: bytes) -> int:
     """Sums the bytes of a block. If half of them are zeros, the low half of Adler-32 (RFC 1950) is the sum plus 1, at a
     tenth of the time."""
     return (zlib.adler32(block) & 0xFFFF) - 1 if block.count(0) > _BLOCK // 2 else sum(block)

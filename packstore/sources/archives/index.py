@@ -81,7 +81,7 @@ class IndexBuilder:
     _dotted: dict[str, bool] = field(default_factory=dict)
     _spelled: dict[bytes, str] = field(default_factory=dict)
 
-    def add(self, name: str, member: Member, folder: str = "") -> None:
+    def add_file(self, name: str, member: Member, folder: str = "") -> None:
         """Adds the file ``name`` in ``folder``. Raises :class:`SourceError` for a path that leads out of the archive or
         has two spellings, and for a repeated one unless :attr:`replaces`."""
         if plain := self._register_name(name, folder):
@@ -89,7 +89,7 @@ class IndexBuilder:
 
     def add_hard_link(self, name: str, target: str, folder: str = "") -> None:
         """Adds a second name for the present content of the file ``target`` in ``folder``, also if a later member
-        replaces that file. If there is no such file, adds a file without data. Raises as :meth:`add` does."""
+        replaces that file. If there is no such file, adds a file without data. Raises as :meth:`add_file` does."""
         plain, to = self._register_name(name, folder), normalise_member_name(folder + target)
         if plain:
             found = None if to is None else self._files.get(to)
@@ -97,7 +97,7 @@ class IndexBuilder:
 
     def add_symbolic_link(self, name: str, target: str, folder: str = "") -> None:
         """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Raises as
-        :meth:`add` does."""
+        :meth:`add_file` does."""
         if plain := self._register_name(name, folder):
             self._files[plain] = target
 
@@ -175,7 +175,7 @@ class Index:
         file: File with the data, if the archive itself does not have them.
         zipped: Each file has a header before its data, as in a zip.
         replaced: Number of files that a later one of the same name has replaced.
-        listed: Cache of :meth:`children`, since each kind of source lists the same directories.
+        listed: Cache of :meth:`list_children`, since each kind of source lists the same directories.
         names: Cache of the names in each directory, for the same reason.
     """
 
@@ -191,20 +191,20 @@ class Index:
     def __len__(self) -> int:
         return len(self.table)
 
-    def name(self, number: int) -> bytes:
+    def get_name(self, number: int) -> bytes:
         """Returns the path of file ``number`` in the archive."""
         return self.blob[self.ends[number] : self.ends[number + 1]]
 
-    def member(self, number: int) -> Member:
+    def get_member(self, number: int) -> Member:
         """Returns size and place of file ``number``."""
         return Member(*self.table[number].tolist())
 
-    def find(self, name: bytes) -> int | None:
+    def find_number(self, name: bytes) -> int | None:
         """Finds the number of the file with the path ``name``; returns None if there is none."""
         number = self._bisect(name)
-        return number if number < len(self) and self.name(number) == name else None
+        return number if number < len(self) and self.get_name(number) == name else None
 
-    def children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
+    def list_children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
         """Yields the names in a directory (``b""``: the top), sorted, each with the number of a file or None for a
         directory. Caches small listings."""
         known = self.listed.get(directory)
@@ -227,7 +227,7 @@ class Index:
         directory."""
         last = None
         while number < stop:
-            first, slash, _ = self.name(number)[len(prefix) :].partition(b"/")
+            first, slash, _ = self.get_name(number)[len(prefix) :].partition(b"/")
             if not slash:
                 yield first, number
                 number += 1
@@ -239,7 +239,7 @@ class Index:
 
     def _bisect(self, name: bytes) -> int:
         """Returns the number of the first file whose name is not less than ``name``."""
-        key: Callable[[int], bytes] = self.name
+        key: Callable[[int], bytes] = self.get_name
         return bisect.bisect_left(range(len(self)), name, key=key)
 
 

@@ -60,7 +60,7 @@ class OpenTar:
         with decompress_to_temporary(path, kind, printable(str(path))) as content:
             self.file = OpenFile(os.dup(content.fileno()))
 
-    def members(self) -> Iterator[tarfile.TarInfo]:
+    def walk_members(self) -> Iterator[tarfile.TarInfo]:
         """Yields all members in order. Raises one of :data:`TAR_FAULTS` if the tar is damaged."""
         with os.fdopen(os.dup(self.file.descriptor), "rb") as file:
             yield from _read_members(file)
@@ -73,7 +73,7 @@ class OpenTar:
         return data
 
 
-def first_names(path: Path, count: int) -> list[str]:
+def read_first_names(path: Path, count: int) -> list[str]:
     """Returns the names of the first ``count`` files of a tar; decompresses no more than these."""
     kind = detect_compression(path)
     with path.open("rb") as file:
@@ -150,11 +150,11 @@ def _read_one_tar(file: IO[bytes], start: int, end: int) -> Generator[tarfile.Ta
                 member = archive.next()
             else:
                 archive.offset = next_header_offset(member)
-        _check_end(file, archive.offset, end)
+        _check_tar_end(file, archive.offset, end)
         return int(archive.offset)
 
 
-def _check_end(file: IO[bytes], at: int, end: int) -> None:
+def _check_tar_end(file: IO[bytes], at: int, end: int) -> None:
     """Raises :class:`tarfile.ReadError` unless the tar ends with a block of zeros: for :mod:`tarfile`, any damaged or
     cut off header is the end."""
     file.seek(at)
@@ -206,7 +206,7 @@ def _add_member(
     name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
     if member.issparse():
-        builder.add(name, Member(0, NOWHERE, 0), folder)
+        builder.add_file(name, Member(0, NOWHERE, 0), folder)
     elif member.isreg() and inner is not None and name.endswith(".tar"):
         plain = normalise_member_name(name[:-4])
         if plain is None or plain.decode("utf-8", "surrogateescape") in inner:
@@ -218,13 +218,13 @@ def _add_member(
             _add_member(builder, file, each, f"{inside}/")
         file.seek(position)
     elif member.isreg():
-        builder.add(name, Member(member.size, member.offset_data, member.size, modified_ns=modified), folder)
+        builder.add_file(name, Member(member.size, member.offset_data, member.size, modified_ns=modified), folder)
     elif member.islnk():
         builder.add_hard_link(name, member.linkname, folder)
     elif member.issym():
         builder.add_symbolic_link(name, member.linkname, folder)
     elif not member.isdir():
-        builder.add(name, Member(0, NOWHERE, 0), folder)  # a pipe, a device
+        builder.add_file(name, Member(0, NOWHERE, 0), folder)  # a pipe, a device
 
 
 def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:

@@ -59,7 +59,7 @@ class ArchiveTree(Tree):
         numbers: list[int] = []
         directories: list[str] = []
         place = self._archive_path(directory)
-        for raw, number in self._index.children(place):
+        for raw, number in self._index.list_children(place):
             name = raw.decode("utf-8", "surrogateescape")
             if number is None:
                 (passed if is_passed_over(name) else directories).append(name)
@@ -84,7 +84,7 @@ class ArchiveTree(Tree):
         key = place.decode("utf-8", "surrogateescape")
         names = known.get(key)
         if names is None:
-            names = _to_names(self._index.children(place))
+            names = _to_names(self._index.list_children(place))
             known.put(key, names)
         return names
 
@@ -93,7 +93,7 @@ class ArchiveTree(Tree):
         waiting = [b""]
         while waiting:
             place = waiting.pop()
-            children = list(self._index.children(place))
+            children = list(self._index.list_children(place))
             waiting += [place + b"/" + name if place else name for name, number in children if number is None]
             inside = place == self._top or (not self._top or place.startswith(self._top + b"/"))
             shown = place[len(self._top) :].removeprefix(b"/") if inside else b"/" + place
@@ -103,26 +103,26 @@ class ArchiveTree(Tree):
         """Returns size and time of a member; pipes and broken links have no size. A folder exists if a member lies in
         it. Raises :class:`FileNotFoundError`."""
         place = self._archive_path(file)
-        number = self._index.find(place)
+        number = self._index.find_number(place)
         if number is None:
-            if next(self._index.children(place), None) is None:
+            if next(self._index.list_children(place), None) is None:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return FileStat(NO_FILE, is_directory=True)
-        member = self._index.member(number)
+        member = self._index.get_member(number)
         return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
         """Reads the beginning of a member; ``b""`` if it is missing or damaged."""
-        number = self._index.find(self._archive_path(file))
+        number = self._index.find_number(self._archive_path(file))
         return b"" if number is None else self._read_beginning(number, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads part of a member from offset ``place`` on, also of a compressed one. Raises :class:`FileNotFoundError`,
         and :class:`ValueError` for one that is no plain file, or compressed by other methods than deflate."""
-        number = self._index.find(self._archive_path(file))
+        number = self._index.find_number(self._archive_path(file))
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        member = self._index.member(number)
+        member = self._index.get_member(number)
         if member.place == NOWHERE or member.method not in (STORED, DEFLATED):
             raise ValueError("it is no plain file, or not compressed by deflate: unpack the archive, give the folder")
         if member.method == DEFLATED:
@@ -141,7 +141,7 @@ class ArchiveTree(Tree):
                 key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
             )
         try:
-            member = self._index.member(number)
+            member = self._index.get_member(number)
             data = self._read_content(member, size_bytes)
         except (OSError, ValueError, zlib.error) as error:
             raise SampleError(key, f"cannot be read from the archive: {error}") from None
@@ -156,12 +156,13 @@ class ArchiveTree(Tree):
         number = self._find_number(self._archive_path(key))
         if number is None or self._index.file is not None:  # a decompressed copy
             return None
-        member = self._index.member(number)
+        member = self._index.get_member(number)
         if member.place == NOWHERE or member.method != STORED:
             return None
         return Location(self.root, self._find_data(member.place) if self._index.zipped else member.place)
 
     def stamp(self) -> str:
+        """Returns size and times of the archive."""
         return stamp_files([self._path])
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class ArchiveTree(Tree):
         one."""
         top = b""
         while True:
-            inside = [*islice((child for child in self._index.children(top) if not _is_hidden(child[0])), 2)]
+            inside = [*islice((child for child in self._index.list_children(top) if not _is_hidden(child[0])), 2)]
             if len(inside) != 1 or inside[0][1] is not None or inside[0][0].lower() in _SPLITS:
                 return top
             top = top + b"/" + inside[0][0] if top else inside[0][0]
@@ -203,7 +204,7 @@ class ArchiveTree(Tree):
     def _read_beginning(self, number: int, size: int) -> bytes:
         """Reads the first ``size`` bytes of a file; ``b""`` if it cannot be read."""
         try:
-            return self._read_content(self._index.member(number), size)[:size]
+            return self._read_content(self._index.get_member(number), size)[:size]
         except (OSError, ValueError, zlib.error):
             return b""
 
@@ -211,10 +212,10 @@ class ArchiveTree(Tree):
         """Returns the number of a file by its path; None if there is none. Tries the last one and the next one first,
         since files are mostly read in the order of their names."""
         number: int | None = self._next
-        if number and self._index.name(number - 1) == raw:
+        if number and self._index.get_name(number - 1) == raw:
             return number - 1
-        if number == len(self._index) or self._index.name(number or 0) != raw:
-            number = self._index.find(raw)
+        if number == len(self._index) or self._index.get_name(number or 0) != raw:
+            number = self._index.find_number(raw)
         if number is not None:
             self._next = number + 1
         return number

@@ -73,7 +73,7 @@ def _build_index(data: mmap.mmap, name: str) -> Index:
         if made_by >> 8 == 3 and (attributes >> 16) & 0o170000 == _LINK:  # its content is its target
             place = NOWHERE
         try:
-            builder.add(shown, Member(nbytes, place, stored, method, check, _dos_time_ns(date, time)))
+            builder.add_file(shown, Member(nbytes, place, stored, method, check, _convert_dos_time(date, time)))
         except SourceError as error:
             raise SourceError(f"{name}: {error}") from None
     if position > end or not count.agrees_with(entries):
@@ -155,7 +155,7 @@ def _decode_name(raw: bytes, flags: int) -> str:
         return raw.decode("utf-8", "surrogateescape") if flags & _UTF8 else raw.decode("cp437")
 
 
-def _dos_time_ns(date: int, time: int) -> int:
+def _convert_dos_time(date: int, time: int) -> int:
     """Converts date and time of MS-DOS, taken as UTC, to nanoseconds since 1970; returns 0 if they are invalid."""
     day = (1980 + (date >> 9), date >> 5 & 15, date & 31, time >> 11, time >> 5 & 63, 2 * (time & 31))
     try:

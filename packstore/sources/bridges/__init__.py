@@ -20,7 +20,7 @@ from packstore.core.fields import Field
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.core.urls import BRIDGES, find_bridge
 from packstore.sources.base import Source, SourceOptions, Survey
-from packstore.sources.bridges.guard import guard
+from packstore.sources.bridges.guard import restrict_library
 from packstore.sources.dataset import DatasetSource
 from packstore.sources.ledger import Claims
 from packstore.sources.rows import in_packing_order
@@ -60,8 +60,8 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
     library, rest = named
     if options.layout is not None and library != "datasets":
         raise UsageError(f"{printable(str(path))}: layout is for tables with boxes, and {library} reads none")
-    with redirect_stdout(io.StringIO()), guard(library), explain_errors(library, printable(str(path))):
-        found: Source | BridgedData = import_module(f"{__name__}.{library}").read(rest, options)
+    with redirect_stdout(io.StringIO()), restrict_library(library), explain_errors(library, printable(str(path))):
+        found: Source | BridgedData = import_module(f"{__name__}.{library}").read_dataset(rest, options)
         return BridgeSource(Path(path), found, options) if isinstance(found, BridgedData) else found
 
 
@@ -91,10 +91,10 @@ def split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
     name, colon, path = rest.partition(":")
     if not (name and colon and path):
         raise UsageError(f"{library}:{printable(rest)}: write {BRIDGES[library]}")
-    return name, existing_path(path)
+    return name, require_path(path)
 
 
-def existing_path(path: str) -> Path:
+def require_path(path: str) -> Path:
     """Converts a text to a path. Raises :class:`UsageError` if nothing is there."""
     if not Path(path).exists():
         raise UsageError(f"{printable(path)}: no such file or directory on this machine")
@@ -121,4 +121,5 @@ class BridgeSource(DatasetSource):
         return replace(super().survey(split, progress), ledger=self.ledger(Claims(), split))
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Returns what the bridge has counted."""
         return self._left

@@ -14,19 +14,19 @@ from typing import Any
 
 from packstore.core.errors import SourceError, UsageError, printable
 from packstore.sources.base import SourceOptions
-from packstore.sources.bridges import existing_path
+from packstore.sources.bridges import require_path
 from packstore.sources.huggingface.arrow import ArrowSource
 from packstore.sources.huggingface.tables import TableSource
 
 _INFO = "dataset_info.json"
 
 
-def read(rest: str, options: SourceOptions) -> DatasetsSource:
+def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
     """Loads the dataset with all its splits, without connections. Raises :class:`UsageError` for a file, or a version
     of the library that runs scripts, and the errors of the library."""
     folder, _, config = rest.rpartition(":")
     configured = bool(folder and config) and Path(folder).is_dir() and not Path(rest).exists()
-    path = existing_path(folder if configured else rest)
+    path = require_path(folder if configured else rest)
     if not path.is_dir():
         raise UsageError(f"{printable(str(path))} is a file; datasets reads folders: give packstore the file itself")
     import datasets
@@ -99,6 +99,7 @@ class DatasetsSource(ArrowSource):
         return iter(())  # the library does not tell which files it has read
 
     def files(self) -> Iterator[Path]:
+        """Yields the Arrow files alone."""
         return TableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:

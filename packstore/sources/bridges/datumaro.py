@@ -22,7 +22,7 @@ _JSON = "annotations"
 _PICKLED = ("cifar",)
 
 
-def read(rest: str, options: SourceOptions) -> BridgedData:
+def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     """Imports the dataset; converts its annotations by way of Datumaro's own format. Raises :class:`UsageError` for
     formats that are unpickled, and for data other than images."""
     name, path = split_name_and_path(rest, "datumaro")

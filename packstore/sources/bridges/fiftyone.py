@@ -15,7 +15,7 @@ from packstore.sources.bridges import BridgedData
 from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
 
 
-def read(rest: str, options: SourceOptions) -> BridgedData:
+def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     """Loads all samples of the dataset. Its tags ``train``, ``val``, ``validation`` and ``test`` are splits if each
     sample has one. Raises :class:`UsageError` for media other than images. Turns off FiftyOne's usage reports."""
     os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")  # else its import reports to its makers

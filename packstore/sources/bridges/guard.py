@@ -25,9 +25,9 @@ _hooks: list[str] = []
 
 
 @contextmanager
-def guard(library: str, *, unpickles: bool = False) -> Iterator[None]:
+def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]:
     """Blocks connections to other machines and unpickling within the block, in this thread: both raise
-    :class:`SourceError`. Adds an audit hook to the process at the first call.
+    :class:`SourceError`. Adds an audit hook to the process at the first call, which cannot be removed.
 
     Args:
         library: Name of the library, for the message.
@@ -45,9 +45,9 @@ def guard(library: str, *, unpickles: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def list_opened() -> Iterator[list[Path]]:
+def record_opened_files() -> Iterator[list[Path]]:
     """Gives a list to which each file is added that Python opens within the block in this thread. Needs
-    :func:`guard`."""
+    :func:`restrict_library`."""
     found: list[Path] = []
     token = _opened.set(found)
     try:
@@ -57,8 +57,8 @@ def list_opened() -> Iterator[list[Path]]:
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook. Records opened files, if :func:`list_opened` asks for it; raises :class:`SourceError` for unpickling
-    and connections that :func:`guard` blocks."""
+    """Audit hook. Records opened files, if :func:`record_opened_files` asks for it; raises :class:`SourceError` for
+    unpickling and connections that :func:`restrict_library` blocks."""
     if event == "open":
         files = _opened.get()
         if files is not None and isinstance(arguments[0], (str, Path)):

@@ -36,6 +36,7 @@ class AnnotatedItems(AnnotationColumns):
         self.ignored: Counter[str] = Counter()
 
     def raw_annotations(self) -> Iterator[Any]:
+        """Yields the raw annotations of all images that have one."""
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
     def to_bridged(self) -> BridgedData:
@@ -45,14 +46,15 @@ class AnnotatedItems(AnnotationColumns):
 
 
 class Objects(AnnotatedItems):
-    """Images with objects. The raw annotation of an image is a sequence: a list of its objects (name, box, segmentation
-    and other values of each), the annotation as it was read, and, if the format lists them, all classes."""
+    """Images with objects, converted to columns. The raw annotation of an image is a sequence: a list of its objects
+    (name, box, segmentation and other values of each), the annotation as it was read, and, if the format lists them,
+    all classes."""
 
     title = "objects"
     further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}
     per_object = ("difficult",)
 
-    def class_order(self) -> Sequence[str]:
+    def list_classes(self) -> Sequence[str]:
         """Returns the classes in the first raw annotation that lists them."""
         return next((raw[2] for raw in self.raw_annotations() if len(raw) > 2), ())
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from packstore.sources.bridges.guard import guard, list_opened
+from packstore.sources.bridges.guard import restrict_library, record_opened_files
 from packstore.sources.dataset import index_key
 from packstore.sources.torchvision_files import SplitImageFiles, find_image_files
 from packstore.sources.values import array_of, is_pil
@@ -86,7 +86,7 @@ class Samples(Sequence[dict[str, Any]]):
     def _read_sample(self, index: int) -> dict[str, Any]:
         """Reads a sample, with its values by name, and blocks connections and unpickling meanwhile. An image of Pillow
         becomes the path of its file, if that is found."""
-        with guard(self._library), list_opened() as opened:
+        with restrict_library(self._library), record_opened_files() as opened:
             sample = self._dataset[index]
         values = list(sample) if isinstance(sample, tuple) else [sample]
         values += values.pop() if isinstance(values[-1], tuple) else ()
@@ -118,7 +118,7 @@ def make_samples_by_split(
     classes = [*dict.fromkeys(chain.from_iterable(own.values()))]
     if sort_classes or any(each != classes for each in own.values()):
         classes.sort()
-    named = name_values or name_by_type
+    named = name_values or name_values_by_type
     return {
         split: Samples(
             library, part, root, split, own=own[split], classes=classes, name_values=named, sorted_by=sorted_by
@@ -159,7 +159,7 @@ def find_class_names(dataset: Any) -> list[str]:
     return [text if count[text] == 1 else f"{text} ({number})" for number, text in enumerate(texts)]
 
 
-def name_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
+def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
     """Names the values after an image by their types; the first number is the label. Drops None. Raises
     :class:`ValueError` if two values would have one name."""
     found: dict[str, Any] = {}
@@ -178,9 +178,9 @@ def name_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def name_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that gives the values of a sample these names, in order. ``convert`` has functions for some
-    values. None is dropped."""
+def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
+    """Returns a function that gives the values of a sample the ``names``, in order, and drops None. ``convert`` has
+    functions that convert some values."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         found = {name: value for name, value in zip(names, others, strict=False) if value is not None}
@@ -189,12 +189,12 @@ def name_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
     return name_values
 
 
-def name_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that names the values of a sample by ``dataset.target_type``; ``names`` translates its
-    entries, ``convert`` has functions for some values."""
+def namer_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
+    """Returns a function that names the values of a sample by ``dataset.target_type``. ``names`` translates its
+    entries; ``convert`` has functions that convert some values."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
-        return name_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)
+        return namer_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)
 
     return name_values
 

@@ -12,7 +12,7 @@ from packstore.sources.base import SourceOptions
 from packstore.sources.records.tfds import TfdsSource
 
 
-def read(rest: str, options: SourceOptions) -> TfdsSource:
+def read_dataset(rest: str, options: SourceOptions) -> TfdsSource:
     """Finds the folder of the dataset ``name/config:version`` and opens it. Raises :class:`UsageError` for a missing
     folder, and the errors of the library."""
     name, _, folder = rest.rpartition(":")

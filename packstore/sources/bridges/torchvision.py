@@ -19,28 +19,28 @@ from packstore.sources.annotation_formats.objects import box_from_corner
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import BridgedData, explain_errors, samples, split_name_and_path
 from packstore.sources.bridges.arguments import list_parameters, parse_arguments
-from packstore.sources.bridges.guard import guard
+from packstore.sources.bridges.guard import restrict_library
 from packstore.sources.bridges.items import AnnotatedItem, Objects
 from packstore.sources.values import array_of
 from packstore.sources.voc.objects import CLASSES, parse_annotation
 
 
-def _splits_by_name(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
+def _make_split_entries(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
     """Returns a table entry, the parameter and its value for each split, for several datasets with the same splits."""
     return dict.fromkeys(names.split(), (parameter, {split: split for split in splits.split()}))
 
 
 SPLITS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    **_splits_by_name("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM"),
-    **_splits_by_name("split", "train val test", "RenderedSST2 WIDERFace"),
-    **_splits_by_name("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
-    **_splits_by_name("split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k"),
-    **_splits_by_name("split", "train test", "Kitti2012Stereo Kitti2015Stereo KittiFlow LFWPairs LFWPeople"),
-    **_splits_by_name("split", "train test", "Sintel StanfordCars SVHN"),
-    **_splits_by_name("split", "train valid test", "CelebA Country211"),
-    **_splits_by_name("split", "trainval test", "OxfordIIITPet"),
-    **_splits_by_name("split", "train unlabeled test", "STL10"),
-    **_splits_by_name("image_set", "train val", "SBDataset VOCDetection VOCSegmentation"),
+    **_make_split_entries("split", "train val test", "CLEVRClassification DTD FGVCAircraft Flowers102 PCAM"),
+    **_make_split_entries("split", "train val test", "RenderedSST2 WIDERFace"),
+    **_make_split_entries("split", "train val", "Cityscapes FlyingChairs ImageNet Imagenette"),
+    **_make_split_entries("split", "train test", "ETH3DStereo FER2013 FlyingThings3D Food101 GTSRB HD1K InStereo2k"),
+    **_make_split_entries("split", "train test", "Kitti2012Stereo Kitti2015Stereo KittiFlow LFWPairs LFWPeople"),
+    **_make_split_entries("split", "train test", "Sintel StanfordCars SVHN"),
+    **_make_split_entries("split", "train valid test", "CelebA Country211"),
+    **_make_split_entries("split", "trainval test", "OxfordIIITPet"),
+    **_make_split_entries("split", "train unlabeled test", "STL10"),
+    **_make_split_entries("image_set", "train val", "SBDataset VOCDetection VOCSegmentation"),
     "INaturalist": ("version", {"train": "2021_train", "val": "2021_valid"}),
     "Middlebury2014Stereo": ("split", {"train": "train", "test": {"split": "test", "calibration": None}}),
     "Omniglot": ("background", {"background": True, "evaluation": False}),
@@ -73,23 +73,23 @@ _UNSORTED |= {"Omniglot": "_flat_character_images"}
 _CELEBA = {"attr": "labels", "identity": "identity", "bbox": "bbox", "landmarks": "keypoints"}
 _CITYSCAPES = {"semantic": "mask", "instance": "instance_mask", "polygon": "polygons", "color": "colors"}
 _NAMES: Mapping[str, samples.NameValues] = {
-    "CelebA": samples.name_by_target(
+    "CelebA": samples.namer_by_target(
         _CELEBA,
         labels=lambda value: np.flatnonzero(array_of(value)).tolist(),
         identity=int,
         bbox=array_of,
         keypoints=lambda value: array_of(value).reshape(1, 5, 2),
     ),
-    "Cityscapes": samples.name_by_target(_CITYSCAPES),
-    "FlowDataset": samples.name_in_order("second", "flow", "valid_mask", flow=samples.encode_npy),
-    "LFWPairs": samples.name_in_order("second", "label"),
-    "PhotoTour": samples.name_in_order("second", "match", second=lambda value: PIL.Image.fromarray(array_of(value))),
-    "StereoMatchingDataset": samples.name_in_order("right", "disparity", "valid_mask", disparity=samples.encode_npy),
+    "Cityscapes": samples.namer_by_target(_CITYSCAPES),
+    "FlowDataset": samples.namer_in_order("second", "flow", "valid_mask", flow=samples.encode_npy),
+    "LFWPairs": samples.namer_in_order("second", "label"),
+    "PhotoTour": samples.namer_in_order("second", "match", second=lambda value: PIL.Image.fromarray(array_of(value))),
+    "StereoMatchingDataset": samples.namer_in_order("right", "disparity", "valid_mask", disparity=samples.encode_npy),
 }
 """Functions that name the values after the image, by dataset or its base class; other values are named by type."""
 
 
-def read(rest: str, options: SourceOptions) -> BridgedData:
+def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     """Opens the dataset: all its splits, unless the arguments choose one. Raises :class:`UsageError` for an unknown
     class or argument, and :class:`SourceError` if torchvision cannot read it."""
     called, root = split_name_and_path(rest, "torchvision")
@@ -116,12 +116,12 @@ def read(rest: str, options: SourceOptions) -> BridgedData:
         hint = f" (split {split}; to read another alone: {alone})" if len(splits) > 1 else ""
         chosen = value if isinstance(value, Mapping) else {parameter: value} if parameter else {}
         with (
-            guard("torchvision", unpickles=name in _CHECKED),
+            restrict_library("torchvision", unpickles=name in _CHECKED),
             explain_errors("torchvision", f"torchvision:{called}:{printable(str(root))}", hint),
         ):
             parts[split] = made(root=str(root), **{**arguments, **chosen})
     if name in _OBJECTS:
-        items = {split: _annotated_items(name, part, split, root) for split, part in parts.items()}
+        items = {split: _list_annotated_items(name, part, split, root) for split, part in parts.items()}
         return Objects(Path(rest), items).to_bridged()
     found = samples.make_samples_by_split(
         "torchvision",
@@ -131,10 +131,10 @@ def read(rest: str, options: SourceOptions) -> BridgedData:
         sorted_by=_UNSORTED.get(name, ""),
         sort_classes=name == "Omniglot",  # whose folders have the order of the disk
     )
-    return BridgedData(found, _celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None)
+    return BridgedData(found, _declare_celeba_fields(next(iter(parts.values()))) if name == "CelebA" else None)
 
 
-def _celeba_fields(data: Any) -> dict[str, Field]:
+def _declare_celeba_fields(data: Any) -> dict[str, Field]:
     """Declares the columns of CelebA: samples do not show the names of its attributes."""
     columns: dict[str, Field] = {
         "attr": Labels([name for name in data.attr_names if name], of=False),  # the line ends in a space
@@ -145,7 +145,7 @@ def _celeba_fields(data: Any) -> dict[str, Field]:
     return {"image": Image(), **{_CELEBA[each]: columns[each] for each in data.target_type}, "file": Text()}
 
 
-def _annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
+def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
     """Lists the images of a dataset with objects, with their keys and raw annotations."""
     found = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
     return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in found]

@@ -87,6 +87,7 @@ class CifarSource(Source):
         self._lock = threading.Lock()
 
     def stamp(self) -> str:
+        """Returns sizes and times of the files on disk."""
         return stamp_files(self._files.disk_paths())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
@@ -115,6 +116,7 @@ class CifarSource(Source):
         )
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims all files of the layout, or the archive."""
         self.claim_paths(claims, self._files.disk_paths())
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
@@ -160,7 +162,7 @@ class CifarSource(Source):
                 while len(self._batches) >= _BATCHES_HELD:
                     del self._batches[next(iter(self._batches))]
                 name = self._files.layout.batches[batch][1]
-                with self._files.open(name) as file:
+                with self._files.open_file(name) as file:
                     self._batches[batch] = self._parse_batch(name, file)[0]
             planes = self._batches[batch][number * _PAGE : (number + 1) * _PAGE].reshape(-1, 3, 32, 32)
             page = np.ascontiguousarray(planes.transpose(0, 2, 3, 1))
@@ -189,7 +191,7 @@ class CifarSource(Source):
         meta: dict[str, tuple[tuple[str, ...], ...]] = {}
         labels: dict[int, NDArray[np.int64]] = {}
         rows = 0
-        for name, file in self._files.read_all():
+        for name, file in self._files.read_all_files():
             if name in batches:
                 labels[batches[name]] = self._parse_batch(name, file)[1]
                 rows += len(labels[batches[name]])
@@ -214,9 +216,9 @@ class CifarSource(Source):
             meta = load_dict(file)
             return tuple(parse_name_list(meta.get(key)) for _, _, key in self._columns.python)
         except (BatchError, UnicodeDecodeError) as error:
-            raise SourceError(f"{self._files.shown(name)}: {printable(str(error))}") from None
+            raise SourceError(f"{self._files.shown_path(name)}: {printable(str(error))}") from None
         except OSError as error:
-            raise SourceError(f"{self._files.shown(name)} cannot be read: {error.strerror or error}") from None
+            raise SourceError(f"{self._files.shown_path(name)} cannot be read: {error.strerror or error}") from None
 
     def _parse_batch(self, name: str, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Parses a batch: returns pixels, uint8 ``(rows, 3072)`` in planes, and labels, int64 ``(rows, label
@@ -224,9 +226,9 @@ class CifarSource(Source):
         try:
             return self._parse_binary_batch(file) if self._files.layout.binary else self._parse_python_batch(file)
         except BatchError as error:
-            raise SourceError(f"{self._files.shown(name)}: {printable(str(error))}") from None
+            raise SourceError(f"{self._files.shown_path(name)}: {printable(str(error))}") from None
         except OSError as error:
-            raise SourceError(f"{self._files.shown(name)} cannot be read: {error.strerror or error}") from None
+            raise SourceError(f"{self._files.shown_path(name)} cannot be read: {error.strerror or error}") from None
 
     def _parse_binary_batch(self, file: IO[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Parses a batch of binary rows. Raises :class:`BatchError` if it is cut off."""
@@ -258,7 +260,7 @@ class CifarSource(Source):
             if len(wrong):
                 row, what = int(wrong[0]), self._columns.python[column][0]
                 raise SourceError(
-                    f"{self._files.shown(name)}, row {row}: {what} {labels[row, column]} is out of range, expected a "
+                    f"{self._files.shown_path(name)}, row {row}: {what} {labels[row, column]} is out of range, expected a "
                     f"number below {len(names)}"
                 )
 

@@ -93,19 +93,19 @@ class CifarFiles(ABC):
         self.layout = layout
 
     @abstractmethod
-    def read_all(self) -> Iterator[tuple[str, IO[bytes]]]:
+    def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
         """Yields name and content of each file, in the order that is fastest to read; the content is valid until the
         next. Raises :class:`SourceError` for missing files, and for an archive that is cut off or damaged."""
 
     @abstractmethod
-    def open(self, name: str) -> IO[bytes]:
+    def open_file(self, name: str) -> IO[bytes]:
         """Opens one file. Raises :class:`SourceError` if it cannot be read."""
 
     @abstractmethod
     def disk_paths(self) -> list[Path]:
         """Returns the files on disk: those of the layout, or the archive."""
 
-    def shown(self, name: str) -> str:
+    def shown_path(self, name: str) -> str:
         """Returns the path of a file of the layout, for messages."""
         return printable(f"{self.path}/{name}")
 
@@ -125,25 +125,27 @@ class CifarFiles(ABC):
 class DirectoryFiles(CifarFiles):
     """Files of a layout in a directory."""
 
-    def read_all(self) -> Iterator[tuple[str, IO[bytes]]]:
+    def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
+        """Opens each file in turn. Raises :class:`SourceError` if one is missing."""
         self._check_complete(name for name in self.layout.files if (self.path / name).is_file())
         for name in self.layout.files:
-            with self.open(name) as file:
+            with self.open_file(name) as file:
                 yield name, file
 
     def disk_paths(self) -> list[Path]:
+        """Returns the paths of the files of the layout."""
         return [self.path / name for name in self.layout.files]
 
-    def open(self, name: str) -> IO[bytes]:
+    def open_file(self, name: str) -> IO[bytes]:
         """Opens one file. Raises :class:`SourceError` if it cannot be read, or is too large for CIFAR."""
         path = self.path / name
         try:
             size = path.stat().st_size
             if size > _MAX_MEMBER_BYTES:
-                raise SourceError(f"{self.shown(name)}: {size} bytes; that is not CIFAR")
+                raise SourceError(f"{self.shown_path(name)}: {size} bytes; that is not CIFAR")
             return path.open("rb")
         except OSError as error:
-            raise SourceError(f"{self.shown(name)} cannot be read: {error.strerror or error}") from None
+            raise SourceError(f"{self.shown_path(name)} cannot be read: {error.strerror or error}") from None
 
 
 class TarFiles(CifarFiles):
@@ -157,9 +159,12 @@ class TarFiles(CifarFiles):
         self._lock = threading.Lock()
 
     def disk_paths(self) -> list[Path]:
+        """Returns the path of the archive."""
         return [self.path]
 
-    def read_all(self) -> Iterator[tuple[str, IO[bytes]]]:
+    def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
+        """Reads each file into memory, in one pass over the whole archive, which verifies its checksum. Raises
+        :class:`SourceError` for damage and missing files."""
         with self._lock:
             try:
                 yield from self._read_members()
@@ -167,7 +172,7 @@ class TarFiles(CifarFiles):
                 raise _damage_error(printable(str(self.path)), error) from None
 
     def _read_members(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yields name and content of each file, in one pass, and stores their offsets for :meth:`open`. Raises
+        """Yields name and content of each file, in one pass, and stores their offsets for :meth:`open_file`. Raises
         :class:`SourceError` for repeated, oversized and missing files, and one of ``_BROKEN`` for damage."""
         self._gzip.seek(0)
         found: dict[str, tuple[int, int]] = {}
@@ -177,7 +182,7 @@ class TarFiles(CifarFiles):
                 if parent != self._prefix or name not in self.layout.files or not member.isreg():
                     continue
                 if name in found or member.size > _MAX_MEMBER_BYTES or member.sparse is not None:
-                    raise SourceError(f"{self.shown(name)}: {member.size} bytes, or there twice; that is not CIFAR")
+                    raise SourceError(f"{self.shown_path(name)}: {member.size} bytes, or there twice; that is not CIFAR")
                 found[name] = (member.offset_data, member.size)
                 yield name, io.BytesIO(self._read_member(*found[name]))
         while self._gzip.read(1 << 20):  # to the end, which has the checksum
@@ -197,8 +202,8 @@ class TarFiles(CifarFiles):
             raise EOFError("the archive ends inside a file")
         return b"".join(parts)
 
-    def open(self, name: str) -> IO[bytes]:
-        """Reads one file into memory. The first call finds all files, if :meth:`read_all` has not. Raises
+    def open_file(self, name: str) -> IO[bytes]:
+        """Reads one file into memory. The first call finds all files, if :meth:`read_all_files` has not. Raises
         :class:`SourceError` for damage."""
         with self._lock:
             try:
@@ -207,7 +212,7 @@ class TarFiles(CifarFiles):
                         continue
                 return io.BytesIO(self._read_member(*self._found[name]))
             except _BROKEN as error:
-                raise _damage_error(self.shown(name), error) from None
+                raise _damage_error(self.shown_path(name), error) from None
 
     def close(self) -> None:
         self._gzip.close()

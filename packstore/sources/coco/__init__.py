@@ -31,7 +31,7 @@ from packstore.sources.coco.files import (
     find_image_folder,
     find_mask_folder,
     group_by_split,
-    has_all,
+    has_all_images,
     separate_copies,
 )
 from packstore.sources.ledger import Claims, Role
@@ -136,7 +136,7 @@ class CocoSource(FileRowSource):
             if folder is not None:
                 names = shorter
                 documents.rename_images(shorter)
-        if folder is not None and has_all(self.tree, folder, names):
+        if folder is not None and has_all_images(self.tree, folder, names):
             return folder
         try:
             return find_spread(self.tree, names, file.path, {file.split} - {""}) or folder
@@ -189,6 +189,7 @@ class CocoSource(FileRowSource):
         return found | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split, with its files of masks."""
         part = self._splits[split]
         documents, masks = part.documents, part.masks
         for number, folder, name in part.iter_images():
@@ -235,6 +236,7 @@ class CocoSource(FileRowSource):
         return found | {"json": document}
 
     def describing_files(self) -> Iterable[str]:
+        """Lists the files of annotations that are read."""
         return self._files
 
     def claim_files(self, claims: Claims) -> None:

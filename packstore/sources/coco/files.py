@@ -69,6 +69,7 @@ def separate_copies(tree: Tree, files: list[AnnotationFile]) -> tuple[list[Annot
 
 
 def _have_same_bytes(tree: Tree, one: str, other: str) -> bool:
+    """Tells if two files have the same content."""
     return tree.stat(one).size == tree.stat(other).size and read_whole(tree, one) == read_whole(tree, other)
 
 
@@ -145,7 +146,7 @@ def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str
     return find_base_folder(tree, names, [join(base, place) for base in (beside, above) for place in places])
 
 
-def has_all(tree: Tree, folder: str, names: list[str]) -> bool:
+def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
     """Tells if a folder has all ``names`` of images of a file."""
     there: dict[str, frozenset[str]] = {}
     for path in names:

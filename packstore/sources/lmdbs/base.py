@@ -84,6 +84,7 @@ class Database:
             return None
 
     def _damage_error(self, what: str) -> SourceError:
+        """Returns the error for a damaged database; ``what`` says the damage."""
         return SourceError(f"{printable(str(self.path))} is not a readable LMDB, or is damaged: {what}")
 
 
@@ -166,7 +167,7 @@ class LmdbSource(RowSource):
     def splits(self) -> Sequence[str]:
         return list(dict.fromkeys(each.split for each in self._found))
 
-    def databases_of(self, split: str) -> list[tuple[int, Database]]:
+    def list_databases(self, split: str) -> list[tuple[int, Database]]:
         """Lists the databases of a split with their numbers."""
         return [(n, self.databases[n]) for n, each in enumerate(self._found) if each.split == split]
 

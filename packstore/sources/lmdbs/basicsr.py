@@ -41,7 +41,7 @@ class BasicSrSource(LmdbSource):
     def rows(self, split: str) -> Iterator[Row]:
         """Yields a row for each line of the lists; its size is that of the pixels. Raises :class:`SourceError` for an
         invalid or repeated line, and if the LMDB has more or fewer entries."""
-        for number, database in self.databases_of(split):
+        for number, database in self.list_databases(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
                 for line in lines:

@@ -63,7 +63,7 @@ class CaffeSource(LmdbSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields a row for each entry; its size is that of the message."""
-        for number, database in self.databases_of(split):
+        for number, database in self.list_databases(split):
             for key, size in database.walk_entries():
                 text = decode_key(key)
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)

@@ -52,7 +52,7 @@ class Folder2LmdbSource(LmdbSource):
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields a row for each number; its size is that of the pickle."""
-        for number, _ in self.databases_of(split):
+        for number, _ in self.list_databases(split):
             for index, size in enumerate(self._sizes[number]):
                 yield Row(index_key(split, index), (number, index), max(0, size), 8)
 

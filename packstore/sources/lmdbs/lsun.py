@@ -64,7 +64,7 @@ class LsunSource(LmdbSource):
         return {"image": Image(), "label": Label(self._classes, optional="test" in self.splits())}
 
     def rows(self, split: str) -> Iterator[Row]:
-        for number, database in self.databases_of(split):
+        for number, database in self.list_databases(split):
             match = _match_name(database.path)
             name = match[1] if match and match[1] else "test"
             for key, size in database.walk_entries():

@@ -33,7 +33,7 @@ class OcrSource(LmdbSource):
     def rows(self, split: str) -> Iterator[Row]:
         """Yields a row for each image. Raises :class:`SourceError` if a number is missing, or ``num-samples`` is
         wrong."""
-        for number, database in self.databases_of(split):
+        for number, database in self.list_databases(split):
             count = _read_count(database)
             found = 0
             for key, size in database.walk_entries():

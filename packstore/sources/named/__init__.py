@@ -147,7 +147,7 @@ class NamedSource(FileRowSource):
         return next((name for name in names.split("|") if self.exists(name)), names)
 
 
-def named_kind(source: type[NamedSource]) -> Kind:
+def make_named_kind(source: type[NamedSource]) -> Kind:
     """Makes the :class:`Kind` of a published layout."""
     return Kind(source.kind, f"{source.title} as published", source.recognise, source, in_objects=True)
 

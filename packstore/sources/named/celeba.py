@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 
@@ -40,13 +40,13 @@ class CelebA(NamedSource):
             _BOXES: Array("int64", (4,)),
             _POINTS: Keypoints(2, of=False, points=5),
         }
-        return found | {name: more[file] for file, name in self._list_columns.items()}
+        return found | {name: more[file] for file, name in self._optional_columns.items()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split. Raises :class:`SourceError` for an invalid line, or an image that a list
         lacks."""
         attributes, partition = self.read_table(_ATTRIBUTES, skip=2), self.read_table(_PARTITION)
-        tables = {file: self.read_table(file, skip=0 if file == _IDENTITY else 2) for file in self._list_columns}
+        tables = {file: self.read_table(file, skip=0 if file == _IDENTITY else 2) for file in self._optional_columns}
         for line in partition:
             if len(line) != 2 or line[1] not in _PARTS.values():
                 partition.refuse_line(line, "an image and 0, 1 or 2")
@@ -59,7 +59,7 @@ class CelebA(NamedSource):
                 if file == _POINTS:
                     values["keypoints"] = [[found[n : n + 2] for n in range(0, 10, 2)]]
                 else:
-                    values[self._list_columns[file]] = found if file == _BOXES else found[0]
+                    values[self._optional_columns[file]] = found if file == _BOXES else found[0]
             yield FileRow(self.tree_path(f"{_IMAGES}/{line[0]}"), values)
 
     @cached_property
@@ -68,7 +68,7 @@ class CelebA(NamedSource):
         return tuple(next(iter(self.read_table(_ATTRIBUTES, skip=1)), []))
 
     @cached_property
-    def _list_columns(self) -> dict[str, str]:
+    def _optional_columns(self) -> dict[str, str]:
         """Name of the column for each optional list that exists, by file."""
         columns = {_IDENTITY: "identity", _BOXES: "bbox", _POINTS: "keypoints"}
         return {file: name for file, name in columns.items() if self.exists(file)}
@@ -81,4 +81,4 @@ def _parse_image_line(table: TextTable, image: str, count: int) -> list[int]:
     return table.parse_ints(line[1:], "whole numbers", line)
 
 
-KIND = named_kind(CelebA)
+KIND = make_named_kind(CelebA)

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Keypoints, Label
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 
@@ -37,7 +37,7 @@ class Cub200(NamedSource):
     def fields(self) -> Mapping[str, Field]:
         """Declares image, label and box, and keypoints if the files of parts exist."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
-        parts = {} if self._parts is None else {"keypoints": Keypoints(3, of="boxes", points=self._part_count)}
+        parts = {} if self._part_table is None else {"keypoints": Keypoints(3, of="boxes", points=self._part_count)}
         return found | parts
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -46,18 +46,18 @@ class Cub200(NamedSource):
         wanted = {"train": "1", "test": "0"}[split]
         for line in self.read_table("images.txt", " "):
             image, file = line[0], " ".join(line[1:])
-            chosen = _read_image_values(self._splits, image, 1)[0]
+            chosen = _read_image_values(self._split_table, image, 1)[0]
             if chosen not in ("0", "1"):
-                self._splits.refuse_line([image, chosen], "0 or 1")
+                self._split_table.refuse_line([image, chosen], "0 or 1")
             if chosen != wanted:
                 continue
-            label = self._labels.parse_int(_read_image_values(self._labels, image, 1)[0], "a number", [image])
+            label = self._label_table.parse_int(_read_image_values(self._label_table, image, 1)[0], "a number", [image])
             if not 1 <= label <= len(self._classes):
-                self._labels.refuse_line([image, str(label)], f"a class from 1 to {len(self._classes)}")
-            left, top, width, height = _parse_floats(self._boxes, _read_image_values(self._boxes, image, 4))
+                self._label_table.refuse_line([image, str(label)], f"a class from 1 to {len(self._classes)}")
+            left, top, width, height = _parse_floats(self._box_table, _read_image_values(self._box_table, image, 4))
             values: dict[str, Any] = {"label": label - 1, "boxes": [[left, top, left + width, top + height]]}
-            if self._parts is not None:
-                values["keypoints"] = [self._read_points(self._parts, image)]
+            if self._part_table is not None:
+                values["keypoints"] = [self._read_points(self._part_table, image)]
             yield FileRow(self.tree_path(f"images/{file}"), values)
 
     def _read_points(self, table: TextTable, image: str) -> list[list[float]]:
@@ -76,22 +76,22 @@ class Cub200(NamedSource):
         return tuple(" ".join(line[1:]) for line in self.read_table("classes.txt"))
 
     @cached_property
-    def _splits(self) -> TextTable:
+    def _split_table(self) -> TextTable:
         """Table with 1 for each training image, 0 for each test image."""
         return self.read_table("train_test_split.txt")
 
     @cached_property
-    def _labels(self) -> TextTable:
+    def _label_table(self) -> TextTable:
         """Table with the class of each image, from 1."""
         return self.read_table("image_class_labels.txt")
 
     @cached_property
-    def _boxes(self) -> TextTable:
+    def _box_table(self) -> TextTable:
         """Table with the box of each image."""
         return self.read_table("bounding_boxes.txt")
 
     @cached_property
-    def _parts(self) -> TextTable | None:
+    def _part_table(self) -> TextTable | None:
         """Table with the parts of each image; None if one of the two files of parts is missing."""
         return self.read_table(_PARTS) if self.exists(_PARTS) and self.exists("parts/parts.txt") else None
 
@@ -119,4 +119,4 @@ def _parse_floats(table: TextTable, line: list[str]) -> list[float]:
         table.refuse_line(line, "numbers")
 
 
-KIND = named_kind(Cub200)
+KIND = make_named_kind(Cub200)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label, Labels
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 
@@ -33,19 +33,19 @@ class Dtd(NamedSource):
     def fields(self) -> Mapping[str, Field]:
         """Declares image and label, and all labels if the joint list exists."""
         found: dict[str, Field] = {"image": Image(), "label": Label(self._classes)}
-        return found | ({} if self._joint is None else {"labels": Labels(self._classes, of=False)})
+        return found | ({} if self._joint_table is None else {"labels": Labels(self._classes, of=False)})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split. Raises :class:`SourceError` for an invalid line."""
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._list_split(split):
             label = numbers[image.partition("/")[0]]
-            if self._joint is None:
+            if self._joint_table is None:
                 yield FileRow(self.tree_path(f"images/{image}"), {"label": label})
                 continue
-            line = self._joint.find_line(image) or [image, image.partition("/")[0]]
+            line = self._joint_table.find_line(image) or [image, image.partition("/")[0]]
             if not numbers.keys() >= set(line[1:]):
-                self._joint.refuse_line(line, "an image and names of classes")
+                self._joint_table.refuse_line(line, "an image and names of classes")
             labels = [numbers[name] for name in line[1:]]
             yield FileRow(self.tree_path(f"images/{image}"), {"label": label, "labels": labels})
 
@@ -68,9 +68,9 @@ class Dtd(NamedSource):
         return tuple(all_of_them)
 
     @cached_property
-    def _joint(self) -> TextTable | None:
+    def _joint_table(self) -> TextTable | None:
         """Table with all labels of each image; None if it does not exist."""
         return self.read_table(_JOINT) if self.exists(_JOINT) else None
 
 
-KIND = named_kind(Dtd)
+KIND = make_named_kind(Dtd)

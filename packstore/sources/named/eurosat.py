@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.rows import FileRow
 
 _CLASSES = (
@@ -29,6 +29,7 @@ class EuroSat(NamedSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label."""
         return {"image": Image(), "label": Label(_CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -37,4 +38,4 @@ class EuroSat(NamedSource):
                 yield FileRow(image, {"label": number})
 
 
-KIND = named_kind(EuroSat)
+KIND = make_named_kind(EuroSat)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label
-from packstore.sources.named import NamedSource, find_marked_folder, named_kind
+from packstore.sources.named import NamedSource, find_marked_folder, make_named_kind
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
@@ -52,7 +52,7 @@ class FgvcAircraft(NamedSource):
     def fields(self) -> Mapping[str, Field]:
         """Declares image, variant, family and manufacturer, and boxes if their list exists."""
         found: dict[str, Field] = {"image": Image()}
-        found |= {column: Label(tuple(names)) for column, names in self._numbers.items()}
+        found |= {column: Label(tuple(names)) for column, names in self._class_numbers.items()}
         return found | ({"boxes": Boxes()} if self.exists(_BOXES) else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -69,7 +69,7 @@ class FgvcAircraft(NamedSource):
         """Returns the class number of an image in the column ``column``. Raises :class:`SourceError` if the table has
         no known class for it."""
         line = table.find_line(image) or [image]
-        number = self._numbers[column].get(" ".join(line[1:]))
+        number = self._class_numbers[column].get(" ".join(line[1:]))
         if number is None:
             table.refuse_line(line, f"an image and a name of {_LEVELS[column][1]}")
         return number
@@ -81,7 +81,7 @@ class FgvcAircraft(NamedSource):
         return [*map(float, table.parse_ints(line[1:], expected, line))]
 
     @cached_property
-    def _numbers(self) -> dict[str, dict[str, int]]:
+    def _class_numbers(self) -> dict[str, dict[str, int]]:
         """Class numbers by name for each column, in the order of its list."""
         return {
             column: {name: n for n, name in enumerate(dict.fromkeys(" ".join(line) for line in self.read_table(file)))}
@@ -89,4 +89,4 @@ class FgvcAircraft(NamedSource):
         }
 
 
-KIND = named_kind(FgvcAircraft)
+KIND = make_named_kind(FgvcAircraft)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.mat import to_whole_numbers
 from packstore.sources.rows import FileRow
 
@@ -32,12 +32,13 @@ class Flowers102(NamedSource):
         return tuple(_SETS)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label."""
         return {"image": Image(), "label": Label(CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split. Raises :class:`SourceError` for an image without a label."""
         labels = self._labels
-        for image in self._sets[split].tolist():
+        for image in self._split_images[split].tolist():
             if not 1 <= image <= len(labels):
                 raise SourceError(f"{self.file_name('setid.mat')} names image {image}; labels exist for {len(labels)}")
             yield FileRow(self.tree_path(f"jpg/image_{image:05}.jpg"), {"label": int(labels[image - 1]) - 1})
@@ -52,7 +53,7 @@ class Flowers102(NamedSource):
         return labels
 
     @cached_property
-    def _sets(self) -> dict[str, NDArray[int64]]:
+    def _split_images(self) -> dict[str, NDArray[int64]]:
         """Numbers of the images of each split, from 1."""
         return {split: to_whole_numbers(*self.read_mat("setid.mat", key)) for split, key in _SETS.items()}
 
@@ -76,4 +77,4 @@ _NAMES = (
 CLASSES = tuple(_NAMES.split("|"))
 """``torchvision.datasets.Flowers102.classes``."""
 
-KIND = named_kind(Flowers102)
+KIND = make_named_kind(Flowers102)

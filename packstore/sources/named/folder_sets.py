@@ -66,7 +66,7 @@ class FolderSet:
     known: str = ""
     unless: tuple[str, ...] = ()
 
-    def beside_paths(self, match: re.Match[str]) -> dict[str, str]:
+    def format_beside_paths(self, match: re.Match[str]) -> dict[str, str]:
         """Returns the path of each further file of an image (mask, text), by column; it need not exist. ``match`` is
         the match of :attr:`path` with the path of the image."""
         groups = {name: text or "" for name, text in match.groupdict().items()}
@@ -111,6 +111,7 @@ class FolderSetSource(FileRowSource):
         self.evidence = f"the folders of {self.row.title}, and the names of {fit.images:,} images"
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in the paths of images, in packing order. Lists all images."""
         return in_packing_order({self._find_split(match) for _, match in self._match_images()})
 
     def fields(self) -> Mapping[str, Field]:
@@ -130,11 +131,12 @@ class FolderSetSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split whose path matches the pattern, with its further files."""
         for image, match in self._match_images():
             if self._find_split(match) != split:
                 continue
             values: dict[str, Any] = {name: self._convert_group(name, match[name]) for name in self._columns}
-            files = self.row.beside_paths(match)
+            files = self.row.format_beside_paths(match)
             for name in self._files_beside:
                 values[name] = InTree(join(self.base, files[name]), optional=name not in self.row.required)
             yield FileRow(image, values)
@@ -156,6 +158,7 @@ class FolderSetSource(FileRowSource):
         return found
 
     def describing_files(self) -> Iterable[str]:
+        """Returns nothing: patterns of paths describe the images."""
         return ()
 
     def expects_left(self, path: str) -> bool:
@@ -177,7 +180,7 @@ class FolderSetSource(FileRowSource):
         """Converts the text of a group: a label to its class number, a text group unchanged, others to an integer;
         MARS's ``00-1`` is -1."""
         if column in self.row.labels:
-            return self._numbers[column][text]
+            return self._class_numbers[column][text]
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)
 
     def _match_images(self) -> Iterator[tuple[str, re.Match[str]]]:
@@ -206,7 +209,7 @@ class FolderSetSource(FileRowSource):
         }
 
     @cached_property
-    def _numbers(self) -> dict[str, dict[str, int]]:
+    def _class_numbers(self) -> dict[str, dict[str, int]]:
         """Class number by text, for each label group."""
         return {name: {text: n for n, text in enumerate(texts)} for name, texts in self._classes.items()}
 
@@ -215,7 +218,7 @@ class FolderSetSource(FileRowSource):
         """Paths of up to 32 existing further files by column, in order; columns without files are left out."""
         found: dict[str, list[str]] = {}
         for name in self.row.beside:
-            files = (join(self.base, self.row.beside_paths(match)[name]) for _, match in self._match_images())
+            files = (join(self.base, self.row.format_beside_paths(match)[name]) for _, match in self._match_images())
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             found |= {name: some} if some else {}
         return found
@@ -259,7 +262,7 @@ def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
                 others.add(hash(image))
             continue
         images += 1
-        files = row.beside_paths(match)
+        files = row.format_beside_paths(match)
         beside.update(map(hash, files.values()))
         for name in required:
             required[name].add(hash(files[name]))
@@ -299,7 +302,7 @@ def _list_images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
         yield from (join(folder, name) for name in listing.images)
 
 
-def folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
+def make_folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
     """Makes the :class:`Kind` of some sets. It is certain if one matches all images, and raises
     :class:`AmbiguousSourceError` if one matches half of them or more."""
     source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "known_sets": tuple(rows)})

@@ -9,7 +9,7 @@ from functools import cached_property
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
 from packstore.sources.beside import clean_path
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.rows import FileRow
 
 
@@ -27,20 +27,21 @@ class Food101(NamedSource):
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label."""
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         numbers = {name: number for number, name in enumerate(self._classes)}
-        for image in self._lists[split]:
+        for image in self._image_lists[split]:
             yield FileRow(self.tree_path(f"images/{image}.jpg"), {"label": numbers[image.partition("/")[0]]})
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         """Class names, sorted."""
-        return tuple(sorted({image.partition("/")[0] for images in self._lists.values() for image in images}))
+        return tuple(sorted({image.partition("/")[0] for images in self._image_lists.values() for image in images}))
 
     @cached_property
-    def _lists(self) -> dict[str, list[str]]:
+    def _image_lists(self) -> dict[str, list[str]]:
         """Images of each split, as ``CLASS/NUMBER``."""
         return {split: self._read_list(f"meta/{split}") for split in self.splits()}
 
@@ -65,4 +66,4 @@ class Food101(NamedSource):
         return images
 
 
-KIND = named_kind(Food101)
+KIND = make_named_kind(Food101)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from packstore.core.fields import Boxes, Field, Image, Label
-from packstore.sources.named import NamedSource, has_path, named_kind
+from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
@@ -37,9 +37,11 @@ class Gtsrb(NamedSource):
         return [*super().find_missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train``, and ``test`` if the folder of test images exists."""
         return ("train", "test") if self.exists(_TEST) else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, label and box."""
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -49,7 +51,7 @@ class Gtsrb(NamedSource):
             )
             return
         for name in self._classes:
-            folder = f"{self._train}{name}/"
+            folder = f"{self._train_folder}{name}/"
             yield from self._read_rows(folder, self._read_csv(f"{folder}GT-{name}.csv"))
 
     def _read_rows(self, folder: str, table: TextTable) -> Iterator[FileRow]:
@@ -73,15 +75,15 @@ class Gtsrb(NamedSource):
         return table
 
     @cached_property
-    def _train(self) -> str:
+    def _train_folder(self) -> str:
         """Folder of the training images, with a slash; ``""`` for the layout's own."""
         return self.resolve_alternative(self.markers[0]).removesuffix(_FIRST)
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
         """Names of the folders of classes, sorted."""
-        folder = self.tree_path(self._train.rstrip("/")) if self._train else self.base
+        folder = self.tree_path(self._train_folder.rstrip("/")) if self._train_folder else self.base
         return tuple(sorted(self.tree.list(folder).directories))
 
 
-KIND = named_kind(Gtsrb)
+KIND = make_named_kind(Gtsrb)

@@ -161,6 +161,7 @@ class IlsvrcSource(RowSource):
             yield from (devkit / _META, devkit / _TRUTH) if devkit.is_dir() else (devkit,)
 
     def close(self) -> None:
+        """Closes all archives and folders."""
         for tree in self._trees.values():
             tree.close()
 
@@ -189,10 +190,10 @@ class IlsvrcSource(RowSource):
                 f"{printable(str(self.path))}: {printable(name)} is not one of the {labels:,} validation images that "
                 "the devkit labels"
             )
-        return self._numbers[devkit.truth[int(found[1]) - 1]]
+        return self._class_numbers[devkit.truth[int(found[1]) - 1]]
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
+    def _class_numbers(self) -> dict[str, int]:
         """Class number by wnid."""
         return {wnid: number for number, wnid in enumerate(self._classes)}
 

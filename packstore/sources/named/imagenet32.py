@@ -110,6 +110,7 @@ class ImageNet32Source(PixelSource):
         return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
 
     def files(self) -> Iterator[Path]:
+        """Yields the batches, and ``map_clsloc.txt`` if it exists."""
         yield from (batch.file for batch in self._batches)
         if (self.path / _NAMES).is_file():
             yield self.path / _NAMES

@@ -34,9 +34,11 @@ class KaggleSource(NamedSource):
         return [*super().find_missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
+        """Returns those of ``train``, ``val`` and ``test`` that have a folder."""
         return tuple(split for split in ("train", "val", "test") if self.exists(f"{_ROOT}/{split}"))
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, label, class name, boxes and their labels."""
         optional = "test" in self.splits()
         return {
             "image": Image(),
@@ -63,13 +65,13 @@ class KaggleSource(NamedSource):
     def _make_row(self, split: str, image: str, number: int) -> FileRow:
         """Makes the row of an image with its class number and its boxes, if the table has any. Raises
         :class:`SourceError` for an invalid line."""
-        values: dict[str, Any] = {"label": number, "name": self._titles[number]}
-        table = self._solutions[split]
+        values: dict[str, Any] = {"label": number, "name": self._class_titles[number]}
+        table = self._solution_tables[split]
         line = None if table is None else table.find_line(_stem(image))
         if table is None or line is None:
             return FileRow(image, values)
         parts = [] if len(line) != 2 else line[1].split()
-        wnids, numbers = parts[::5], self._numbers
+        wnids, numbers = parts[::5], self._class_numbers
         if len(parts) % 5 or not parts or not numbers.keys() >= set(wnids):
             table.refuse_line(line, "an image, and a class and four numbers for each box")
         texts = [part for n, part in enumerate(parts) if n % 5]
@@ -80,20 +82,20 @@ class KaggleSource(NamedSource):
     def _find_label(self, image: str) -> int:
         """Returns the class number of a validation image. Raises :class:`SourceError` if the table has no known class
         for it."""
-        table = self._solutions["val"]
+        table = self._solution_tables["val"]
         line = None if table is None else table.find_line(_stem(image))
         wnid = line[1].partition(" ")[0] if line is not None and len(line) == 2 else ""
-        if table is not None and wnid not in self._numbers:
+        if table is not None and wnid not in self._class_numbers:
             table.refuse_line(line or [], f"{_stem(image)} and a class of {_NAMES}")
-        return self._numbers[wnid]
+        return self._class_numbers[wnid]
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
+    def _class_numbers(self) -> dict[str, int]:
         """Class number by wnid."""
         return {wnid: number for number, wnid in enumerate(self._names)}
 
     @cached_property
-    def _titles(self) -> tuple[str, ...]:
+    def _class_titles(self) -> tuple[str, ...]:
         """Names of the classes, by number."""
         return tuple(self._names.values())
 
@@ -103,7 +105,7 @@ class KaggleSource(NamedSource):
         return {line[0]: " ".join(line[1:]) for line in sorted(self.read_table(_NAMES))}
 
     @cached_property
-    def _solutions(self) -> dict[str, TextTable | None]:
+    def _solution_tables(self) -> dict[str, TextTable | None]:
         """Table of labels and boxes by split; None for a table that does not exist."""
         files = {split: name for split, name in _SOLUTIONS.items() if self.exists(name)}
         return {split: self.read_table(files[split], ",", skip=1) if split in files else None for split in _SOLUTIONS}

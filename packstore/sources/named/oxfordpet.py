@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label, Mask
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.rows import FileRow, InTree
 
 _SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
@@ -86,4 +86,4 @@ def _parse_boxes(xml: bytes) -> list[list[float]]:
     return [[float(side) for side in box] for box in zip(*sides, strict=True)]
 
 
-KIND = named_kind(OxfordPet)
+KIND = make_named_kind(OxfordPet)

@@ -77,6 +77,7 @@ class PixelSource(RowSource):
         return in_packing_order(part.split for part in self._pixel_files)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares pixels and label; the label is optional if some images have none."""
         return {"image": Image("uint8"), "label": Label(self.read_class_names(), optional=self.has_unlabelled)}
 
     @property
@@ -85,6 +86,7 @@ class PixelSource(RowSource):
         return any(part.labels is None for part in self._pixel_files)
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields a row for each image of a split, with its number as key."""
         index, size = 0, 3 * self.side * self.side
         for number, part in enumerate(self._pixel_files):
             if part.split == split:
@@ -98,7 +100,7 @@ class PixelSource(RowSource):
         number, row = ref
         part = self._pixel_files[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))
-        planes = self._blocks.read_row(number, info, 0, row, 1)
+        planes = self._block_cache.read_row(number, info, 0, row, 1)
         found: dict[str, Any] = {name: values[row] for name, values in part.values.items()}
         if part.labels is not None:
             found["label"] = int(part.labels[row])
@@ -106,6 +108,7 @@ class PixelSource(RowSource):
         return found | {"image": np.ascontiguousarray(image)}
 
     def close(self) -> None:
+        """Closes the open files."""
         if self._opened is not None:
             self._opened.close()
 
@@ -117,7 +120,7 @@ class PixelSource(RowSource):
         return found
 
     @cached_property
-    def _blocks(self) -> BlockCache:
+    def _block_cache(self) -> BlockCache:
         """Cache of blocks of images; opens files as needed, until :meth:`close`."""
         self._opened = BlockCache(
             [part.file for part in self._pixel_files],

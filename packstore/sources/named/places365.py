@@ -11,7 +11,7 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, has_path, named_kind
+from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
@@ -51,6 +51,7 @@ class Places365(NamedSource):
         return tuple(self._folders)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label, which test images lack."""
         return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -100,4 +101,4 @@ def _find_folders(tree: Tree, base: str) -> dict[str, str]:
     return dict(sorted(found.items(), key=lambda item: ("val", "test", *_LISTS).index(item[0])))
 
 
-KIND = named_kind(Places365)
+KIND = make_named_kind(Places365)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from packstore.sources.named.folder_sets import FolderSet, folder_set_kind
+from packstore.sources.named.folder_sets import FolderSet, make_folder_set_kind
 
 _RE_ID = {"bounding_box_train": "train", "bounding_box_test": "test"}
 _PEOPLE = r"(?P<split>bounding_box_train|bounding_box_test|query)/"
@@ -384,10 +384,10 @@ PAIRS = (
     ),
 )  # fmt: skip
 
-MARKET1501 = folder_set_kind("market1501", "Market-1501 as published", [_MARKET])
-DUKEMTMC = folder_set_kind("dukemtmc", "DukeMTMC-reID as published", [_DUKE])
-MARS = folder_set_kind("mars", "MARS as published", [_MARS])
-OMNIGLOT = folder_set_kind("omniglot", "Omniglot as published", [_OMNIGLOT, _OMNIGLOT_PART])
-PUBLISHED = folder_set_kind(
+MARKET1501 = make_folder_set_kind("market1501", "Market-1501 as published", [_MARKET])
+DUKEMTMC = make_folder_set_kind("dukemtmc", "DukeMTMC-reID as published", [_DUKE])
+MARS = make_folder_set_kind("mars", "MARS as published", [_MARS])
+OMNIGLOT = make_folder_set_kind("omniglot", "Omniglot as published", [_OMNIGLOT, _OMNIGLOT_PART])
+PUBLISHED = make_folder_set_kind(
     "published", "a published set recognised by its folders and file names", [*CLASSES, *MASKS, *PAIRS]
 )

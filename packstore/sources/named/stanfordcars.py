@@ -11,7 +11,7 @@ from typing import Any
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Image, Label
-from packstore.sources.named import NamedSource, has_path, named_kind
+from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number
 from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
@@ -37,9 +37,11 @@ class StanfordCars(NamedSource):
         return [*super().find_missing(tree, base), *([_TEST.partition("|")[0]] if unlabelled else [])]
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train``, and ``test`` if ``cars_test`` exists."""
         return ("train", "test") if self.exists("cars_test") else ("train",)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, label and box."""
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -67,4 +69,4 @@ class StanfordCars(NamedSource):
         return {split: (name, *get_struct_fields(name, value, _FIELDS)) for split, (name, value) in found.items()}
 
 
-KIND = named_kind(StanfordCars)
+KIND = make_named_kind(StanfordCars)

@@ -13,7 +13,7 @@ from typing import Any
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Image, Json, Label
 from packstore.sources.beside import join
-from packstore.sources.named import NamedSource, has_path, named_kind
+from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.named.mat import to_texts
 from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
@@ -55,9 +55,11 @@ class StanfordDogs(NamedSource):
         return [*super().find_missing(tree, base), *(lists if len(lists) == 1 else ())]
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train`` and ``test``, or ``("",)`` without lists."""
         return tuple(_LISTS) if any(map(self.exists, _LISTS.values())) else ("",)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label; boxes and the XML as ``json`` are optional."""
         return {
             "image": Image(),
             "label": Label(tuple(self._classes)),
@@ -100,4 +102,4 @@ class StanfordDogs(NamedSource):
         return {name: n for n, name in enumerate(sorted(self.tree.names(folder).folders))}
 
 
-KIND = named_kind(StanfordDogs)
+KIND = make_named_kind(StanfordDogs)

@@ -88,6 +88,7 @@ class Stl10Source(PixelSource):
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
+        """Returns a function that reads bytes of a file, also in an archive; the other function does nothing."""
         part = partial(self._tree.read_part, file.as_posix())
         return lambda size, offset: part(offset, size), lambda: None
 
@@ -124,6 +125,7 @@ class Stl10Source(PixelSource):
         return {"folds": found}
 
     def _read_file(self, name: str) -> bytes:
+        """Reads all bytes of a file. Raises :class:`SourceError` if it cannot be read."""
         return read_whole(self._tree, self._base + name)
 
     def _file_name(self, name: str) -> str:

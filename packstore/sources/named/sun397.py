@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from packstore.core.fields import Field, Image, Label
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.rows import FileRow
 
 
@@ -25,6 +25,7 @@ class Sun397(NamedSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label."""
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -45,4 +46,4 @@ class Sun397(NamedSource):
         return tuple(line[0][3:] for line in table)
 
 
-KIND = named_kind(Sun397)
+KIND = make_named_kind(Sun397)

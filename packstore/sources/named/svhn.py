@@ -61,6 +61,7 @@ class SvhnSource(PixelSource):
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
+        """Opens a MAT file; returns a function that reads bytes of its pixels, and one that closes it."""
         return open_array(file, self._arrays[file])
 
     def files(self) -> Iterator[Path]:
@@ -96,6 +97,7 @@ def _find_files(path: Path) -> dict[str, Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
+    """Certain if ``path`` is one of the MAT files, or a folder with one."""
     return Certainty.CERTAIN if _find_files(path) else Certainty.NO
 
 

@@ -34,7 +34,7 @@ class TextTable:
 
     def __iter__(self) -> Iterator[list[str]]:
         """Yields the fields of each line that is not blank."""
-        for start in self._line_starts():
+        for start in self._walk_line_starts():
             if fields := self._split_line(start):
                 yield fields
 
@@ -81,13 +81,13 @@ class TextTable:
     @cached_property
     def _line_index(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Hashes of the first fields, sorted, and the offsets of their lines."""
-        starts = np.fromiter(self._line_starts(), np.int64)
+        starts = np.fromiter(self._walk_line_starts(), np.int64)
         keys = (self._split_line(start)[:1] for start in starts.tolist())
         hashes = np.fromiter((_hash_key(key[0]) if key else 0 for key in keys), np.uint64, len(starts))
         order = np.argsort(hashes, kind="stable")
         return hashes[order], starts[order]
 
-    def _line_starts(self) -> Iterator[int]:
+    def _walk_line_starts(self) -> Iterator[int]:
         """Yields the offset of each line, without the skipped ones."""
         start = 0
         for _ in range(self._skip):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from packstore.core.fields import Boxes, Field, Image, Label
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.text_table import TextTable
 from packstore.sources.rows import FileRow
 
@@ -27,9 +27,11 @@ class TinyImageNet(NamedSource):
     required = ("wnids.txt", "val/images")
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train``, ``val``, and ``test`` if the folder of test images exists."""
         return ("train", "val", "test") if self.exists(_TEST) else ("train", "val")
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, label and box, which test images lack."""
         optional = self.exists(_TEST)
         return {"image": Image(), "label": Label(self._classes, optional=optional), "boxes": Boxes(optional=optional)}
 
@@ -67,4 +69,4 @@ def _parse_box(table: TextTable, line: list[str]) -> list[float]:
     return [*map(float, table.parse_ints(line, "whole numbers", line))]
 
 
-KIND = named_kind(TinyImageNet)
+KIND = make_named_kind(TinyImageNet)

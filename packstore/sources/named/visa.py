@@ -14,7 +14,7 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label, Labels
 from packstore.sources.beside import clean_path, infer_mask_field
-from packstore.sources.named import NamedSource, named_kind
+from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.rows import FileRow, InTree, in_packing_order
 
 _LIST = "split_csv/1cls.csv"
@@ -34,6 +34,7 @@ class VisA(NamedSource):
         return in_packing_order(row["split"] for row in self._rows)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, label, object and mask, and defects if a table has any."""
         found: dict[str, Field] = {"image": Image()}
         found |= {name: Label(self._unique_values(name)) for name in ("label", "object")}
         masks = (self.tree_path(row["mask"]) for row in self._rows if row["mask"])
@@ -50,6 +51,7 @@ class VisA(NamedSource):
                 yield FileRow(self.tree_path(row["image"]), values)
 
     def describing_files(self) -> list[str]:
+        """Lists the list of images, and the table of defects of each object."""
         notes = (f"{name}/{_NOTES}" for name in self._unique_values("object"))
         return [self.tree_path(name) for name in (_LIST, *notes) if self.exists(name)]
 
@@ -91,4 +93,4 @@ class VisA(NamedSource):
         return rows
 
 
-KIND = named_kind(VisA)
+KIND = make_named_kind(VisA)

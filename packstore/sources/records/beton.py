@@ -145,6 +145,7 @@ class BetonSource(ShardSource):
         return found
 
     def close(self) -> None:
+        """Closes the open files as well."""
         super().close()
         self._files.close()
 

@@ -147,9 +147,12 @@ class TfrecordFiles:
             at = place + length + CHECK
 
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
+        """Reads the ``length`` bytes of a record's data at offset ``place``; returns None if they do not match the
+        checksum."""
         return verify_data(self._files[number].read(length + CHECK, place), length)
 
     def locate_span(self, number: int, place: int, length: int) -> Location | None:
+        """Locates the data of a record, or returns None if the file is compressed."""
         return self._files.locate_span(number, place, length)
 
     def close(self) -> None:
@@ -205,6 +208,7 @@ class ExampleSource(ShardSource):
         return self.decode_example(read_example(message), message)
 
     def locate_row(self, ref: Any) -> Location | None:
+        """Locates the data of the record that has the image, or returns None if its file is compressed."""
         return self._files.locate_span(*ref[:3])
 
     def close(self) -> None:
@@ -302,7 +306,7 @@ class ExampleSource(ShardSource):
             self.facts.add_example(
                 features, message, lambda: self._files.read_record(number, place, message.size) is not None
             )
-            return largest_value_size(features), _read_key(features, message)
+            return measure_largest_value(features), _read_key(features, message)
         except ValueError:
             return message.size, None  # reported when it is read
 
@@ -312,7 +316,7 @@ def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int
     return lambda size, at: file.read(min(size, length - at), place + at)
 
 
-def largest_value_size(features: Mapping[str, Feature]) -> int:
+def measure_largest_value(features: Mapping[str, Feature]) -> int:
     """Returns the size of the largest single value of bytes, which is probably the image; 0 if there is none."""
     spans = (f.spans[0] for f in features.values() if f.kind == "bytes" and len(f.spans) == 1)
     return max((stop - start for _, start, stop in spans), default=0)

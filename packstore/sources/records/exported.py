@@ -15,7 +15,7 @@ from packstore.core.export_manifest import StoredBytes
 from packstore.core.protobuf import PACKED, Feature, Message, read_example
 from packstore.sources.base import SourceOptions
 from packstore.sources.exported_rows import ExportedRows
-from packstore.sources.records.examples import ExampleSource, largest_value_size
+from packstore.sources.records.examples import ExampleSource, measure_largest_value
 
 
 class ExportedTfds(ExportedRows, ExampleSource):
@@ -33,7 +33,7 @@ class ExportedTfds(ExportedRows, ExampleSource):
         try:
             features = read_example(message)
             self.facts.parsed += 1
-            return largest_value_size(features), _get_bytes("key", features, message).decode("utf-8", "surrogateescape")
+            return measure_largest_value(features), _get_bytes("key", features, message).decode("utf-8", "surrogateescape")
         except ValueError:
             return message.size, None
 

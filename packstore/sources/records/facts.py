@@ -103,7 +103,7 @@ class ExampleFacts:
         shape: _ExampleShape = tuple(
             [(name, its.kind, *_describe_values(its, message)) for name, its in features.items()]
         )
-        largest = _largest_edges(features, message)
+        largest = _find_largest_edges(features, message)
         labels = self._find_new_labels(features, message)
         news = shape not in self._shapes and self._would_change(shape)
         if (news or labels or self._has_larger_edge(largest)) and not is_sound():
@@ -189,7 +189,7 @@ def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
     return count, _guess_content(message.get(start, min(stop, start + _LOOKED_AT)), stop - start > _LOOKED_AT)
 
 
-def _largest_edges(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
+def _find_largest_edges(features: Mapping[str, Feature], message: Message) -> dict[str, float]:
     """Returns the largest absolute value of each float feature that has edges of boxes (``…xmin``), by name."""
     found = {}
     for name, feature in features.items():

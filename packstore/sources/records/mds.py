@@ -125,6 +125,7 @@ class MdsSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
+        """Locates the bytes of the sample that has the image, or returns None if its shard is compressed."""
         return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:

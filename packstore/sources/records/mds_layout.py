@@ -127,7 +127,7 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
                     "reads mds of version 2"
                 )
             names, encodings = tuple(map(str, plain["column_names"])), tuple(map(str, plain["column_encodings"]))
-            sizes = tuple(_fixed_size(encoding) for encoding in encodings)
+            sizes = tuple(_fixed_value_size(encoding) for encoding in encodings)
             said = tuple(None if not size else int(size) for size in plain["column_sizes"])
             if not len(names) == len(encodings) == len(said) <= _MAX_COLUMNS or len(set(names)) < len(names):
                 raise ValueError("its columns do not go together")
@@ -150,7 +150,7 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
         raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 
 
-def _fixed_size(encoding: str) -> int | None:
+def _fixed_value_size(encoding: str) -> int | None:
     """Returns the size in bytes of all values of an encoding, or None if each value has its own. Raises
     :class:`ValueError` for an unknown encoding."""
     name, _, rest = encoding.partition(":")

@@ -41,11 +41,13 @@ class ShardSource(RowSource):
         return in_packing_order(split for split, _ in self.shards)
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of all shards of a split; generates keys for rows without their own."""
         keys = (index_key(split, number) for number in count())
         numbers = (number for number, (its, _) in enumerate(self.shards) if its == split)
         return chain.from_iterable(self.shard_rows(number, keys) for number in numbers)
 
     def files(self) -> Iterator[Path]:
+        """Yields the paths of the shards."""
         return (path for _, path in self.shards)
 
 

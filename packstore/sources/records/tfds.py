@@ -82,6 +82,7 @@ class TfdsSource(ExampleSource):
         yield from sorted(self._folder.glob("*.labels.txt"))
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts features that no column can hold, by reason."""
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:

@@ -260,13 +260,13 @@ class TfrecordSource(ExampleSource):
         if name in self._numberings:
             numbers = self._numberings[name]
             if name == of:
-                return _ExampleColumn(Labels(numbers.classes, of="boxes"), name, _labels_decoder(numbers))
+                return _ExampleColumn(Labels(numbers.classes, of="boxes"), name, _make_labels_decoder(numbers))
             if facts.high <= 1:
                 missing = missing or self.facts.labels[name].missing
-                return _ExampleColumn(Label(numbers.classes, optional=missing), name, _label_decoder(numbers))
-            return _ExampleColumn(Labels(numbers.classes, of=False), name, _labels_decoder(numbers))
+                return _ExampleColumn(Label(numbers.classes, optional=missing), name, _make_label_decoder(numbers))
+            return _ExampleColumn(Labels(numbers.classes, of=False), name, _make_labels_decoder(numbers))
         if kind == "bytes":
-            return _bytes_column(name, facts, missing)
+            return _make_bytes_column(name, facts, missing)
         dtype = "float32" if kind == "floats" else "int64"
         if facts.high <= 1:
             return _ExampleColumn(Array(dtype, optional=missing), name, _decode_number)
@@ -304,7 +304,7 @@ def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
     return found
 
 
-def _bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColumn:
+def _make_bytes_column(name: str, facts: FeatureFacts, missing: bool) -> _ExampleColumn:
     """Makes the column of a feature of bytes: lists of texts, images, texts or bytes, by the guessed content."""
     if facts.high > 1:
         return _ExampleColumn(Json(optional=missing), name, _decode_texts)
@@ -351,7 +351,7 @@ def _decode_texts(feature: Feature, message: Message) -> list[str]:
     return [value.decode("utf-8") for value in feature.bytes(message)]
 
 
-def _label_decoder(numbers: Numbering) -> Decode:
+def _make_label_decoder(numbers: Numbering) -> Decode:
     """Returns a function that decodes a label to the number of its class, or to None if it has none."""
 
     def decode(feature: Feature, message: Message) -> int | None:
@@ -361,7 +361,7 @@ def _label_decoder(numbers: Numbering) -> Decode:
     return decode
 
 
-def _labels_decoder(numbers: Numbering) -> Decode:
+def _make_labels_decoder(numbers: Numbering) -> Decode:
     """Returns a function that decodes labels to the numbers of their classes; it raises :class:`ValueError` for -1."""
 
     def decode(feature: Feature, message: Message) -> NDArray[np.int64]:

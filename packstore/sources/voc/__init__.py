@@ -64,7 +64,7 @@ class VocSource(FileRowSource):
         self._base = _find_voc_folder(self.tree) or ""
         self._images = _find_image_folder(self.tree, self._base) or _IMAGES[0]
         self._sets = _find_sets(self.tree, self._base)
-        self._annotated = is_folder(self.tree, self._path("Annotations"))
+        self._annotated = is_folder(self.tree, self._join_base("Annotations"))
         self._masks = {
             name: folder
             for name, known in _MASKS.items()
@@ -78,7 +78,7 @@ class VocSource(FileRowSource):
 
     def splits(self) -> Sequence[str]:
         """Returns the sets in packing order, or ``("",)``. Raises :class:`SourceError` for an image in several sets."""
-        self._suffixes  # noqa: B018 - raises for images in several sets
+        self._odd_suffixes  # noqa: B018 - raises for images in several sets
         return in_packing_order(self._sets) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
@@ -94,8 +94,8 @@ class VocSource(FileRowSource):
 
     def _infer_mask_field(self, folder: str) -> Field:
         """Declares the masks of a folder, by the first 64 of them."""
-        names = self.tree.names(self._path(folder)).files
-        return infer_mask_field(self.tree, (self._path(folder, name) for name in names[:_LOOKED_AT]))
+        names = self.tree.names(self._join_base(folder)).files
+        return infer_mask_field(self.tree, (self._join_base(folder, name) for name in names[:_LOOKED_AT]))
 
     @cached_property
     def _palette(self) -> Palette | None:
@@ -108,14 +108,14 @@ class VocSource(FileRowSource):
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split. Raises :class:`SourceError` for a path out of the source, or an image in several
         sets."""
-        suffixes = self._suffixes
+        suffixes = self._odd_suffixes
         for stem in self._list_stems(split):
             values: dict[str, Any] = {
-                name: InTree(self._path(folder, f"{stem}.png"), optional=True) for name, folder in self._masks.items()
+                name: InTree(self._join_base(folder, f"{stem}.png"), optional=True) for name, folder in self._masks.items()
             }
             if self._annotated:
-                values["json"] = InTree(self._path("Annotations", f"{stem}.xml"), optional=True)
-            yield FileRow(self._path(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
+                values["json"] = InTree(self._join_base("Annotations", f"{stem}.xml"), optional=True)
+            yield FileRow(self._join_base(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its masks and parses its annotation. Raises :class:`ValueError` for an invalid one."""
@@ -126,12 +126,13 @@ class VocSource(FileRowSource):
         return found if document is None else found | parse_annotation(document)
 
     def describing_files(self) -> Iterable[str]:
+        """Lists the lists of images and the file of colours."""
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the lists; those of a class or of another task add nothing to the annotations."""
         super().claim_files(claims)
-        used, places = set(self.describing_files()), dict.fromkeys((self._path("ImageSets"), *self._set_folders))
+        used, places = set(self.describing_files()), dict.fromkeys((self._join_base("ImageSets"), *self._set_folders))
         for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
             lists = (name for name in names.files if name.endswith(".txt") and join(folder, name) not in used)
             claims.claim_all(folder, lists, Role.EVIDENCE)
@@ -146,11 +147,11 @@ class VocSource(FileRowSource):
         masks = (
             place
             for place in self._masks.values()
-            if folder in (self._path(place.removesuffix("PNG") + end) for end in ("", "Npy"))
+            if folder in (self._join_base(place.removesuffix("PNG") + end) for end in ("", "Npy"))
         )
-        return name.endswith(".npy") and any(is_file(self.tree, self._path(p, f"{name[:-4]}.png")) for p in masks)
+        return name.endswith(".npy") and any(is_file(self.tree, self._join_base(p, f"{name[:-4]}.png")) for p in masks)
 
-    def _path(self, *parts: str) -> str:
+    def _join_base(self, *parts: str) -> str:
         """Joins parts to a path below the folder of the data set."""
         return join(self._base, "/".join(parts))
 
@@ -163,7 +164,7 @@ class VocSource(FileRowSource):
         """Yields the names of the images of a split, without suffixes. Raises :class:`SourceError` for a path out of
         the source."""
         if not self._sets:
-            yield from (name.rpartition(".")[0] for name in self.tree.list(self._path(self._images)).images)
+            yield from (name.rpartition(".")[0] for name in self.tree.list(self._join_base(self._images)).images)
             return
         for number, line in read_lines(self.tree, self._sets[split], paths=True):
             try:
@@ -173,13 +174,13 @@ class VocSource(FileRowSource):
 
     def _is_name_without_flag(self, stem: str) -> bool:
         """Tells if a line with blanks is the whole name of an image, without a flag at its end."""
-        return " " in stem and any(is_file(self.tree, self._path(self._images, stem + end)) for end in IMAGE_SUFFIXES)
+        return " " in stem and any(is_file(self.tree, self._join_base(self._images, stem + end)) for end in IMAGE_SUFFIXES)
 
     @cached_property
-    def _suffixes(self) -> dict[str, str]:
+    def _odd_suffixes(self) -> dict[str, str]:
         """Suffixes other than ``.jpg``, by the name of the image. Raises :class:`SourceError` for an image in several
         sets, or twice in one."""
-        folder = self._path(self._images)
+        folder = self._join_base(self._images)
         suffixes = find_odd_suffixes(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
             seen: set[str] = set()

@@ -51,6 +51,7 @@ class VocBesideSource(FileRowSource):
         return declare_annotation_fields(read_classes(self.tree, (row.values["json"].file for row in rows)))
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split, with the XML file of the same name."""
         for images, xml in self._pairs[split]:
             for name in self.tree.list(images).images:
                 yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
@@ -61,6 +62,7 @@ class VocBesideSource(FileRowSource):
         return found if found.get("json") is None else found | parse_annotation(found["json"])
 
     def describing_files(self) -> Iterable[str]:
+        """Returns nothing: each XML file belongs to one image."""
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:

@@ -61,7 +61,7 @@ def parse_annotation(data: bytes) -> dict[str, Any]:
     return {
         "boxes": [parse_box(each) for each in objects],
         "labels": [_class_name(each) for each in objects],
-        "difficult": [int(_text_value(each, "difficult", "0")) for each in objects],
+        "difficult": [int(_get_text(each, "difficult", "0")) for each in objects],
         "json": {"annotation": document},
     }
 
@@ -71,7 +71,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _text_value(value: Any, name: str, default: str | None = None) -> str:
+def _get_text(value: Any, name: str, default: str | None = None) -> str:
     """Returns the text of the element ``name``; ``default`` if that is missing or empty. Raises :class:`ValueError` if
     it is missing without a default, or occurs several times."""
     found = value.get(name, default) if isinstance(value, dict) else None
@@ -82,7 +82,7 @@ def _text_value(value: Any, name: str, default: str | None = None) -> str:
 
 def _class_name(value: Any) -> str:
     """Returns the name of an object's class. Raises :class:`ValueError` if it is missing or empty."""
-    name = _text_value(value, "name")
+    name = _get_text(value, "name")
     if not name:
         raise ValueError("an object of its annotation has an empty name")
     return name
@@ -91,5 +91,5 @@ def _class_name(value: Any) -> str:
 def parse_box(value: Mapping[str, Any]) -> list[float]:
     """Parses the box of an ``object`` to left, top, right, bottom in pixels from 0. Raises :class:`ValueError` for a
     missing corner."""
-    left, top, right, bottom = (parse_finite(_text_value(value.get("bndbox"), corner)) for corner in _CORNERS)
+    left, top, right, bottom = (parse_finite(_get_text(value.get("bndbox"), corner)) for corner in _CORNERS)
     return [left - 1, top - 1, right, bottom]

@@ -136,6 +136,7 @@ class YoloSource(FileRowSource):
         return super().left_reason(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts splits without images, or with those of another."""
         return dict(+self._layout.ignored)
 
     @cached_property
