@@ -25,7 +25,7 @@ from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_required_tree, open_tree
-from packstore.sources.archives.tar import TAR_FAULTS, read_first_names, is_tar
+from packstore.sources.archives.tar import TAR_FAULTS, is_tar, read_first_names
 from packstore.sources.archives.zip import is_zip
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions
 from packstore.sources.exported_rows import ExportedRows

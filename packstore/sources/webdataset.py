@@ -23,7 +23,7 @@ from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
 from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, read_first_names, is_tar
+from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
 from packstore.sources.listing import IMAGE_SUFFIXES

@@ -22,7 +22,8 @@ _LINE = rb"-?\d+(\.\d+)?([ \t]+-?\d+(\.\d+)?){7}[ \t]+[^\s\d]\S*[ \t]+\d[ \t]*(\
 
 
 class DotaSource(SidecarSource):
-    """Source of images of DOTA with oriented boxes; ``difficult`` is a flag of each box. Lines of the head are in ``json``."""
+    """Source of images of DOTA with oriented boxes; ``difficult`` is a flag of each box. Lines of the head are in
+    ``json``."""
 
     kind = "dota"
     title = "DOTA"

@@ -23,8 +23,8 @@ from packstore.sources.annotation_formats.source import SidecarSource, make_side
 
 
 class LabelMeSource(SidecarSource):
-    """Source of images with LabelMe's files; lines and points become ``keypoints``, flags of the image that are true become
-    tags."""
+    """Source of images with LabelMe's files; lines and points become ``keypoints``, flags of the image that are true
+    become tags."""
 
     kind = "labelme"
     title = "LabelMe"

@@ -25,7 +25,8 @@ _LINE = re.compile(rf"({_NUMBER}(?:,{_NUMBER}){{7}}),([A-Za-z]+),(.*)")
 
 
 class MltSource(SidecarSource):
-    """Source of images with words; ``labels`` has the language in each box, ``texts`` the word, null if it is to be ignored."""
+    """Source of images with words; ``labels`` has the language in each box, ``texts`` the word, null if it is to be
+    ignored."""
 
     kind = "mlt"
     title = "ICDAR MLT"

@@ -31,7 +31,8 @@ _WORDS = (6, 10)
 
 
 class MotSource(DocumentSource):
-    """Source of frames of sequences; ``track`` is the number of the track of each box. A frame without lines has 0 boxes."""
+    """Source of frames of sequences; ``track`` is the number of the track of each box. A frame without lines has 0
+    boxes."""
 
     kind = "mot"
     title = "MOTChallenge"

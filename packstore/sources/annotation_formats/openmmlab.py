@@ -30,8 +30,8 @@ from packstore.sources.beside import is_file, join, read_lines
 
 
 class OpenMMLabSource(DocumentSource):
-    """Source of images of a ``data_list``; ``texts`` has the text in each box, ``text`` the text of an image that shows one
-    word."""
+    """Source of images of a ``data_list``; ``texts`` has the text in each box, ``text`` the text of an image that shows
+    one word."""
 
     kind = "openmmlab"
     title = "OpenMMLab"

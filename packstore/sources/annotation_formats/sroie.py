@@ -93,10 +93,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return max(_WORDS.recognise(path, options), _ALONE.recognise(path, options))
 
 
-def _open(path: Path, options: SourceOptions) -> Source:
+def _open_layout(path: Path, options: SourceOptions) -> Source:
     """Opens the layout with words, or the one without if only that is recognised."""
     worded = _WORDS.recognise(path, options) >= _ALONE.recognise(path, options)
     return (_WORDS if worded else _ALONE).open(path, options)
 
 
-KIND = replace(_WORDS, recognise=_recognise, open=_open)
+KIND = replace(_WORDS, recognise=_recognise, open=_open_layout)

@@ -80,7 +80,9 @@ class SuperviselySource(SidecarSource):
                 annotation.add_points(label, flat)
             elif kind == "bitmap":
                 left, top = each["bitmap"]["origin"]
-                annotation.objects.append(object_from_box(label, _compute_bitmap_box(each["bitmap"]["data"], left, top)))
+                annotation.objects.append(
+                    object_from_box(label, _compute_bitmap_box(each["bitmap"]["data"], left, top))
+                )
         annotation.tags = [each["name"] for each in document.get("tags", ()) if each.get("value") is None]
         return annotation
 

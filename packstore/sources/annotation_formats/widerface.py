@@ -23,7 +23,8 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
 
 class WiderFaceSource(DocumentSource):
-    """Source of images of WIDER FACE by split; ``label`` is the event that an image shows, which is the name of its folder."""
+    """Source of images of WIDER FACE by split; ``label`` is the event that an image shows, which is the name of its
+    folder."""
 
     kind = "widerface"
     title = "WIDER FACE"

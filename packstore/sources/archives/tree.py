@@ -58,7 +58,7 @@ class ArchiveTree(Tree):
         images: list[str] = []
         numbers: list[int] = []
         directories: list[str] = []
-        place = self._archive_path(directory)
+        place = self._to_archive_path(directory)
         for raw, number in self._index.list_children(place):
             name = raw.decode("utf-8", "surrogateescape")
             if number is None:
@@ -80,11 +80,11 @@ class ArchiveTree(Tree):
 
     def list_names(self, directory: str) -> Names:
         """Lists the names in a directory; caches them."""
-        place, known = self._archive_path(directory), self._index.names
+        place, known = self._to_archive_path(directory), self._index.names
         key = place.decode("utf-8", "surrogateescape")
         names = known.get(key)
         if names is None:
-            names = _to_names(self._index.list_children(place))
+            names = _split_children(self._index.list_children(place))
             known.put(key, names)
         return names
 
@@ -97,12 +97,12 @@ class ArchiveTree(Tree):
             waiting += [place + b"/" + name if place else name for name, number in children if number is None]
             inside = place == self._top or (not self._top or place.startswith(self._top + b"/"))
             shown = place[len(self._top) :].removeprefix(b"/") if inside else b"/" + place
-            yield shown.decode("utf-8", "surrogateescape"), _to_names(children)
+            yield shown.decode("utf-8", "surrogateescape"), _split_children(children)
 
     def stat_any(self, file: str) -> FileStat:
         """Returns size and time of a member; pipes and broken links have no size. A folder exists if a member lies in
         it. Raises :class:`FileNotFoundError`."""
-        place = self._archive_path(file)
+        place = self._to_archive_path(file)
         number = self._index.find_number(place)
         if number is None:
             if next(self._index.list_children(place), None) is None:
@@ -113,13 +113,13 @@ class ArchiveTree(Tree):
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
         """Reads the beginning of a member; ``b""`` if it is missing or damaged."""
-        number = self._index.find_number(self._archive_path(file))
+        number = self._index.find_number(self._to_archive_path(file))
         return b"" if number is None else self._read_beginning(number, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads part of a member from offset ``place`` on, also of a compressed one. Raises :class:`FileNotFoundError`,
         and :class:`ValueError` for one that is no plain file, or compressed by other methods than deflate."""
-        number = self._index.find_number(self._archive_path(file))
+        number = self._index.find_number(self._to_archive_path(file))
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         member = self._index.get_member(number)
@@ -133,7 +133,7 @@ class ArchiveTree(Tree):
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """Reads a whole member and verifies its size and CRC-32. Raises :class:`SampleError` if it is missing, damaged,
         or larger than ``max_bytes``."""
-        number = self._find_number(self._archive_path(key))
+        number = self._find_number(self._to_archive_path(key))
         if number is None:
             raise SampleError(key, "is not in the archive: it has changed")
         if size_bytes > max_bytes:
@@ -153,7 +153,7 @@ class ArchiveTree(Tree):
 
     def locate(self, key: str) -> Location | None:
         """Locates the data of a member that is not compressed, in an archive that is not; else returns None."""
-        number = self._find_number(self._archive_path(key))
+        number = self._find_number(self._to_archive_path(key))
         if number is None or self._index.file is not None:  # a decompressed copy
             return None
         member = self._index.get_member(number)
@@ -196,7 +196,7 @@ class ArchiveTree(Tree):
                 return top
             top = top + b"/" + inside[0][0] if top else inside[0][0]
 
-    def _archive_path(self, path: str) -> bytes:
+    def _to_archive_path(self, path: str) -> bytes:
         """Converts a path in the tree to the path in the archive."""
         raw = path.encode("utf-8", "surrogateescape")
         return self._top + b"/" + raw if self._top and raw else self._top or raw
@@ -252,7 +252,7 @@ class ArchiveTree(Tree):
         return file
 
 
-def _to_names(children: Iterable[tuple[bytes, int | None]]) -> Names:
+def _split_children(children: Iterable[tuple[bytes, int | None]]) -> Names:
     """Sorts children into names of files and of folders."""
     found = sorted((raw.decode("utf-8", "surrogateescape"), number is None) for raw, number in children)
     return Names([name for name, is_folder in found if not is_folder], [name for name, is_folder in found if is_folder])

@@ -37,7 +37,7 @@ def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
     datasets.config.HF_HUB_OFFLINE = True
     datasets.disable_progress_bars()
     try:
-        found = _load(path, config if configured else None)
+        found = _load_dataset(path, config if configured else None)
     finally:
         datasets.config.HF_HUB_OFFLINE = offline
         if shown:
@@ -45,7 +45,7 @@ def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
     return DatasetsSource(path, options, found if isinstance(found, dict) else {"": found}, rest)
 
 
-def _load(path: Path, config: str | None) -> Any:
+def _load_dataset(path: Path, config: str | None) -> Any:
     """Loads a dataset with ``datasets``: one of ``save_to_disk``, else one of its cache, else files."""
     import datasets
 

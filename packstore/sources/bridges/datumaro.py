@@ -49,7 +49,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     for items in found.values():
         items.sort(key=lambda item: item.key)  # some formats list folders in the order of the disk
     _drop_trainval(format)
-    return format.to_bridged()
+    return format.to_bridged_data()
 
 
 def _drop_trainval(format: _Items) -> None:
@@ -57,12 +57,14 @@ def _drop_trainval(format: _Items) -> None:
     images as left out."""
     halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
     whole = [item.raw["item"] for item in format.items.get("trainval", ())]
-    if whole and sorted(map(_without_attributes, halves)) == sorted(map(_without_attributes, whole)):
+    if whole and sorted(map(_serialise_without_attributes, halves)) == sorted(
+        map(_serialise_without_attributes, whole)
+    ):
         format.items = {split: items for split, items in format.items.items() if split != "trainval"}
         format.ignored["images of trainval, which are those of train and val"] += len(whole)
 
 
-def _without_attributes(item: Any) -> str:
+def _serialise_without_attributes(item: Any) -> str:
     """Serialises an item of Datumaro's JSON without its attributes, to compare items."""
     return json.dumps({name: value for name, value in item.items() if name != "attr"}, sort_keys=True)
 

@@ -32,7 +32,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     for entry in format.read_samples({"samples": samples, "classes": [*classes]}):
         path = Path(entry.name)
         found[entry.split or ""].append(AnnotatedItem(path.relative_to(folder).as_posix(), path, entry.raw))
-    return format.to_bridged()
+    return format.to_bridged_data()
 
 
 class _Items(FiftyOneFormat, AnnotatedItems):

@@ -39,7 +39,7 @@ class AnnotatedItems(AnnotationColumns):
         """Yields the raw annotations of all images that have one."""
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
-    def to_bridged(self) -> BridgedData:
+    def to_bridged_data(self) -> BridgedData:
         """Returns all splits with images as datasets, with the columns of the whole dataset. Reads all annotations."""
         parts = {split: _SplitItems(self, items) for split, items in self.items.items() if items}
         return BridgedData(parts, self.fields(), dict(+self.ignored))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from packstore.sources.bridges.guard import restrict_library, record_opened_files
+from packstore.sources.bridges.guard import record_opened_files, restrict_library
 from packstore.sources.dataset import index_key
 from packstore.sources.torchvision_files import SplitImageFiles, find_image_files
 from packstore.sources.values import array_of, is_pil

@@ -122,7 +122,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
             parts[split] = made(root=str(root), **{**arguments, **chosen})
     if name in _OBJECTS:
         items = {split: _list_annotated_items(name, part, split, root) for split, part in parts.items()}
-        return Objects(Path(rest), items).to_bridged()
+        return Objects(Path(rest), items).to_bridged_data()
     found = samples.make_samples_by_split(
         "torchvision",
         parts,

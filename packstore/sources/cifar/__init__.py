@@ -88,7 +88,7 @@ class CifarSource(Source):
 
     def stamp(self) -> str:
         """Returns sizes and times of the files on disk."""
-        return stamp_files(self._files.disk_paths())
+        return stamp_files(self._files.list_disk_paths())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples. The first call here or of :meth:`entries` reads all files, for their labels.
@@ -117,7 +117,7 @@ class CifarSource(Source):
 
     def claim_files(self, claims: Claims) -> None:
         """Claims all files of the layout, or the archive."""
-        self.claim_paths(claims, self._files.disk_paths())
+        self.claim_paths(claims, self._files.list_disk_paths())
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields an entry for each image; ``ref`` is the number of its batch and its row there. The first call reads
@@ -260,8 +260,8 @@ class CifarSource(Source):
             if len(wrong):
                 row, what = int(wrong[0]), self._columns.python[column][0]
                 raise SourceError(
-                    f"{self._files.shown_path(name)}, row {row}: {what} {labels[row, column]} is out of range, expected a "
-                    f"number below {len(names)}"
+                    f"{self._files.shown_path(name)}, row {row}: {what} {labels[row, column]} is out of range, "
+                    f"expected a number below {len(names)}"
                 )
 
 

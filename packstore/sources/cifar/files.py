@@ -52,7 +52,7 @@ class CifarLayout:
         """Names of all files."""
         return (*self.meta, *(name for _, name in self.batches))
 
-    def matches(self, directory: str, files: Iterable[str]) -> bool:
+    def matches_directory(self, directory: str, files: Iterable[str]) -> bool:
         """Tells if a directory has this layout, maybe incomplete: by its name, or by a meta file and a batch."""
         there = set(files)
         return directory == self.directory or (
@@ -60,7 +60,7 @@ class CifarLayout:
         )
 
 
-def _train_and_test(suffix: str) -> tuple[tuple[str, str], ...]:
+def _list_batches(suffix: str) -> tuple[tuple[str, str], ...]:
     """Returns split and name of CIFAR-10's six batches."""
     train = tuple(("train", f"data_batch_{number}{suffix}") for number in range(1, 6))
     return (*train, ("test", f"test_batch{suffix}"))
@@ -68,11 +68,11 @@ def _train_and_test(suffix: str) -> tuple[tuple[str, str], ...]:
 
 LAYOUTS = (
     CifarLayout(
-        "cifar10", False, "cifar-10-batches-py", "cifar-10-python.tar.gz", _train_and_test(""), ("batches.meta",)
+        "cifar10", False, "cifar-10-batches-py", "cifar-10-python.tar.gz", _list_batches(""), ("batches.meta",)
     ),
     CifarLayout(
         *("cifar10", True, "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
-        *(_train_and_test(".bin"), ("batches.meta.txt",)),
+        *(_list_batches(".bin"), ("batches.meta.txt",)),
     ),
     CifarLayout(
         *("cifar100", False, "cifar-100-python", "cifar-100-python.tar.gz"),
@@ -102,7 +102,7 @@ class CifarFiles(ABC):
         """Opens one file. Raises :class:`SourceError` if it cannot be read."""
 
     @abstractmethod
-    def disk_paths(self) -> list[Path]:
+    def list_disk_paths(self) -> list[Path]:
         """Returns the files on disk: those of the layout, or the archive."""
 
     def shown_path(self, name: str) -> str:
@@ -132,7 +132,7 @@ class DirectoryFiles(CifarFiles):
             with self.open_file(name) as file:
                 yield name, file
 
-    def disk_paths(self) -> list[Path]:
+    def list_disk_paths(self) -> list[Path]:
         """Returns the paths of the files of the layout."""
         return [self.path / name for name in self.layout.files]
 
@@ -158,7 +158,7 @@ class TarFiles(CifarFiles):
         self._found: dict[str, tuple[int, int]] = {}  # position and size
         self._lock = threading.Lock()
 
-    def disk_paths(self) -> list[Path]:
+    def list_disk_paths(self) -> list[Path]:
         """Returns the path of the archive."""
         return [self.path]
 
@@ -182,7 +182,9 @@ class TarFiles(CifarFiles):
                 if parent != self._prefix or name not in self.layout.files or not member.isreg():
                     continue
                 if name in found or member.size > _MAX_MEMBER_BYTES or member.sparse is not None:
-                    raise SourceError(f"{self.shown_path(name)}: {member.size} bytes, or there twice; that is not CIFAR")
+                    raise SourceError(
+                        f"{self.shown_path(name)}: {member.size} bytes, or there twice; that is not CIFAR"
+                    )
                 found[name] = (member.offset_data, member.size)
                 yield name, io.BytesIO(self._read_member(*found[name]))
         while self._gzip.read(1 << 20):  # to the end, which has the checksum
@@ -234,7 +236,7 @@ def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
         return _open_archive(path, layouts)
     names = _list_names(path)
     for layout in layouts:
-        if layout.matches(path.resolve().name, names):
+        if layout.matches_directory(path.resolve().name, names):
             return DirectoryFiles(path, layout)
     directories = [layout for layout in layouts if layout.directory in names and (path / layout.directory).is_dir()]
     unpacked = {layout.archive for layout in directories}
@@ -270,7 +272,7 @@ def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
                 folders.setdefault("" if parent == "." else parent, set()).add(inside.name)
                 for folder, names in folders.items():
                     for layout in layouts:
-                        if layout.matches(PurePosixPath(folder).name, names):
+                        if layout.matches_directory(PurePosixPath(folder).name, names):
                             return TarFiles(path, layout, folder)
     except _BROKEN as error:
         raise _damage_error(printable(str(path)), error) from None

@@ -165,7 +165,7 @@ def walk_lone_folders(tree: Tree) -> Iterator[str]:
         if base is None:
             return
         yield base
-        base = _lone_subfolder(tree, base)
+        base = _find_lone_subfolder(tree, base)
 
 
 def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
@@ -187,7 +187,7 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
     return False
 
 
-def _lone_subfolder(tree: Tree, base: str) -> str | None:
+def _find_lone_subfolder(tree: Tree, base: str) -> str | None:
     """Returns the only folder in a folder; None if there are several, or files other than archives."""
     names = tree.names(base)
     folders = [name for name in names.folders if not is_passed_over(name)]

@@ -34,6 +34,8 @@ _TARS = {
     "test": ("ILSVRC2012_img_test_v10102019.tar", "ILSVRC2012_img_test.tar"),
 }
 _DEVKITS = ("ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_devkit_t12.tar")
+_ARCHIVES = ("ILSVRC2012_img_", "ILSVRC2012_devkit_")
+"""Beginnings of the names of its archives."""
 _META, _TRUTH = "data/meta.mat", "data/ILSVRC2012_validation_ground_truth.txt"
 _VAL = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 _WNID = re.compile(r"n\d{8}")
@@ -313,11 +315,6 @@ def _open_or_none(path: Path) -> Tree | None:
         return None  # the general kinds report the error
 
 
-def _is_ilsvrc_archive(name: str) -> bool:
-    """Tells if a file name is that of one of ILSVRC's archives."""
-    return name.startswith(("ILSVRC2012_img_", "ILSVRC2012_devkit_"))
-
-
 def _has_val_images(tree: Tree, folder: str) -> bool:
     """Tells if a folder of a tree directly contains validation images."""
     return any(map(_VAL.fullmatch, tree.names(folder).files))
@@ -384,7 +381,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     except OSError:
         return Certainty.NO  # the general kinds report the error
     tree = None if "val" in found.splits else _open_or_none(path)
-    if tree is not None and path.is_file() and any(map(_is_ilsvrc_archive, tree.names("").files)):
+    if tree is not None and path.is_file() and any(n.startswith(_ARCHIVES) for n in tree.names("").files):
         raise SourceError(f"{printable(str(path))} holds archives of ILSVRC: unpack it, and give the folder")
     if tree is not None and (folder := _find_stray_val(tree)) is not None:
         raise _stray_val_error(path, folder)
@@ -395,7 +392,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.CERTAIN
 
 
-def _open(path: Path, options: SourceOptions) -> Source:
+def _open_layout(path: Path, options: SourceOptions) -> Source:
     """Opens Kaggle's layout, or the downloaded archives."""
     tree = open_tree(path)
     if tree is not None and KaggleSource.find_base(tree) is not None:
@@ -403,4 +400,4 @@ def _open(path: Path, options: SourceOptions) -> Source:
     return IlsvrcSource(path, options)
 
 
-KIND = Kind("ilsvrc", "ILSVRC 2012 as downloaded", _recognise, _open, in_objects=True)
+KIND = Kind("ilsvrc", "ILSVRC 2012 as downloaded", _recognise, _open_layout, in_objects=True)

@@ -41,7 +41,7 @@ class Stl10Source(PixelSource):
         super().__init__(path, options)
         tree = open_tree(path)
         base = None if tree is None else find_marked_folder(tree, _MARKERS)
-        if tree is None or base is None or (missing := _missing_files(tree, base)):
+        if tree is None or base is None or (missing := _list_missing_files(tree, base)):
             lacks = ", ".join(_MARKERS if tree is None or base is None else missing)
             raise SourceError(f"{printable(str(path))} is not STL-10: it has no {lacks}")
         self._tree: Tree = tree
@@ -133,7 +133,7 @@ class Stl10Source(PixelSource):
         return self._tree.name(self._base + name)
 
 
-def _missing_files(tree: Tree, base: str) -> list[str]:
+def _list_missing_files(tree: Tree, base: str) -> list[str]:
     """Lists the required files that are missing."""
     return [name for name in _REQUIRED if not has_path(tree, base, name)]
 
@@ -147,7 +147,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     base = None if tree is None else find_marked_folder(tree, _MARKERS)
     if tree is None or base is None:
         return Certainty.NO
-    if missing := _missing_files(tree, base):
+    if missing := _list_missing_files(tree, base):
         markers, lacks = ", ".join(_MARKERS), ", ".join(missing)
         raise AmbiguousSourceError(
             f"{printable(str(path))} looks like STL-10 ({markers}), without {lacks}: download it again"

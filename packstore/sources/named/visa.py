@@ -36,7 +36,7 @@ class VisA(NamedSource):
     def fields(self) -> Mapping[str, Field]:
         """Declares image, label, object and mask, and defects if a table has any."""
         found: dict[str, Field] = {"image": Image()}
-        found |= {name: Label(self._unique_values(name)) for name in ("label", "object")}
+        found |= {name: Label(self._list_unique_values(name)) for name in ("label", "object")}
         masks = (self.tree_path(row["mask"]) for row in self._rows if row["mask"])
         kinds = sorted({kind for kinds in self._defects.values() for kind in kinds})
         found |= {"defects": Labels(tuple(kinds), of=False)} if kinds else {}
@@ -52,10 +52,10 @@ class VisA(NamedSource):
 
     def describing_files(self) -> list[str]:
         """Lists the list of images, and the table of defects of each object."""
-        notes = (f"{name}/{_NOTES}" for name in self._unique_values("object"))
+        notes = (f"{name}/{_NOTES}" for name in self._list_unique_values("object"))
         return [self.tree_path(name) for name in (_LIST, *notes) if self.exists(name)]
 
-    def _unique_values(self, column: str) -> tuple[str, ...]:
+    def _list_unique_values(self, column: str) -> tuple[str, ...]:
         """Returns the different values of a column of the list, sorted."""
         return tuple(sorted({row[column] for row in self._rows}))
 
@@ -68,7 +68,7 @@ class VisA(NamedSource):
     def _defects(self) -> dict[str, list[str]]:
         """Kinds of defects by image, from the tables of the objects."""
         found: dict[str, list[str]] = {}
-        for name in self._unique_values("object"):
+        for name in self._list_unique_values("object"):
             if self.exists(f"{name}/{_NOTES}"):
                 for row in self._read_csv(f"{name}/{_NOTES}", ("image", "label", "mask")):
                     kinds = [kind.strip() for kind in row["label"].split(",")]

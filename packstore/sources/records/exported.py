@@ -33,7 +33,9 @@ class ExportedTfds(ExportedRows, ExampleSource):
         try:
             features = read_example(message)
             self.facts.parsed += 1
-            return measure_largest_value(features), _get_bytes("key", features, message).decode("utf-8", "surrogateescape")
+            return measure_largest_value(features), _get_bytes("key", features, message).decode(
+                "utf-8", "surrogateescape"
+            )
         except ValueError:
             return message.size, None
 

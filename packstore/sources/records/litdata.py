@@ -79,7 +79,7 @@ class LitdataSource(MdsSource):
             raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 
     @staticmethod
-    def decode(encoding: str, data: bytes) -> Any:
+    def decode_by_encoding(encoding: str, data: bytes) -> Any:
         """Decodes a value by its encoding. Raises :class:`ValueError` if it is damaged."""
         if encoding in ("int64", "float64", "uint8") and len(data) != np.dtype(encoding).itemsize:
             raise ValueError(f"found {len(data)} bytes, expected one {encoding}")

@@ -56,7 +56,7 @@ class MdsSource(ShardSource):
     _key_name: str | None = None
     """Name of the value that is the key; None if there is none."""
     read_shards = staticmethod(read_shards)
-    decode = staticmethod(decode_value)
+    decode_by_encoding = staticmethod(decode_value)
 
     @staticmethod
     def open_files(paths: Sequence[Path]) -> OpenFiles:
@@ -119,7 +119,7 @@ class MdsSource(ShardSource):
         for name, encoding in zip(shard.names, shard.encodings, strict=True):
             if name in self._columns:
                 try:
-                    found[self._columns[name]] = self.decode(encoding, raw[name])
+                    found[self._columns[name]] = self.decode_by_encoding(encoding, raw[name])
                 except (ValueError, OverflowError, RecursionError) as error:
                     raise ValueError(f"{printable(name)}: {error}") from error
         return found

@@ -288,8 +288,20 @@ class RecordioSource(ShardSource):
         return index
 
     def drop_identities(self, index: _RecordIndex) -> int:
-        """Removes InsightFace's records without an image from an index; returns how many."""
-        return _drop_identities(index)
+        """Removes InsightFace's records without an image from an index: the first record, and those of identities at
+        the end; returns how many. Removes nothing if neither has labels as InsightFace writes them."""
+        stop = len(index.sizes)
+        while stop and not index.sizes[stop - 1]:
+            stop -= 1
+        first = int(stop > 0 and not index.sizes[0])
+        trailing = index.flags[stop:]
+        is_faces = (first and (trailing or index.flags[0])) or (trailing and min(trailing) > 1)
+        if not stop or not is_faces:
+            return 0
+        for values in (index.places, index.sizes, index.labels, index.flags, index.ids):
+            del values[stop:]
+            del values[:first]
+        return first + len(trailing)
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
         """Reads paths of images by number from the ``.lst`` file beside a file; returns None if there is none. Raises
@@ -317,23 +329,6 @@ class RecordioSource(ShardSource):
         except OSError as error:
             raise SourceError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from None
         return found
-
-
-def _drop_identities(index: _RecordIndex) -> int:
-    """Removes InsightFace's records without an image from an index: the first record, and those of identities at the
-    end; returns how many. Removes nothing if neither has labels as InsightFace writes them."""
-    stop = len(index.sizes)
-    while stop and not index.sizes[stop - 1]:
-        stop -= 1
-    first = int(stop > 0 and not index.sizes[0])
-    trailing = index.flags[stop:]
-    is_faces = (first and (trailing or index.flags[0])) or (trailing and min(trailing) > 1)
-    if not stop or not is_faces:
-        return 0
-    for values in (index.places, index.sizes, index.labels, index.flags, index.ids):
-        del values[stop:]
-        del values[:first]
-    return first + len(trailing)
 
 
 def _find_parts(file: OpenFile, at: int) -> Iterator[tuple[int, int, int]]:

@@ -111,7 +111,8 @@ class VocSource(FileRowSource):
         suffixes = self._odd_suffixes
         for stem in self._list_stems(split):
             values: dict[str, Any] = {
-                name: InTree(self._join_base(folder, f"{stem}.png"), optional=True) for name, folder in self._masks.items()
+                name: InTree(self._join_base(folder, f"{stem}.png"), optional=True)
+                for name, folder in self._masks.items()
             }
             if self._annotated:
                 values["json"] = InTree(self._join_base("Annotations", f"{stem}.xml"), optional=True)
@@ -174,7 +175,9 @@ class VocSource(FileRowSource):
 
     def _is_name_without_flag(self, stem: str) -> bool:
         """Tells if a line with blanks is the whole name of an image, without a flag at its end."""
-        return " " in stem and any(is_file(self.tree, self._join_base(self._images, stem + end)) for end in IMAGE_SUFFIXES)
+        return " " in stem and any(
+            is_file(self.tree, self._join_base(self._images, stem + end)) for end in IMAGE_SUFFIXES
+        )
 
     @cached_property
     def _odd_suffixes(self) -> dict[str, str]:
