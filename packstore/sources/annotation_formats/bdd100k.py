@@ -33,7 +33,7 @@ class Bdd100kSource(DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields a frame of the list, or of the object with ``frames`` and ``config``, at a time; counts ``config`` as
+        """Yields an entry for each frame of the list, or of an object's ``frames``; counts the object's ``config`` as
         left out."""
         self.ignored["values 'config' of files of annotations"] += isinstance(document, dict) and "config" in document
         for frame in document["frames"] if isinstance(document, dict) else document:

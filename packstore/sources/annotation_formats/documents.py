@@ -241,6 +241,7 @@ class DocumentSource(AnnotatedSource):
         return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits of all entries in packing order, or ``("",)`` if there are no entries."""
         return in_packing_order(self._splits) or ("",)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:

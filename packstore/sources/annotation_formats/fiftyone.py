@@ -36,9 +36,9 @@ class FiftyOneFormat(AnnotationColumns):
     ignored: Counter[str]
 
     def read_samples(self, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each of the document's ``samples``, and adds its classes to the listed ones. Tags
-        ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one; else counts them as
-        left out."""
+        """Yields an entry for each of the document's ``samples``, and adds its classes to the listed ones. The tags
+        ``train``, ``val``, ``validation`` and ``test`` are splits if every sample has exactly one; else they are left
+        out, and counted."""
         self.add_listed_classes(map(str, document.get("classes") or ()))
         samples = document.get("samples", ())
         tags = [[tag for tag in sample.get("tags") or () if tag in _SPLITS] for sample in samples]

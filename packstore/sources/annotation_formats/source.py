@@ -138,6 +138,7 @@ class SidecarSource(AnnotatedSource):
         return [pattern.replace("{stem}", stem).replace("{name}", image) for pattern in cls.patterns]
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in the paths of the folders, in packing order."""
         return in_packing_order(folder.split for folder in self._folders)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -171,7 +172,7 @@ class SidecarSource(AnnotatedSource):
                 continue
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names annotations without an image; else gives the usual reason."""
+        """Names annotations without an image; else returns the usual reason, or None."""
         suffixes = tuple(pattern[pattern.rindex(".") :] for pattern in self.patterns)
         if name.lower().endswith(suffixes) and folder in {each.annotations for each in self._folders}:
             return "annotations without an image"

@@ -223,8 +223,8 @@ class Index:
         return iter(children)
 
     def _walk_children(self, prefix: bytes, number: int, stop: int) -> Iterator[tuple[bytes, int | None]]:
-        """Yields the children of ``prefix`` among the files ``number`` to ``stop``; skips over the files of each
-        directory."""
+        """Yields the children of ``prefix`` among the files ``number`` to ``stop``, each with its number or None for a
+        directory. Skips over the files of each directory."""
         last = None
         while number < stop:
             first, slash, _ = self.get_name(number)[len(prefix) :].partition(b"/")

@@ -103,7 +103,8 @@ class DatasetsSource(ArrowSource):
         return TableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Returns the path of an image file in the given folder, in which the library has left it."""
+        """Returns the path of an image file that the library has left in the given folder; resolves other paths as
+        :class:`ArrowSource` does."""
         if path is None or not Path(path).resolve().is_relative_to(self._folder):
             return super()._resolve_path(number, path)
         return Path(path)

@@ -160,6 +160,7 @@ class CocoSource(FileRowSource):
         return {column: folder for column, folder in found.items() if folder is not None}
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in packing order."""
         return tuple(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
@@ -246,7 +247,7 @@ class CocoSource(FileRowSource):
             claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names files of annotations whose images are missing; else gives the usual reason."""
+        """Names files of annotations whose images are missing; else returns the usual reason, or None."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 

@@ -33,6 +33,7 @@ class EuroSat(NamedSource):
         return {"image": Image(), "label": Label(_CLASSES)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image, class by class."""
         for number, name in enumerate(_CLASSES):
             for image in self.list_images(f"2750/{name}"):
                 yield FileRow(image, {"label": number})

@@ -41,7 +41,8 @@ class FgvcAircraft(NamedSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder with the markers: ``data`` within the published folder, or the given folder itself."""
+        """Finds the folder with the markers: ``data`` within the published folder, or the given folder itself; returns
+        None if there is none."""
         in_data = tuple("|".join(f"data/{name}" for name in marker.split("|")) for marker in cls.markers)
         within = find_marked_folder(tree, in_data)
         return find_marked_folder(tree, cls.markers) if within is None else f"{within}/data" if within else "data"

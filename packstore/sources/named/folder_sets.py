@@ -166,7 +166,7 @@ class FolderSetSource(FileRowSource):
         return re.fullmatch(self.row.known, _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names images that the set does not count; else gives the usual reason."""
+        """Names images that the set does not count; else returns the usual reason, or None."""
         if self.row.left and re.fullmatch(self.row.left, _relative_path(self.base, join(folder, name))):
             return f"images that {self.row.title} does not count"
         return super().left_reason(folder, name)

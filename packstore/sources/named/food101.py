@@ -31,6 +31,7 @@ class Food101(NamedSource):
         return {"image": Image(), "label": Label(self._classes)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image in the list of a split. Raises :class:`SourceError` for an invalid list."""
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._image_lists[split]:
             yield FileRow(self.tree_path(f"images/{image}.jpg"), {"label": numbers[image.partition("/")[0]]})

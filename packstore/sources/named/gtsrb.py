@@ -45,6 +45,7 @@ class Gtsrb(NamedSource):
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each line of the tables of a split. Raises :class:`SourceError` for an invalid line."""
         if split == "test":
             yield from self._read_rows(
                 f"{self.resolve_alternative(_TEST)}/", self._read_csv(self.resolve_alternative(_TRUTH))

@@ -49,6 +49,8 @@ class KaggleSource(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split, class by class. Raises :class:`SourceError` for an invalid line of a table, and
+        for a validation image without a class."""
         if split == "test":
             for image in self.list_images(f"{_ROOT}/test"):
                 yield FileRow(image, {})

@@ -150,7 +150,7 @@ def _parse_array_start(
     start: bytes, order: str, position: int, deflated: tuple[int, int] | None
 ) -> tuple[str, MatArray | None]:
     """Parses the name and the position of an array from the first bytes of its element. The position is None for a
-    cell, a struct, a text or complex numbers."""
+    cell, a struct, a text or complex numbers. Raises :class:`_MatError` for damage."""
     reader = _MatReader(memoryview(start), order)
     kind, size = struct.unpack_from(f"{order}II", start)
     if kind != _MATRIX:

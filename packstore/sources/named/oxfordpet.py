@@ -40,6 +40,8 @@ class OxfordPet(NamedSource):
         return found | ({"boxes": Boxes(optional=True)} if self.exists("annotations/xmls") else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each line of the list of a split, with mask and, if the folder exists, XML. Raises
+        :class:`SourceError` for an invalid line."""
         for name, label, species in self._read_list(split):
             values: dict[str, Any] = {
                 "label": label,

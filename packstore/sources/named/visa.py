@@ -43,6 +43,7 @@ class VisA(NamedSource):
         return found | {"mask": infer_mask_field(self.tree, masks)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each line of the list that belongs to the split."""
         for row in self._rows:
             if row["split"] == split:
                 values: dict[str, Any] = {"label": row["label"], "object": row["object"]}

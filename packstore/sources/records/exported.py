@@ -28,8 +28,8 @@ class ExportedTfds(ExportedRows, ExampleSource):
         super().__init__(path, options, self.list_shards())
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
-        """Returns the size of the image and the key; counts the example, but collects no facts, since the export says
-        its columns."""
+        """Returns the size of the image and the key; for an invalid record its own size and None. Counts the example,
+        but collects no facts, since the export says its columns."""
         try:
             features = read_example(message)
             self.facts.parsed += 1

@@ -103,8 +103,8 @@ def _parse_lines(text: str) -> list[tuple[int | None, str]]:
 
 
 def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
-    """Parses numbers and names of a label map (``object_detection/protos/string_int_label_map.proto``) as text. An item
-    without a name is named by its number. Raises :class:`ValueError`."""
+    """Parses number and name of each item of a label map (``object_detection/protos/string_int_label_map.proto``), as
+    text. An item without a name is named by its number. Raises :class:`ValueError` if it is invalid."""
     found: list[tuple[int | None, str]] = []
     text = re.sub(r"(?m)^\s*#.*$", "", text)
     for item in _ITEM.findall(text):

@@ -191,7 +191,7 @@ class RecordioSource(ShardSource):
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates a record with its image; it must not have several parts, which are not one range of bytes."""
+        """Locates the record, in which the caller finds the image; an image in several parts is not found there."""
         number, place = ref[:2]
         *_, (_, start, size) = _find_parts(self._files[number], place)
         return self._files.locate_span(number, place, start + size - place)

@@ -38,6 +38,7 @@ class ShardSource(RowSource):
         its own."""
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits of all shards, in packing order."""
         return in_packing_order(split for split, _ in self.shards)
 
     def rows(self, split: str) -> Iterator[Row]:

@@ -93,13 +93,13 @@ class VocSource(FileRowSource):
         return found
 
     def _infer_mask_field(self, folder: str) -> Field:
-        """Declares the masks of a folder, by the first 64 of them."""
+        """Declares the column of the masks in a folder, by the first readable one of 64."""
         names = self.tree.names(self._join_base(folder)).files
         return infer_mask_field(self.tree, (self._join_base(folder, name) for name in names[:_LOOKED_AT]))
 
     @cached_property
     def _palette(self) -> Palette | None:
-        """Palette of masks in colours; None if the masks have numbers or there is no file of colours."""
+        """Palette that fits the masks, of colours or of values; None if there is none."""
         folder = self._masks.get("mask")
         return (
             None if folder is None else find_matching_palette(self.tree, [self._base], self._infer_mask_field(folder))
@@ -127,7 +127,7 @@ class VocSource(FileRowSource):
         return found if document is None else found | parse_annotation(document)
 
     def describing_files(self) -> Iterable[str]:
-        """Lists the lists of images and the file of colours."""
+        """Lists the lists of images and the files of the palette."""
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
@@ -139,7 +139,7 @@ class VocSource(FileRowSource):
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names LabelMe's copies of masks; else gives the usual reason."""
+        """Names LabelMe's copies of masks; else returns the usual reason, or None."""
         return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
 
     def expects_left(self, path: str) -> bool:

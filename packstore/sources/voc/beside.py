@@ -66,7 +66,7 @@ class VocBesideSource(FileRowSource):
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names annotations without an image; else gives the usual reason."""
+        """Names annotations without an image; else returns the usual reason, or None."""
         if name.lower().endswith(".xml") and folder in {xml for pairs in self._pairs.values() for _, xml in pairs}:
             return "annotations without an image"
         return super().left_reason(folder, name)

@@ -80,6 +80,7 @@ class YoloSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields a row for each image of a split, with its file of labels if it has one."""
         for image in self._list_images(split):
             yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
 
@@ -130,7 +131,7 @@ class YoloSource(FileRowSource):
         return join(self._layout.labels, label_path(image).rpartition("/")[2])
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names files of labels without an image; else gives the usual reason."""
+        """Names files of labels without an image; else returns the usual reason, or None."""
         if name.endswith(".txt") and folder in self._label_folders:
             return "files of labels without an image"
         return super().left_reason(folder, name)
