@@ -14,7 +14,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.archives.index import Index
+from packstore.sources.archives.index import ArchiveIndex
 from packstore.sources.archives.tar import is_tar, read_tar
 from packstore.sources.archives.tree import ArchiveTree
 from packstore.sources.archives.zip import is_zip, read_zip
@@ -83,7 +83,7 @@ def open_tree(path: Path) -> Tree | None:
 class _CachedArchives:
     """Indexes of archives that were opened in a :func:`cache_archives` block, and the errors of damaged ones."""
 
-    indexes: list[Index] = field(default_factory=list)
+    indexes: list[ArchiveIndex] = field(default_factory=list)
     damaged: dict[_Key, SourceError] = field(default_factory=dict)
 
 
@@ -119,7 +119,7 @@ def cache_folders() -> Iterator[None]:
             _folders.reset(token)
 
 
-_INDEXES: WeakValueDictionary[_Key, Index] = WeakValueDictionary()
+_INDEXES: WeakValueDictionary[_Key, ArchiveIndex] = WeakValueDictionary()
 """Indexes of trees in use, by archive."""
 _archives: ContextVar[_CachedArchives | None] = ContextVar("cached archives", default=None)
 _folders: ContextVar[_CachedFolders | None] = ContextVar("cached folders", default=None)

@@ -101,7 +101,7 @@ class IndexBuilder:
         if plain := self._register_name(name, folder):
             self._files[plain] = target
 
-    def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> Index:
+    def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> ArchiveIndex:
         """Builds the index, sorted by name; links to nothing become files without data. ``file`` has the data, if the
         archive itself does not."""
         fields = len(Member._fields)
@@ -110,7 +110,7 @@ class IndexBuilder:
         names = sorted(self._files)
         rows = np.array([self._resolve_number(name) for name in names], np.int64)
         ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
-        return Index(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped, self.replaced)
+        return ArchiveIndex(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped, self.replaced)
 
     def _append_member(self, member: Member) -> int:
         """Appends a member to the table; returns its number."""
@@ -165,7 +165,7 @@ class IndexBuilder:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Index:
+class ArchiveIndex:
     """Sorted index of the files in an archive.
 
     Attributes:

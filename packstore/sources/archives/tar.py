@@ -21,7 +21,14 @@ from typing import IO, Any, cast
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import beyond_standard_streams
 from packstore.sources.archives.headers import HEADER_BYTES, next_header_offset, parse_common_header
-from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member, OpenFile, normalise_member_name
+from packstore.sources.archives.index import (
+    NOWHERE,
+    ArchiveIndex,
+    IndexBuilder,
+    Member,
+    OpenFile,
+    normalise_member_name,
+)
 from packstore.sources.inflating import ZLIB, InflatedFile
 
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -92,7 +99,7 @@ def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
         yield from archive
 
 
-def read_tar(path: Path) -> Index:
+def read_tar(path: Path) -> ArchiveIndex:
     """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a damaged one."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:

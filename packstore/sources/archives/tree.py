@@ -14,7 +14,7 @@ from pathlib import Path
 from packstore.core.errors import SampleError
 from packstore.core.files import beyond_standard_streams
 from packstore.images.sniff import begins_like_image
-from packstore.sources.archives.index import NOWHERE, Index, Member, OpenFile
+from packstore.sources.archives.index import NOWHERE, ArchiveIndex, Member, OpenFile
 from packstore.sources.archives.zip import DEFLATED, LOCAL, STORED, inflate
 from packstore.sources.base import SPLIT_ORDER, stamp_files
 from packstore.sources.encodings import active_encoding
@@ -36,7 +36,7 @@ class ArchiveTree(Tree):
     A member that is no plain file (a link to nothing or out of the archive, a device) is listed, and cannot be read.
     """
 
-    def __init__(self, path: Path, index: Index) -> None:
+    def __init__(self, path: Path, index: ArchiveIndex) -> None:
         self.root = str(path)
         self.rules = active_rules(path)
         self.encoding = active_encoding()

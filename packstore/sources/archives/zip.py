@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.archives.index import NOWHERE, Index, IndexBuilder, Member
+from packstore.sources.archives.index import NOWHERE, ArchiveIndex, IndexBuilder, Member
 
 END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR, CENTRAL, LOCAL = struct.Struct("<4sLQL"), struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
@@ -30,7 +30,7 @@ def is_zip(start: bytes) -> bool:
     return start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
-def read_zip(path: Path) -> Index:
+def read_zip(path: Path) -> ArchiveIndex:
     """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted
     zip."""
     name = printable(str(path))
@@ -41,7 +41,7 @@ def read_zip(path: Path) -> Index:
             raise SourceError(f"{name} is a damaged zip: its directory cannot be read ({error})") from None
 
 
-def _build_index(data: mmap.mmap, name: str) -> Index:
+def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
     """Builds the index from the central directory. Raises :class:`SourceError` for damage, encryption, and backslashes
     in names that may or may not separate folders."""
     count, start, end = _find_directory(data, name)

@@ -38,7 +38,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     data = Dataset.import_from(str(path), name)
     if not issubclass(data.media_type(), Image):
         raise UsageError(f"datumaro:{printable(rest)} holds {data.media_type().__name__}; bridges read images")
-    format = _Items(path, found := defaultdict(list))
+    format = _DatumaroItems(path, found := defaultdict(list))
     with TemporaryDirectory(prefix="packstore-datumaro-") as folder:
         data.export(folder, "datumaro", save_media=False)
         for file in sorted(Path(folder, _JSON).glob("*.json")):
@@ -52,7 +52,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     return format.to_bridged_data()
 
 
-def _drop_trainval(format: _Items) -> None:
+def _drop_trainval(format: _DatumaroItems) -> None:
     """Removes the split ``trainval`` if its annotations repeat those of ``train`` and ``val``, as in VOC; counts its
     images as left out."""
     halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
@@ -97,5 +97,5 @@ def _encode_png(pixels: Any) -> bytes:
     return file.getvalue()
 
 
-class _Items(DatumaroFormat, AnnotatedItems):
+class _DatumaroItems(DatumaroFormat, AnnotatedItems):
     """Images that datumaro has imported, with its JSON as annotations."""

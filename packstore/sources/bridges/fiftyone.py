@@ -27,7 +27,7 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     samples = [json.loads(sample.to_json()) for sample in data.iter_samples()]
     folder = os.path.commonpath([Path(sample["filepath"]).parent for sample in samples]) if samples else ""
     found: defaultdict[str, list[AnnotatedItem]] = defaultdict(list)
-    format = _Items(Path(rest), found)
+    format = _FiftyOneItems(Path(rest), found)
     classes = dict.fromkeys([*data.default_classes, *chain.from_iterable(data.classes.values())])
     for entry in format.read_samples({"samples": samples, "classes": [*classes]}):
         path = Path(entry.name)
@@ -35,5 +35,5 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     return format.to_bridged_data()
 
 
-class _Items(FiftyOneFormat, AnnotatedItems):
+class _FiftyOneItems(FiftyOneFormat, AnnotatedItems):
     """Samples of a dataset of FiftyOne, with its JSON as annotations."""

@@ -62,7 +62,7 @@ class _Split(NamedTuple):
 
     def iter_images(self) -> Iterator[tuple[int, str, str]]:
         """Yields number in ``documents``, folder and name of each image of the split."""
-        for number, name in enumerate(self.documents.names()):
+        for number, name in enumerate(self.documents.walk_image_names()):
             folder = self.folder if self.places is None else self.places[number]
             if self.chosen is None or self.chosen == split_of_folder(_folder_of(folder, name)):
                 yield number, folder, name
@@ -106,7 +106,7 @@ class CocoSource(FileRowSource):
                 folder, places = (found, None) if isinstance(found, str) else ("", found)
                 self._splits[split] = _Split(folder, documents, self._find_masks(kinds, documents), places)
             if not self._splits:
-                raise SourceError(self._missing_images_message(first, next(documents.names(), "")))
+                raise SourceError(self._missing_images_message(first, next(documents.walk_image_names(), "")))
             self._shorten_split_names(splits)
             self._split_by_folders()
             self._refuse_shared_images()
@@ -126,7 +126,7 @@ class CocoSource(FileRowSource):
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
         """Finds the folder of the images, or a list with the folder of each if they are in several; None if none is
         found. If images are found only so, removes up to 3 leading folders from their names."""
-        names = list(documents.names())
+        names = list(documents.walk_image_names())
         folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
             if folder is not None or any(name.count("/") < cut for name in names):
@@ -156,7 +156,9 @@ class CocoSource(FileRowSource):
                 documents.ignored["panoptic masks that are missing"] += len(names)
         stuff = next((file for file in files.values() if file.path.rpartition("/")[2].startswith("stuff")), None)
         if stuff is not None:
-            found["stuff_mask"] = find_mask_folder(self.tree, stuff, map(_png_name, documents.names()), "_pixelmaps")
+            found["stuff_mask"] = find_mask_folder(
+                self.tree, stuff, map(_png_name, documents.walk_image_names()), "_pixelmaps"
+            )
         return {column: folder for column, folder in found.items() if folder is not None}
 
     def splits(self) -> Sequence[str]:
@@ -206,14 +208,14 @@ class CocoSource(FileRowSource):
         """Yields the rows of a split, with the bytes of their annotations added to ``value_bytes``."""
         part = self._splits[split]
         for (number, *_), row in zip(part.iter_images(), super().rows(split), strict=True):
-            yield row._replace(value_bytes=row.value_bytes + part.documents.size(number))
+            yield row._replace(value_bytes=row.value_bytes + part.documents.entry_size(number))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and converts its annotations to columns. Raises :class:`ValueError` for invalid
         annotations."""
         found = dict(super().values(ref))
         split, number = found.pop("entry")
-        document = self._splits[split].documents.read(number)
+        document = self._splits[split].documents.read_entry(number)
         annotations = document.get("annotations")
         if annotations is not None and self._most_tags:
             labels = parse_labels(annotations, self._numbers["objects"])

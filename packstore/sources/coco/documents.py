@@ -60,7 +60,7 @@ class SplitAnnotations:
     def __len__(self) -> int:
         return len(self._names)
 
-    def names(self) -> Iterator[str]:
+    def walk_image_names(self) -> Iterator[str]:
         """Yields the file names of the images, in the order of their ids, as torchvision's ``CocoDetection`` does."""
         return (name.decode("utf-8", "surrogateescape") for name in self._names)
 
@@ -68,11 +68,11 @@ class SplitAnnotations:
         """Replaces the file names of all images, in their order."""
         self._names = [name.encode("utf-8", "surrogateescape") for name in names]
 
-    def size(self, number: int) -> int:
+    def entry_size(self, number: int) -> int:
         """Returns the bytes of the annotations of an image."""
         return self._spool.value_size(number)
 
-    def read(self, number: int) -> dict[str, Any]:
+    def read_entry(self, number: int) -> dict[str, Any]:
         """Reads the entries of an image: ``image``, ``annotations``, ``captions``, ``panoptic`` and ``stuff``, if it
         has them. Thread-safe."""
         found: dict[str, Any] = self._spool.read_value(number)

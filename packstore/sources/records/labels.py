@@ -23,7 +23,7 @@ _WORDNET = re.compile(rb"n\d{8}")
 
 
 @dataclass(frozen=True)
-class ClassNames:
+class ClassNameFile:
     """Names of classes in a file beside the data.
 
     Attributes:
@@ -66,7 +66,7 @@ class Numbering:
         return found
 
 
-def find_class_names(folder: Path) -> ClassNames | None:
+def find_class_names(folder: Path) -> ClassNameFile | None:
     """Reads names of classes from ``labels.txt`` (lines of TF-slim, ``0:daisy``, or names alone) or a label map
     (``.pbtxt``); returns None if there is no such file.
 
@@ -89,7 +89,7 @@ def find_class_names(folder: Path) -> ClassNames | None:
     numbers = [number for number, _ in pairs if number is not None]
     if len(set(numbers)) < len(numbers):
         raise SourceError(f"{printable(str(files[0]))} has two names for one number")
-    return ClassNames(files[0].name, names, tuple(numbers) if numbers else None)
+    return ClassNameFile(files[0].name, names, tuple(numbers) if numbers else None)
 
 
 def _parse_lines(text: str) -> list[tuple[int | None, str]]:
@@ -119,7 +119,7 @@ def _parse_label_map(text: str) -> list[tuple[int | None, str]]:
 
 
 def find_numbering(
-    path: Path, kind: str, label: str, facts: LabelFacts, beside: ClassNames | None, *, named: bool
+    path: Path, kind: str, label: str, facts: LabelFacts, beside: ClassNameFile | None, *, named: bool
 ) -> Numbering:
     """Finds the numbering of the classes of ``label``: from names beside the data, from names in the data, or from 0.
 
@@ -168,7 +168,7 @@ def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
     return len(ids) == len(values) and ids == sorted(ids)
 
 
-def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNames) -> Numbering:
+def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:
     """Numbers classes by the names in a file. Leaves out the names, with a warning, if one occurs twice. Raises
     :class:`SourceError` if the names do not fit the numbers ``seen`` in the data, and :class:`AmbiguousSourceError` if
     names without numbers may count from 0 or 1."""

@@ -19,7 +19,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.records.litdata_chunks import ChunkFiles
 from packstore.sources.records.mds import MdsSource, find_indexes
-from packstore.sources.records.mds_layout import INDEX, Shard, check_file_name, decode_value, read_index
+from packstore.sources.records.mds_layout import INDEX, MdsShard, check_file_name, decode_value, read_index
 
 _ENCODINGS = {
     "jpeg": "jpeg", "image": "jpeg", "bytes": "bytes", "str": "str", "text": "str", "int": "int64",
@@ -45,7 +45,7 @@ class LitdataSource(MdsSource):
     open_files = ChunkFiles
 
     @staticmethod
-    def read_shards(split: str, index: Path) -> Iterator[Shard]:
+    def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
         """Yields the chunks that an index names. Raises :class:`SourceError` for a missing chunk, encryption, unknown
         formats, and compressions other than zstd."""
         try:
@@ -74,7 +74,7 @@ class LitdataSource(MdsSource):
                 if not 0 <= samples <= most:
                     raise ValueError(f"{samples} items in {nbytes} bytes")
                 sizes = (None,) * len(names)
-                yield Shard(split, file, samples, names, encodings, sizes, None if compression else nbytes)
+                yield MdsShard(split, file, samples, names, encodings, sizes, None if compression else nbytes)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 

@@ -35,7 +35,7 @@ from packstore.sources.records.mds_layout import (
     INDEX,
     LISTS,
     SCALARS,
-    Shard,
+    MdsShard,
     decode_array,
     decode_value,
     read_shards,
@@ -113,7 +113,7 @@ class MdsSource(ShardSource):
         shard, raw = self._shards[number], self._read_values(number, start, stop)
         return self.decode_sample(shard, dict(zip(shard.names, raw, strict=True)))
 
-    def decode_sample(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+    def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
         """Decodes the values of a sample, by column. Raises :class:`ValueError`."""
         found = {}
         for name, encoding in zip(shard.names, shard.encodings, strict=True):
@@ -335,7 +335,7 @@ class ExportedMds(ExportedRows, MdsSource):
         """Lists split and path of the index beside each shard that the export names."""
         return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
 
-    def decode_sample(self, shard: Shard, raw: Mapping[str, bytes]) -> dict[str, Any]:
+    def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
         """Decodes the image and the exported columns; leaves out missing values. Raises :class:`ValueError` for a
         damaged one."""
         found: dict[str, Any] = {}

@@ -33,8 +33,8 @@ _COMPRESSED = ("zstd", "gz", "bz2")
 
 
 @dataclass(frozen=True)
-class Shard:
-    """Shard as described in ``index.json``.
+class MdsShard:
+    """MdsShard as described in ``index.json``.
 
     Attributes:
         split: Name of its split.
@@ -116,7 +116,7 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8, offset=12 + length).reshape(height, width, channels)
 
 
-def read_shards(split: str, index: Path) -> Iterator[Shard]:
+def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
     """Yields the shards that an index names; of a compressed shard, the file that exists. Raises :class:`SourceError`
     for a missing shard, and for an invalid index or another version."""
     try:
@@ -145,7 +145,7 @@ def read_shards(split: str, index: Path) -> Iterator[Shard]:
             samples, nbytes = int(plain["samples"]), int(raw["bytes"])
             if not 0 <= samples <= max(0, nbytes // 4 - 2):
                 raise ValueError(f"{samples} samples in {nbytes} bytes")
-            yield Shard(split, file, samples, names, encodings, sizes, nbytes)
+            yield MdsShard(split, file, samples, names, encodings, sizes, nbytes)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SourceError(f"{printable(str(index))} cannot be used: {printable(str(error))}") from None
 

@@ -27,7 +27,7 @@ from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.names import make_column_name
 from packstore.sources.records.examples import SUFFIXES, ExampleSource, is_tfrecord
 from packstore.sources.records.facts import FeatureFacts
-from packstore.sources.records.labels import ClassNames, Numbering, find_class_names, find_numbering
+from packstore.sources.records.labels import ClassNameFile, Numbering, find_class_names, find_numbering
 from packstore.sources.records.shards import find_shards, recognise_shards, refuse_missing_shards
 
 _MAIN = ("image/encoded", "image", "image_raw", "img", "jpeg", "jpg", "png", "encoded", "image_bytes")
@@ -219,7 +219,7 @@ class TfrecordSource(ExampleSource):
         """Numbering of the classes of each label feature. Adds the reasons for it to :attr:`evidence`. Raises the
         errors of :func:`find_numbering`."""
         assert self.index
-        beside: ClassNames | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
+        beside: ClassNameFile | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         facts, labels = self.facts.features, self.facts.labels
         given = {each: labels[each] for each in _LABELS if each in labels and facts[each].kinds <= {"ints", ""}}
         found: dict[str, Numbering] = {}
