@@ -18,7 +18,7 @@ from packstore.exports.zips import ZipWriter, read_zip_file
 
 
 class TarWriter:
-    """Writes a tar to an open file."""
+    """Writes a tar of GNU's format to an open file. The caller closes the file."""
 
     def __init__(self, out: IO[bytes]) -> None:
         # Whole seconds and GNU's format: a header of PAX would add 1 KB to each file.
@@ -31,7 +31,7 @@ class TarWriter:
         self.add_file(name, io.BytesIO(data), len(data))
 
     def add_file(self, name: str, file: IO[bytes], size: int) -> None:
-        """Adds a file with the next ``size`` bytes of ``file``."""
+        """Adds a file with the next ``size`` bytes of ``file``. Raises :class:`OSError` if there are fewer."""
         member = tarfile.TarInfo(name)
         member.size, member.mode = size, 0o644
         self._tar.addfile(member, file)
@@ -42,59 +42,64 @@ class TarWriter:
         self._tar.close()
 
     def abort(self) -> None:
-        """Does nothing: the caller closes the only open file."""
+        """Does nothing, since the caller closes the only open file."""
         return
 
 
 class _ArchiveExport(FilesExport):
-    """Base of exports of an image folder in one archive, which stays open for all shards."""
+    """Base of exports of an image folder in one archive file, which stays open from the first shard to the last."""
 
     one_file = True
     _out: IO[bytes] | None = None
     _writer: TarWriter | ZipWriter
 
     def begin(self, number: int, split: str) -> ShardWriter:
+        """Creates the archive at the first call; later shards are appended."""
         if self._out is None:
             self._out = open_file(self.path, "wb")
             self._writer = self.new_writer(self._out)
         return _ArchiveWriter(self)
 
     def resume(self, size: int) -> None:
+        """Opens the archive, cuts it off after ``size`` bytes and appends from there."""
         self._out = open_file(self.path, "r+b")
         self._out.truncate(size)
         self._out.seek(size)
         self._writer = self.new_writer(self._out)
 
     def sync(self, shard: ShardWriter) -> None:
+        """Flushes the whole archive to disk."""
         assert self._out is not None
         self._out.flush()
         os.fsync(self._out.fileno())
 
     @abstractmethod
     def new_writer(self, out: IO[bytes]) -> TarWriter | ZipWriter:
-        """Returns a writer that appends at the end of ``out``; begins the archive if ``out`` is empty."""
+        """Returns a writer that appends at the end of ``out``. If ``out`` is empty, begins the archive."""
 
-    def add(self, record: Record) -> str:
-        """Adds the image of a record to the archive. Returns its path in there."""
-        path = self.paths(record)
+    def add_image(self, record: Record) -> str:
+        """Adds the image of a record to the archive. Returns its path in the archive."""
+        path = self.record_paths(record)
         self._writer.add(path, image_file(record))
         return path
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Adds the record lines and the export manifest unless the export is bare, ends the archive and closes it."""
         assert lines is not None
         assert self._out is not None
         if not self.bare:
             with lines.open("rb") as file:
                 self._writer.add_file(ROWS_FILE, file, lines.stat().st_size)
-        self.end(self._out, export_manifest.to_json().encode("ascii"))
+        self.write_end(self._out, export_manifest.to_json().encode("ascii"))
         self._out.close()
         return export_manifest
 
     @abstractmethod
-    def end(self, out: IO[bytes], export_manifest: bytes) -> None:
-        """Writes the export manifest and the end of the archive."""
+    def write_end(self, out: IO[bytes], export_manifest: bytes) -> None:
+        """Writes the export manifest, unless the export is bare, and the end of the archive."""
 
     def abort(self) -> None:
+        """Closes the archive without writing its end."""
         if self._out is not None and not self._out.closed:
             self._writer.abort()
             drop(self._out)
@@ -108,15 +113,18 @@ class TarExport(_ArchiveExport):
     suffixes = (".tar",)
 
     def overhead(self) -> int:
-        return 512 + self.block_padding(512)
+        """Returns the bytes of a tar header and of the mean padding of an image."""
+        return 512 + self.estimate_block_padding(512)
 
     def new_writer(self, out: IO[bytes]) -> TarWriter:
+        """Begins an empty tar with the export manifest, unless the export is bare."""
         writer = TarWriter(out)
         if not out.tell() and not self.bare:
             writer.add(MANIFEST_FILE, self.export_manifest.to_json().encode("ascii"))
         return writer
 
-    def end(self, out: IO[bytes], export_manifest: bytes) -> None:
+    def write_end(self, out: IO[bytes], export_manifest: bytes) -> None:
+        """Ends the tar and overwrites the manifest at its start with ``export_manifest``, which has the same length."""
         self._writer.close()
         if self.bare:
             return
@@ -127,6 +135,8 @@ class TarExport(_ArchiveExport):
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
+        """Reads the first file of a tar. Returns None if the file is no tar, or its first file is no export
+        manifest."""
         try:
             with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
                 member = tar.next()
@@ -137,37 +147,44 @@ class TarExport(_ArchiveExport):
 
 
 class ZipExport(_ArchiveExport):
-    """One zip. Files are stored without compression, since images are compressed already."""
+    """One zip. Files are stored without compression, since images are compressed already. The export manifest is its
+    last file."""
 
     name = "zip"
     help = "an image folder in a zip"
     suffixes = (".zip",)
 
     def overhead(self) -> int:
-        return 76 + 2 * self.key_bytes
+        """Returns the bytes of the two zip headers of a file, each with the file's name."""
+        return 76 + 2 * self.mean_key_bytes
 
     def new_writer(self, out: IO[bytes]) -> ZipWriter:
+        """Returns a writer of the zip; reads the headers of files that ``out`` holds already."""
         return ZipWriter(out)
 
-    def end(self, out: IO[bytes], export_manifest: bytes) -> None:
+    def write_end(self, out: IO[bytes], export_manifest: bytes) -> None:
+        """Adds the export manifest, unless the export is bare, and writes the central directory."""
         if not self.bare:
             self._writer.add(MANIFEST_FILE, export_manifest)
         self._writer.close()
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
+        """Reads ``packstore.json`` from a zip. Returns None if the file is no zip, or has no such file."""
         data = read_zip_file(path, MANIFEST_FILE)
         return None if data is None else parse_export_manifest(data)
 
 
 class _ArchiveWriter(ShardWriter):
-    """Writes a shard to the archive of its export."""
+    """Adds the images of a shard to the archive of its export. Opens no file of its own."""
 
     def __init__(self, export: _ArchiveExport) -> None:
         self._export = export
 
     def add(self, record: Record) -> Mapping[str, str]:
-        return {"file": self._export.add(record)}
+        """Adds the image to the archive and returns its path as ``file``."""
+        return {"file": self._export.add_image(record)}
 
     def close(self) -> None:
+        """Does nothing: the archive stays open for the next shard."""
         return

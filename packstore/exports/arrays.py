@@ -25,7 +25,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.files import beyond_standard_streams, drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.exports.base import BLOCK_BYTES, Export, Record, ShardWriter
-from packstore.exports.names import can_be_strings, safe_name, shorten
+from packstore.exports.names import can_be_strings, safe_name, shorten_name
 
 IMAGES, OFFSETS, SHAPES, CLASSES = "images", "images_offsets", "images_shape", "class_names"
 _RESERVED = {IMAGES, OFFSETS, SHAPES, CLASSES, "labels"}
@@ -33,14 +33,16 @@ _BLOCK_BYTES = 1 << 22
 
 
 class ArraysExport(Export):
-    """Base of exports that hold images and columns as arrays."""
+    """Base of exports that hold images and columns as arrays. Image files are held too, as arrays of bytes."""
 
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
     def exact_columns(self) -> Sequence[str]:
-        return [column.name for column in self.arrays]
+        """Returns the columns of :attr:`array_columns`."""
+        return [column.name for column in self.array_columns]
 
     def losses(self) -> Sequence[str]:
+        """Returns lost keys and, if the store has them, class names, shapes, bfloat16 and normalisation."""
         lost = ["keys: samples have numbers"]
         image = self.manifest.image
         if storable_class_names(self.manifest) is None and any(column.classes is not None for column in self.columns):
@@ -54,8 +56,9 @@ class ArraysExport(Export):
         return lost
 
     @property
-    def arrays(self) -> list[Column]:
-        """The columns that become arrays."""
+    def array_columns(self) -> list[Column]:
+        """Columns that become arrays: those of one shape, without missing values and with a name that no other array
+        has."""
         return [
             column
             for column in self.columns
@@ -64,18 +67,25 @@ class ArraysExport(Export):
 
 
 class _ShardFilesExport(ArraysExport):
-    """Base of exports in shards ``train-000000.npz`` …, each of which can be read alone."""
+    """Base of exports in shards ``train-000000.npz`` …. Each shard can be read alone.
+
+    Attributes:
+        extension: File extension of a shard.
+        writer: Class of its writer.
+    """
 
     extension: ClassVar[str]
     writer: ClassVar[type[_ArraysWriter]]
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        name = f"{shorten(safe_name(split))}-{number:06}" if split else f"{number:06}"
-        return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self.arrays)
+        """Returns the writer of a shard named by its split and number."""
+        name = f"{shorten_name(safe_name(split))}-{number:06}" if split else f"{number:06}"
+        return self.writer(self.path, f"{name}.{self.extension}", self.manifest, self.array_columns)
 
 
 class _ArraysWriter(ShardWriter):
-    """Collects images in an unnamed temporary file until the shard ends, when their number is known."""
+    """Collects the images of a shard in an unnamed temporary file, and other values in memory; writes the shard when it
+    is closed."""
 
     def __init__(self, folder: Path, name: str, manifest: Manifest, columns: Sequence[Column]) -> None:
         self.file = name
@@ -88,6 +98,7 @@ class _ArraysWriter(ShardWriter):
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Appends the image to the temporary file, and the values of the columns in memory."""
         image = record.image
         data = image.tobytes() if isinstance(image, np.ndarray) else image
         self._images.write(data)
@@ -99,83 +110,89 @@ class _ArraysWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
+        """Writes the shard and deletes the temporary file, also after an error."""
         self._images.seek(0)
         try:
-            self.write()
+            self.write_shard()
         finally:
             self._images.close()
 
     def abort(self) -> None:
+        """Deletes the temporary file. Writes no shard."""
         self._images.close()
 
     @abstractmethod
-    def write(self) -> None:
+    def write_shard(self) -> None:
         """Writes the shard's file from the collected records."""
 
     @property
-    def records(self) -> int:
+    def record_count(self) -> int:
         """Number of records so far."""
         return len(self._ends) - 1
 
     @property
-    def one_shape(self) -> bool:
-        """True if images are pixels of one shape, which become one array; re-encoded images are files."""
+    def is_one_array(self) -> bool:
+        """True if images are pixels of one shape, which become one array. False for image files, and in a shard without
+        records."""
         return self.manifest.image.kind == "fixed" and bool(self._shapes)
 
     @property
-    def image_array(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and dtype of the array of images."""
+    def image_array_type(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of the array of all images of the shard, if :attr:`is_one_array`."""
         image = self.manifest.image
-        return (self.records, *image.shape), np.dtype(NUMPY_DTYPE[image.dtype])
+        return (self.record_count, *image.shape), np.dtype(NUMPY_DTYPE[image.dtype])
 
     @property
-    def ends(self) -> NDArray[np.int64]:
-        """Offsets of the images in the temporary file: 0, then the end of each."""
+    def image_offsets(self) -> NDArray[np.int64]:
+        """Offsets in the temporary file: 0, then the end of each image."""
         return np.array(self._ends, np.int64)
 
     def small_arrays(self) -> Iterator[tuple[str, NDArray[Any]]]:
-        """Yields name and values of each array but the images: the shapes of images if they differ, and the columns."""
-        if self._shapes and not self.one_shape:
+        """Yields the name and the values of each array but the images: their shapes if these differ, then the
+        columns."""
+        if self._shapes and not self.is_one_array:
             yield SHAPES, np.array(self._shapes, np.int32)
         for column in self.columns:
             values = np.frombuffer(bytes(self._values[column.name]), NUMPY_DTYPE[column.dtype])
-            yield array_name(column.name), values.reshape(self.records, *column.shape)
+            yield array_name(column.name), values.reshape(self.record_count, *column.shape)
 
-    def read_blocks(self) -> Iterator[bytes]:
+    def read_image_blocks(self) -> Iterator[bytes]:
         """Yields the bytes of the remaining images of the temporary file in blocks."""
         while data := self._images.read(_BLOCK_BYTES):
             yield data
 
-    def read_image(self, number: int) -> bytes:
-        """Reads the next image, whose number has to be ``number``."""
+    def read_next_image(self, number: int) -> bytes:
+        """Reads the next image from the temporary file. Its number must be ``number``: images are read in order."""
         return self._images.read(self._ends[number + 1] - self._ends[number])
 
 
 def array_name(column: str) -> str:
-    """Returns the array name of a column."""
+    """Returns the array name of a column: ``labels`` for ``label``, else the column's own name."""
     return "labels" if column == "label" else column
 
 
 def storable_class_names(manifest: Manifest) -> tuple[str, ...] | None:
-    """Returns the class names for the array ``class_names``, or None if there are none, or strings cannot hold them."""
+    """Returns the class names for the array ``class_names``. Returns None if the store has none, or one holds a NUL or
+    a byte that is not UTF-8."""
     return manifest.classes if can_be_strings(manifest.classes or ()) else None
 
 
 class _NpzWriter(_ArraysWriter):
     """Writes a shard as an uncompressed ``.npz``."""
 
-    def write(self) -> None:
+    def write_shard(self) -> None:
+        """Copies the images in blocks into the archive, then writes the small arrays."""
         out = open_file(self.path, "wb")
         try:
             with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
-                if self.one_shape:
-                    shape, dtype = self.image_array
+                if self.is_one_array:
+                    shape, dtype = self.image_array_type
                 else:
-                    shape, dtype = (int(self.ends[-1]),), np.dtype(np.uint8)
-                    self._add_array(archive, OFFSETS, self.ends)
-                with archive.open(_npy_member(IMAGES), "w", force_zip64=True) as file:
-                    file.write(_npy_header(shape, dtype))
-                    for block in self.read_blocks():
+                    shape, dtype = (int(self.image_offsets[-1]),), np.dtype(np.uint8)
+                    self._add_array(archive, OFFSETS, self.image_offsets)
+                with archive.open(_make_npy_entry(IMAGES), "w", force_zip64=True) as file:
+                    file.write(_build_npy_header(shape, dtype))
+                    for block in self.read_image_blocks():
                         file.write(block)
                 for name, array in self.small_arrays():
                     self._add_array(archive, name, array)
@@ -187,18 +204,19 @@ class _NpzWriter(_ArraysWriter):
             raise
 
     def _add_array(self, archive: zipfile.ZipFile, name: str, array: NDArray[Any]) -> None:
-        with archive.open(_npy_member(name), "w", force_zip64=True) as file:
-            file.write(_npy_header(array.shape, array.dtype))
+        """Adds an array to the archive as an ``.npy`` file."""
+        with archive.open(_make_npy_entry(name), "w", force_zip64=True) as file:
+            file.write(_build_npy_header(array.shape, array.dtype))
             file.write(np.ascontiguousarray(array).tobytes())
 
 
-def _npy_member(name: str) -> zipfile.ZipInfo:
-    """Returns the zip entry of an array."""
+def _make_npy_entry(name: str) -> zipfile.ZipInfo:
+    """Returns the zip entry of an array, dated 1980 so that equal arrays give equal files."""
     return zipfile.ZipInfo(f"{name}.npy")
 
 
-def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """Builds the header of an ``.npy`` file."""
+def _build_npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """Builds the header of an ``.npy`` file (version 1.0) for an array in C order."""
     out = io.BytesIO()
     described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(out, described)
@@ -219,7 +237,9 @@ class NpzExport(_ShardFilesExport):
 class _Hdf5Writer(_ArraysWriter):
     """Writes a shard as an HDF5 file."""
 
-    def write(self) -> None:
+    def write_shard(self) -> None:
+        """Writes the shard's HDF5 file. Raises the first :class:`OSError` of the disk, which the HDF5 library does not
+        see."""
         import h5py
 
         with beyond_standard_streams():
@@ -233,23 +253,24 @@ class _Hdf5Writer(_ArraysWriter):
                 held.raise_failure()
 
     def _write_arrays(self, file: Any, held: _FailureHidingFile) -> None:
-        """Writes all arrays; ends early once the disk has refused bytes."""
+        """Writes all arrays to the HDF5 ``file``. Raises :class:`OSError` between blocks of images if a write has
+        failed."""
         import h5py
 
-        if self.one_shape:
-            shape, dtype = self.image_array
+        if self.is_one_array:
+            shape, dtype = self.image_array_type
             images = file.create_dataset(IMAGES, shape, dtype)
-            rows = max(1, _BLOCK_BYTES // max(1, int(self.ends[1])))
-            for start in range(0, self.records, rows):
+            rows = max(1, _BLOCK_BYTES // max(1, int(self.image_offsets[1])))
+            for start in range(0, self.record_count, rows):
                 held.raise_failure()
-                stop = min(start + rows, self.records)
-                data = b"".join(self.read_image(number) for number in range(start, stop))
+                stop = min(start + rows, self.record_count)
+                data = b"".join(self.read_next_image(number) for number in range(start, stop))
                 images[start:stop] = np.frombuffer(data, dtype).reshape(stop - start, *shape[1:])
         else:
-            images = file.create_dataset(IMAGES, (self.records,), h5py.vlen_dtype(np.uint8))
-            for number in range(self.records):
+            images = file.create_dataset(IMAGES, (self.record_count,), h5py.vlen_dtype(np.uint8))
+            for number in range(self.record_count):
                 held.raise_failure()
-                images[number] = np.frombuffer(self.read_image(number), np.uint8)
+                images[number] = np.frombuffer(self.read_next_image(number), np.uint8)
         for name, array in self.small_arrays():
             file.create_dataset(name, data=array)
         if (names := storable_class_names(self.manifest)) is not None:
@@ -257,10 +278,12 @@ class _Hdf5Writer(_ArraysWriter):
 
 
 class _FailureHidingFile:
-    """Wraps a file for the HDF5 library and hides failed writes from it.
+    """Wraps a file for the HDF5 library and hides failed writes from the library; :meth:`raise_failure` raises the
+    first.
 
     After a failed write the library keeps unwritten data, fails to close the file, and crashes the process when its
-    objects are freed."""
+    objects are freed.
+    """
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
@@ -274,7 +297,7 @@ class _FailureHidingFile:
 
     def write(self, data: memoryview) -> int:
         """Writes ``data``; writes nothing once a write has failed. Always returns the size of ``data``."""
-        self._call_unless_failed(self._write_whole, data)
+        self._call_unless_failed(self._write_all, data)
         return data.nbytes
 
     def truncate(self, nbytes: int) -> None:
@@ -284,12 +307,14 @@ class _FailureHidingFile:
     def flush(self) -> None:
         """Does nothing: the file has no buffer."""
 
-    def _write_whole(self, data: memoryview) -> None:
+    def _write_all(self, data: memoryview) -> None:
+        """Writes ``data``, with several system calls if needed."""
         while data.nbytes:
             data = data[self._file.write(data) :]
 
     def _call_unless_failed(self, call: Callable[[Any], object], argument: Any) -> None:
-        """Calls a method of the file, unless a call has failed before; stores the first error."""
+        """Calls a method of the file unless an earlier call has failed. Stores an :class:`OSError` instead of raising
+        it."""
         if self._failure is None:
             try:
                 call(argument)
@@ -298,7 +323,7 @@ class _FailureHidingFile:
 
 
 class Hdf5Export(_ShardFilesExport):
-    """Shards ``train-000000.h5`` … with contiguous datasets."""
+    """Shards ``train-000000.h5`` …: a contiguous dataset for images of one shape, else variable-length values."""
 
     name = "hdf5"
     help = "plain HDF5 files"
@@ -308,6 +333,7 @@ class Hdf5Export(_ShardFilesExport):
     writer = _Hdf5Writer
 
     def overhead(self) -> int:
+        """Adds the unused space of HDF5's heap for each variable-length image larger than a block."""
         image = self.manifest.image
         large = image.kind == "ragged" and image.nbytes > BLOCK_BYTES * self.manifest.records
         return super().overhead() + (BLOCK_BYTES // 3 if large else 0)  # unused space of a heap per large image

@@ -1,9 +1,9 @@
 """The contract of an export: it writes a store in a foreign format, shard by shard.
 
-A kind is one file with a subclass of :class:`Export`, and one line: in :data:`packstore.core.registry.EXPORTS`, or an
-entry point of the group ``packstore.exports``. :class:`packstore.testing.ExportSuite` is this contract as tests.
-:mod:`.run` does the work that all kinds share: it reads and proves records, resumes, publishes, and fills the export
-manifest.
+A kind of export (a format) is one file with a subclass of :class:`Export`, and one line: in
+:data:`packstore.core.registry.EXPORTS`, or an entry point of the group ``packstore.exports``.
+:class:`packstore.testing.ExportSuite` tests this contract. :mod:`.run` does the work that all kinds share: it reads
+records and verifies their checksums, resumes, publishes, and fills the export manifest (``packstore.json``).
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Record:
             them (bfloat16 as uint16 bit patterns).
         stored: Stored values by column name, without the image and the checksums.
         columns: All columns of the store, by name.
-        inexact: Names of held columns whose value in this record the format cannot hold exactly. A writer adds names;
-            the values then go into the record's line. Only if records have lines: :attr:`Export.keeps_keys` is False.
+        inexact: Names of columns of :meth:`Export.exact_columns` whose value in this record the format cannot hold
+            exactly. A writer adds names; the values then go into the record's line in ``packstore.rows.jsonl``. Only if
+            records have lines: :attr:`Export.keeps_keys` is False.
     """
 
     number: int
@@ -71,23 +72,25 @@ class Record:
         return from_stored(column, self.stored[name], shape)
 
     def has_value(self, name: str) -> bool:
-        """Tells if the record has a value in a column."""
+        """Tells if the record has a value in a column. True for every column without missing values."""
         column = self.columns[name]
         return not column.nullable or bool(self.stored[column.valid_name])
 
     @cached_property
     def extension(self) -> str:
-        """File extension of the image: ``jpg``, ``png`` …; ``npy`` for an array, ``bin`` for an unknown kind."""
+        """File extension of the image by its content: ``jpg``, ``png`` …. ``npy`` for an array, ``bin`` for an unknown
+        image."""
         return "npy" if isinstance(self.image, np.ndarray) else image_extension(self.image)
 
 
-def has_own_shapes(column: Column) -> bool:
-    """Tells if arrays of a column differ in shape, so that each has its own."""
+def has_varying_shapes(column: Column) -> bool:
+    """Tells if the arrays of a column may differ in shape, so that the store keeps a shape with each."""
     return column.kind == "ragged" and column.layout is not None
 
 
 def image_extension(data: bytes) -> str:
-    """Returns the file extension of an image by its content: ``jpg``, ``png`` …; ``bin`` if unknown."""
+    """Returns the file extension of an image by its content: ``jpg``, ``png`` …. Returns ``bin`` if the content is
+    unknown."""
     try:
         return EXTENSIONS[sniff(data).kind]
     except HeaderError:
@@ -107,14 +110,14 @@ class ShardWriter(ABC):
     @abstractmethod
     def add(self, record: Record) -> Mapping[str, str]:
         """Writes a record. Returns further entries of its line in ``packstore.rows.jsonl``: ``{"file": path}`` if the
-        record is a file of its own."""
+        record is a file of its own, else none."""
 
     @abstractmethod
     def close(self) -> None:
-        """Completes and closes the shard. The caller makes it durable."""
+        """Completes and closes the shard. The caller then makes it durable with :meth:`Export.sync`."""
 
     def abort(self) -> None:
-        """Closes files after an error. Deletes nothing."""
+        """Closes open files after an error. Deletes nothing that another run needs. By default does nothing."""
         return
 
 
@@ -161,23 +164,27 @@ class Export(ABC):
 
     @abstractmethod
     def exact_columns(self) -> Sequence[str]:
-        """Returns the names of the columns, without the image, whose values the format holds and its source returns
-        exactly. Values of other columns go into ``packstore.rows.jsonl``."""
+        """Returns the names of the columns that the format holds and its source returns exactly, without the image.
+
+        Values of other columns go into ``packstore.rows.jsonl``.
+        """
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns names of the columns that other readers get from the format; by default :meth:`exact_columns`."""
+        """Returns the names of the columns that readers other than packstore get from the format. By default
+        :meth:`exact_columns`."""
         return self.exact_columns()
 
     def describe_hidden(self, name: str) -> str:
-        """Describes a column that is missing in :meth:`visible_columns`: its quoted name, and what of it is written."""
+        """Describes a column that is not in :meth:`visible_columns`, for the report. By default its quoted name; a kind
+        may add which part of it is written."""
         return repr(name)
 
     @abstractmethod
     def losses(self) -> Sequence[str]:
-        """Returns a text for each part of the content that only packstore reads from this export, such as ``names of
+        """Returns a text for each part of the store that only packstore reads from this export, such as ``names of
         classes``.
 
-        Leaves out whole columns, which the report adds: those that :meth:`visible_columns` lacks.
+        Leaves out whole columns that :meth:`visible_columns` lacks: the report adds them.
         """
 
     @abstractmethod
@@ -185,15 +192,20 @@ class Export(ABC):
         """Opens the writer of shard ``number`` of a split, from 0. Overwrites leftovers of an interrupted run."""
 
     def resume(self, size: int) -> None:
-        """Reopens an export of one file, of which an interrupted run has completed ``size`` bytes; cuts off the rest.
+        """Reopens an export of one file. Keeps the ``size`` bytes that an interrupted run has completed, and cuts off
+        the rest.
 
-        Called before the first :meth:`begin`; :attr:`export_manifest` is set."""
+        Called before the first :meth:`begin`; :attr:`export_manifest` is set. Kinds of one file must override it.
+        """
         raise NotImplementedError(f"{type(self).__name__} is one file and cannot resume")
 
     def overhead(self) -> int:
-        """Estimates the bytes on disk of a record without its image, its held values and its line in
-        ``packstore.rows.jsonl``."""
-        return 40 if self.shard_bytes is not None else self.block_padding(BLOCK_BYTES)
+        """Estimates the bytes on disk of a record without its image, its values of :meth:`exact_columns` and its line
+        in ``packstore.rows.jsonl``.
+
+        By default 40, or the unused part of an image's last block if each image is a file.
+        """
+        return 40 if self.shard_bytes is not None else self.estimate_block_padding(BLOCK_BYTES)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Writes the files that follow all shards (class lists, an index), then the export manifest.
@@ -212,39 +224,44 @@ class Export(ABC):
         return export_manifest
 
     def undo_finish(self) -> None:
-        """Renames shards back to the names from :meth:`begin` if an interrupted :meth:`finish` has renamed them.
+        """Gives shards the names from :meth:`begin` again if an interrupted :meth:`finish` has renamed them. By default
+        does nothing.
 
-        Called first when a run resumes."""
+        Called first when a run resumes.
+        """
         return
 
     def abort(self) -> None:
-        """Closes files that stay open between shards, after an error. Deletes nothing; may be called twice."""
+        """Closes files that stay open between shards, after an error. Deletes nothing; may be called twice. By default
+        does nothing."""
         return
 
     def sync(self, shard: ShardWriter) -> None:
-        """Makes a finished shard durable."""
+        """Makes a finished shard durable. By default does nothing if :attr:`ShardWriter.file` is None."""
         if shard.file is not None:
             sync_tree(self.path / shard.file)
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
-        """Reads the export manifest of an export of one file; None if ``path`` is no such export.
+        """Reads the export manifest from an export of one file. Returns None if ``path`` is no such export.
 
-        Raises :class:`ManifestError` or :class:`OSError`."""
+        Raises :class:`ManifestError` or :class:`OSError`. Kinds of one file must override it.
+        """
         raise NotImplementedError(f"{cls.__name__} is one file, so it has to override read_export_manifest")
 
     @property
-    def key_bytes(self) -> int:
-        """Mean bytes of a key."""
+    def mean_key_bytes(self) -> int:
+        """Mean bytes of a key, rounded down."""
         return self.manifest.column("key").nbytes // max(1, self.manifest.records)
 
-    def block_padding(self, block: int) -> int:
-        """Estimates the unused bytes in the last block of an image's file, on average."""
+    def estimate_block_padding(self, block: int) -> int:
+        """Estimates the mean unused bytes in the last block of an image's file, for blocks of ``block`` bytes."""
         return max(block // 2, block - self.manifest.image.nbytes // max(1, self.manifest.records))
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """All columns with user values: without the image, internal columns and companions."""
+        """All columns with values of the user: without the image, internal columns, and companions (lengths, shapes,
+        validity)."""
         columns = [column for column in self.manifest.columns if column.name not in INTERNAL]
         companions = {each.name for column in columns for each in column.companions}
         return tuple(column for column in columns if column.name not in companions)

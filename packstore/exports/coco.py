@@ -32,31 +32,35 @@ class CocoExport(ObjectsExport):
     extra = "json"
 
     def visible_columns(self) -> Sequence[str]:
+        """Returns the columns of boxes, labels and keypoints, and the column of captions."""
         captions = find_captions_column(self.columns)
         return [*super().visible_columns(), *([] if captions is None else [captions])]
 
     def describe_hidden(self, name: str) -> str:
-        if name == self.objects.extra:
+        """Adds for the JSON column which of its entries are written."""
+        if name == self.object_columns.extra:
             return f"{name!r} (but segmentation, area, iscrowd and other entries of its objects are written)"
         return super().describe_hidden(name)
 
     @property
     def label_bytes(self) -> int:
+        """Estimated bytes of JSON for an image: ten times the stored bytes of its labels."""
         sizes = {column.name: column.size_of(self.manifest.records) for column in self.columns}
-        shown = sum(sizes[name] for name in (*self.visible_columns(), *filter(None, [self.objects.extra])))
+        shown = sum(sizes[name] for name in (*self.visible_columns(), *filter(None, [self.object_columns.extra])))
         # A box of 16 bytes is some 190 in JSON, and a keypoint grows likewise.
-        return 100 + self.key_bytes + 10 * shown // max(1, self.manifest.records)
+        return 100 + self.mean_key_bytes + 10 * shown // max(1, self.manifest.records)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes the annotation files, one for each split, and files of captions if there are any. Reads all labels."""
         assert lines is not None
         rows = RecordLines.map_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
         names = make_distinct([safe_name(name) for name, _, _ in splits]) if self.manifest.splits else [""]
         categories = [
-            {"id": n + 1, "name": name} for n, name in enumerate(self.objects.class_names(self.largest_label))
+            {"id": n + 1, "name": name} for n, name in enumerate(self.object_columns.class_names(self.largest_label))
         ]
-        if self.objects.shape:
-            points = [str(n) for n in range(self.objects.shape[0])]
+        if self.object_columns.shape:
+            points = [str(n) for n in range(self.object_columns.shape[0])]
             categories = [category | {"keypoints": points, "skeleton": []} for category in categories]
         (self.path / "annotations").mkdir(exist_ok=True)
         files = []
@@ -64,7 +68,7 @@ class CocoExport(ObjectsExport):
         for name, (_, start, stop) in zip(names, splits, strict=True):
             tail = f"_{name}.json" if name else ".json"
             files.append(f"annotations/instances{tail}")
-            objects = self._read_annotations(start, stop) if self.objects.boxes else iter(())
+            objects = self._read_annotations(start, stop) if self.object_columns.boxes else iter(())
             self._write_document(files[-1], rows, range(start, stop), objects, {"categories": categories})
             if captions is not None:
                 files.append(f"annotations/captions{tail}")
@@ -81,10 +85,11 @@ class CocoExport(ObjectsExport):
         annotations: Iterator[dict[str, Any]],
         extra: Mapping[str, Any],
     ) -> None:
-        """Writes a file of annotations: the images ``records``, their annotations, and further values ``extra``."""
+        """Writes a file of annotations with the images ``records``, their ``annotations``, and the entries of
+        ``extra``."""
         with open_file(self.path / path, "wb") as out:
             out.write(b'{"info":{"description":"exported by packstore"},"licenses":[],"images":[')
-            _write_list(out, (self._image_entry(rows[number], number) for number in records))
+            _write_list(out, (self._format_image(rows[number], number) for number in records))
             out.write(b'],"annotations":[')
             _write_list(out, annotations)
             out.write(b"]")
@@ -92,15 +97,15 @@ class CocoExport(ObjectsExport):
                 out.write(b"," + _format_json(name) + b":" + _format_json(value))
             out.write(b"}\n")
 
-    def _image_entry(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Returns the entry of an image; ``file_name`` is relative to the folder of its split."""
+    def _format_image(self, line: Mapping[str, Any], number: int) -> dict[str, Any]:
+        """Returns the COCO entry of an image. Its ``file_name`` is relative to the folder of its split."""
         name = line["file"].removeprefix("images/")
         name = name.partition("/")[2] if self.manifest.splits else name
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
     def _read_annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
         """Yields the annotations of objects in the records ``start`` to ``stop``."""
-        objects = self.objects
+        objects = self.object_columns
         number = 0
         for record in range(start, stop):
             for obj in objects.read_objects(partial(self.read_value, record)) or ():
@@ -108,7 +113,8 @@ class CocoExport(ObjectsExport):
                 yield {"id": number, "image_id": record + 1, **_format_annotation(obj)}
 
     def _read_captions(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yields the captions in column ``name`` of the records ``start`` to ``stop``."""
+        """Yields the captions in column ``name`` of the records ``start`` to ``stop``. Skips values that are not
+        strings."""
         number = 0
         for record in range(start, stop):
             value = self.read_value(record, name)
@@ -119,7 +125,8 @@ class CocoExport(ObjectsExport):
 
 
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
-    """Returns the annotation of an object, without ids; keeps the values of its JSON column."""
+    """Returns the annotation of an object without ids. Keeps entries of its JSON column, except those that come from
+    columns."""
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}
@@ -133,9 +140,11 @@ def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
 
 
 def _write_list(out: IO[bytes], entries: Iterator[dict[str, Any]]) -> None:
+    """Writes ``entries`` as the elements of a JSON array, without brackets."""
     for number, entry in enumerate(entries):
         out.write(b",\n" * (number > 0) + _format_json(entry))
 
 
 def _format_json(value: Any) -> bytes:
+    """Formats a value as compact JSON in ASCII."""
     return json.dumps(value, separators=(",", ":")).encode("ascii")

@@ -19,24 +19,31 @@ _SAMPLE_IMAGES = 16
 
 
 def estimate_bytes(export: Export, held: Sequence[str], has_lines: bool, recode: Recode | None) -> int:
-    """Estimates the bytes of an export on disk. Encodes a few images if ``recode`` is given."""
+    """Estimates the bytes of an export on disk. Encodes up to 16 images if ``recode`` is given.
+
+    Args:
+        export: The export, before it writes.
+        held: Columns that the format holds.
+        has_lines: The export has ``packstore.rows.jsonl``.
+        recode: Re-encodes an image; None if images are written unchanged.
+    """
     manifest, reader = export.manifest, export.reader
     image = reader.manifest.image.nbytes
     if recode is not None:
-        image = int(image * _size_ratio(reader, recode))
+        image = int(image * _estimate_size_ratio(reader, recode))
     kept = [each for column in export.columns if column.name in held for each in (column, *column.companions)]
     values = sum(column.size_of(manifest.records) for column in kept)
     total = image + values + manifest.records * export.overhead() + _FIXED_BYTES * (1 + len(manifest.splits))
     if has_lines:
-        keys = 0 if export.keeps_keys else export.key_bytes
-        files = 0 if held or export.shard_bytes is not None else export.key_bytes
+        keys = 0 if export.keeps_keys else export.mean_key_bytes
+        files = 0 if held or export.shard_bytes is not None else export.mean_key_bytes
         line = len('{"key":"","file":""}\n') + keys + files
         rest = [each for column in export.columns if column.name not in held for each in (column, *column.companions)]
-        total += manifest.records * line + sum(_line_bytes(column, manifest.records) for column in rest)
+        total += manifest.records * line + sum(_estimate_line_bytes(column, manifest.records) for column in rest)
     return total
 
 
-def _line_bytes(column: Column, records: int) -> int:
+def _estimate_line_bytes(column: Column, records: int) -> int:
     """Estimates the bytes of a column's values in ``packstore.rows.jsonl``."""
     size = records * (len(column.name) + 6)
     if column.kind == "fixed" and column.shape == () and NUMPY_DTYPE[column.dtype].kind in "biu":
@@ -45,8 +52,8 @@ def _line_bytes(column: Column, records: int) -> int:
     return size + (values if column.form == "text" else values * 4 // 3)
 
 
-def _size_ratio(reader: Reader, recode: Callable[[str, Any], Any]) -> float:
-    """Estimates the new size of images over their old size, by encoding some from all over the store."""
+def _estimate_size_ratio(reader: Reader, recode: Callable[[str, Any], Any]) -> float:
+    """Estimates new size over old size of re-encoded images. Encodes up to 16 images from all over the store."""
     records = ProvenRecords(reader)
     before = after = 0
     for number in range(0, len(reader), -(-len(reader) // _SAMPLE_IMAGES)):

@@ -19,18 +19,21 @@ class FilesExport(Export):
     source = "exported"
 
     def exact_columns(self) -> Sequence[str]:
+        """Returns none: labels are only in the names of folders."""
         return ()
 
     def visible_columns(self) -> Sequence[str]:
+        """Returns ``label`` if classes are folders, else none."""
         return ("label",) if ClassFolders(self.manifest, self.reader).names is not None else ()
 
     def losses(self) -> Sequence[str]:
+        """Returns what folders of classes lose, and the order of records."""
         lost = ClassFolders(self.manifest, self.reader).losses()
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     @cached_property
-    def paths(self) -> RecordPaths:
-        """Chooses the path of each file; reads all keys on first use."""
+    def record_paths(self) -> RecordPaths:
+        """Callable that returns the path of a record's file. Reads all keys and labels on first use."""
         return RecordPaths(self.manifest, self.reader, recoded=self.recoded)
 
 
@@ -42,9 +45,11 @@ class ImageFolderExport(FilesExport):
     shard_bytes = None
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        return _FolderWriter(self.path, self.paths)
+        """Returns a writer of image files. Shards leave no trace in the folder."""
+        return _FolderWriter(self.path, self.record_paths)
 
     def sync(self, shard: ShardWriter) -> None:
+        """Flushes the whole file system, since each image is a file."""
         sync_file_system(self.path)
 
 
@@ -57,6 +62,7 @@ class _FolderWriter(ShardWriter):
         self._folders: set[PurePosixPath] = set()
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Writes the image file; creates its folder if needed."""
         path = self._paths(record)
         folder = PurePosixPath(path).parent
         if folder not in self._folders:
@@ -67,10 +73,11 @@ class _FolderWriter(ShardWriter):
         return {"file": path}
 
     def close(self) -> None:
+        """Does nothing: each file is closed once it is written."""
         return
 
 
 def image_file(record: Record) -> bytes:
-    """Returns the image file of a record; the export must not hold arrays."""
+    """Returns the image file of a record. Fails an assertion if the image is an array."""
     assert not isinstance(record.image, np.ndarray)
     return record.image

@@ -25,8 +25,8 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import UsageError
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_directory
-from packstore.exports.base import Export, Record, ShardWriter, has_own_shapes
-from packstore.exports.names import safe_name, shorten
+from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
+from packstore.exports.names import safe_name, shorten_name
 
 _INDEX = "index.json"
 _MAX_SHARD_BYTES = (1 << 32) - 1
@@ -39,7 +39,7 @@ _CODES = {
 
 
 class MdsExport(Export):
-    """Shards, and an index for each split."""
+    """MDS shards, and an ``index.json`` for each split."""
 
     name = "mds"
     help = "MDS shards of MosaicML Streaming"
@@ -50,9 +50,11 @@ class MdsExport(Export):
     shard_bytes = 1 << 26
 
     def exact_columns(self) -> Sequence[str]:
+        """Returns all columns."""
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
+        """Returns class names, bfloat16, lists of images and normalisation, of those that the store has."""
         lost = []
         if any(column.classes is not None for column in self.columns):
             lost.append("names of classes: labels are numbers")
@@ -67,33 +69,37 @@ class MdsExport(Export):
         return lost
 
     def overhead(self) -> int:
-        return 16 + self.key_bytes + 4 * len(self.columns)
+        """Returns the bytes of a sample's key, offset and sizes."""
+        return 16 + self.mean_key_bytes + 4 * len(self.columns)
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        folder = shorten(safe_name(split)) if split else ""
+        """Creates the folder of the split and the shard's file in it."""
+        folder = shorten_name(safe_name(split)) if split else ""
         (self.path / folder).mkdir(exist_ok=True)
         name = f"shard.{number:05}.mds"
-        return _ShardWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._encodings())
+        return _ShardWriter(self.path, f"{folder}/{name}" if folder else name, self.columns, self._choose_encodings())
 
     def sync(self, shard: ShardWriter) -> None:
+        """Makes the shard and the folder of its split durable."""
         super().sync(shard)
         sync_directory(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes the index of each split."""
         shards: dict[str, list[dict[str, Any]]] = {}
         for file, _, records in export_manifest.shards:
             folder, _, name = file.rpartition("/")
             size = (self.path / file).stat().st_size
             said = {"samples": records, "raw_data": {"basename": name, "bytes": size, "hashes": {}}, "zip_data": None}
-            shards.setdefault(folder, []).append(_describe_columns(self._encodings()) | said)
+            shards.setdefault(folder, []).append(_describe_columns(self._choose_encodings()) | said)
         files = [f"{folder}/{_INDEX}" if folder else _INDEX for folder in shards]
         for file, listed in zip(files, shards.values(), strict=True):
             with open_file(self.path / file, "wb") as out:
                 out.write(json.dumps({"version": 2, "shards": listed}, sort_keys=True).encode("ascii"))
         return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
-    def _encodings(self) -> dict[str, str]:
-        """Returns the MDS encoding of each value by name, in the order of the format."""
+    def _choose_encodings(self) -> dict[str, str]:
+        """Returns the MDS encoding of each value by name, sorted by name as in the format."""
         image = self.manifest.image
         found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
         for column in self.columns:
@@ -104,7 +110,7 @@ class MdsExport(Export):
 
 
 class _ShardWriter(ShardWriter):
-    """Collects samples in a temporary file until the shard ends, when their number is known."""
+    """Collects samples in a temporary file until the shard ends: the shard's header needs their number."""
 
     def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:
         self.file = file
@@ -114,6 +120,7 @@ class _ShardWriter(ShardWriter):
         self._ends = array("Q", [0])
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Encodes the record as a sample and appends it to the temporary file."""
         image = record.image
         values = {"key": record.key.encode("utf-8", "surrogateescape")}
         if isinstance(image, np.ndarray):
@@ -122,7 +129,7 @@ class _ShardWriter(ShardWriter):
             values["image"] = image
         for column in self._columns:
             raw = record.stored[column.name]
-            shape = record.stored[column.shape_name].tolist() if has_own_shapes(column) else column.shape
+            shape = record.stored[column.shape_name].tolist() if has_varying_shapes(column) else column.shape
             values[column.name] = _encode_value(
                 column, raw if isinstance(raw, bytes) else np.asarray(raw).tobytes(), shape
             )
@@ -130,7 +137,9 @@ class _ShardWriter(ShardWriter):
                 values[column.valid_name] = bytes([record.has_value(column.name)])
         data = [values[name] for name in self._encodings]
         unsaid = [
-            value for value, encoding in zip(data, self._encodings.values(), strict=True) if not _fixed_size(encoding)
+            value
+            for value, encoding in zip(data, self._encodings.values(), strict=True)
+            if not _parse_fixed_size(encoding)
         ]
         sample = np.array([len(value) for value in unsaid], "<u4").tobytes() + b"".join(data)
         self._samples.write(sample)
@@ -138,6 +147,7 @@ class _ShardWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
+        """Writes the header and copies the samples. Raises :class:`UsageError` if the shard has 4 GiB or more."""
         described = json.dumps(_describe_columns(self._encodings), sort_keys=True).encode("ascii")
         count = len(self._ends) - 1
         begin = 4 * (count + 2) + len(described)
@@ -154,22 +164,24 @@ class _ShardWriter(ShardWriter):
         self._out.close()
 
     def abort(self) -> None:
+        """Deletes the temporary file and closes the shard's file, which stays incomplete."""
         self._samples.close()
         if not self._out.closed:
             drop(self._out)
 
 
 def _describe_columns(encodings: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the description of the columns, which shards and indexes contain."""
+    """Returns the description of the columns for shards and indexes: names, encodings and fixed sizes."""
     return {
         "version": 2, "format": "mds", "compression": None, "hashes": [], "size_limit": None,
         "column_names": list(encodings), "column_encodings": list(encodings.values()),
-        "column_sizes": [_fixed_size(encoding) for encoding in encodings.values()],
+        "column_sizes": [_parse_fixed_size(encoding) for encoding in encodings.values()],
     }  # fmt: skip
 
 
 def _choose_encoding(column: Column) -> str:
-    """Returns the MDS encoding of a column."""
+    """Returns the MDS encoding of a column. A file that may be missing is ``bytes``, so that readers do not decode
+    it."""
     dtype = _element_dtype(column)
     if column.form == "text":
         return "json" if column.type == "json" else "str"
@@ -185,8 +197,9 @@ def _choose_encoding(column: Column) -> str:
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
-    """Encodes a value for MDS from its stored bytes; ``shape`` is needed for an array."""
-    if not _choose_encoding(column).startswith("ndarray") or _fixed_size(_choose_encoding(column)):
+    """Encodes a value for MDS from its stored bytes. Arrays without a fixed size get a header with ``shape``; other
+    values are unchanged."""
+    if not _choose_encoding(column).startswith("ndarray") or _parse_fixed_size(_choose_encoding(column)):
         return raw
     if column.kind == "ragged" and column.layout is None:
         row = max(math.prod(column.shape) * NUMPY_DTYPE[column.dtype].itemsize, 1)
@@ -197,13 +210,13 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> bytes:
 
 
 def _element_dtype(column: Column) -> str:
-    """Returns the dtype of a column's numbers in MDS; ``uint8`` if MDS lacks it."""
+    """Returns the dtype of a column's numbers in MDS. Returns ``uint8`` for a dtype that MDS lacks, such as bool."""
     name = NUMPY_DTYPE[column.dtype].name
     return name if name in _CODES else "uint8"
 
 
-def _fixed_size(encoding: str) -> int | None:
-    """Returns the fixed size in bytes of an encoding, or None if its values vary in size."""
+def _parse_fixed_size(encoding: str) -> int | None:
+    """Returns the size in bytes that an encoding gives to each value. Returns None if values vary in size."""
     name, _, rest = encoding.partition(":")
     if name in _CODES:
         return np.dtype(name).itemsize

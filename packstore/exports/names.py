@@ -15,27 +15,30 @@ which begins an escape."""
 
 
 def safe_name(text: str) -> str:
-    """Converts ``text`` to a name of a file or folder. Different texts get different names; common ones are unchanged.
+    """Converts ``text`` to the name of a file or folder. Different texts get different names; common names are
+    unchanged.
 
-    Unsafe characters become ``%`` and their code, as in URLs. A long name is cut and ends with a hash of all of it."""
+    Unsafe characters become ``%`` and their code, as in URLs. A long name is cut and ends with a hash of the whole
+    name.
+    """
     name = _BAD.sub(_percent_encode, text)
     if name in ("", ".", ".."):
         name = name.replace(".", "%2E") or "%"
-    return shorten(name)
+    return shorten_name(name)
 
 
 def can_be_lines(names: Sequence[str]) -> bool:
-    """Tells if each name can be a line of a text file."""
+    """Tells if each name can be a line of a text file: printable, not empty, without space at the ends."""
     return all(name.strip() == name != "" and name.isprintable() for name in names)
 
 
 def can_be_strings(names: Sequence[str]) -> bool:
-    """Tells if each name can be a string in other languages: without NUL and surrogates."""
+    """Tells if each name can be a string in other languages: no NUL, and no byte that is not UTF-8."""
     return not any(re.search("[\0\ud800-\udfff]", name) for name in names)
 
 
-def shorten(name: str) -> str:
-    """Returns ``name``; if it is too long for a file, its beginning and a hash."""
+def shorten_name(name: str) -> str:
+    """Returns ``name``. If it has over 200 bytes in UTF-8, returns its beginning and a hash of the whole name."""
     raw = name.encode("utf-8", "surrogateescape")
     if len(raw) <= _LONGEST:
         return name
@@ -44,6 +47,7 @@ def shorten(name: str) -> str:
 
 
 def _percent_encode(match: re.Match[str]) -> str:
-    """Returns ``%`` and the code of a character; of a surrogate, the byte that it stands for."""
+    """Returns ``%`` and the hexadecimal code of the matched character. For a surrogate, returns the byte that it stands
+    for."""
     code = ord(match[0])
     return f"%{code - 0xDC00 if 0xDC80 <= code <= 0xDCFF else code:02X}"

@@ -1,4 +1,4 @@
-"""Shared parts of exports with labels beside images: objects with boxes, and sizes of images."""
+"""Shared parts of exports that write labels beside images: objects with boxes, and sizes of images."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class LabelledObject:
     """An object on an image.
 
     Attributes:
-        box: ``xyxy`` in pixels.
+        box: ``left, top, right, bottom`` in pixels.
         label: Its class number; 0 if the store has no labels.
         keypoints: ``(points, 2 or 3)`` as lists; None for none.
-        extra: Its value in the JSON column: an annotation of COCO, or a polygon.
+        extra: Its value in the JSON column, such as an annotation of COCO or a polygon; None for none.
     """
 
     box: tuple[float, float, float, float]
@@ -41,7 +41,16 @@ class LabelledObject:
 
 
 class ObjectColumns:
-    """Finds the columns of a store that describe objects: boxes, labels, keypoints and a JSON column."""
+    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column.
+
+    Attributes:
+        boxes: Name of the first column of boxes; None if the store has none.
+        labels: Name of the column with a label for each box, or None.
+        keypoints: Name of the column with keypoints for each box, or None.
+        classes: Class names of the labels, or None.
+        shape: Shape of an object's keypoints, or None.
+        extra: Name of the JSON column, or None.
+    """
 
     def __init__(self, manifest: Manifest, extra: str) -> None:
         """``extra``: name of a JSON column with a value for each object; ignored if the store has none."""
@@ -63,9 +72,11 @@ class ObjectColumns:
         return [name for name in (self.boxes, self.labels, self.keypoints) if name is not None]
 
     def read_objects(self, item: Callable[[str], Any]) -> list[LabelledObject] | None:
-        """Reads the objects of a record; None if it has no value of boxes. ``item`` returns a value by column name.
+        """Reads the objects of a record. Returns None if the record has no value of boxes.
 
-        Leaves out objects whose boxes or keypoints are not finite."""
+        Leaves out objects whose boxes or keypoints are not finite. Ignores labels and keypoints if their number is not
+        that of the boxes. ``item`` returns the record's value in a column, by name.
+        """
         boxes = None if self.boxes is None else item(self.boxes)
         if boxes is None:
             return None
@@ -81,21 +92,23 @@ class ObjectColumns:
         ]
 
     def _read_extra(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
-        """Reads the value of the JSON column for each object; None for each if their number is not ``count``."""
+        """Reads the JSON column's value for each of ``count`` objects. All are None if the column holds another number
+        of values."""
         value = None if self.extra is None else item(self.extra)
         if isinstance(value, dict):
             value = value.get("annotations")
         return value if isinstance(value, list) and len(value) == count else [None] * count
 
     def class_names(self, most: Callable[[], int]) -> list[str]:
-        """Returns the class names. Without names, returns the numbers up to ``most()`` as text."""
+        """Returns the class names. Without names, returns the numbers up to ``most()`` as text; ``object`` in a store
+        without labels."""
         if self.classes is not None:
             return list(self.classes)
         return [str(number) for number in range(most() + 1)] if self.labels is not None else ["object"]
 
 
 class ObjectsExport(FilesExport):
-    """Base of exports that hold images as files, and labels beside them.
+    """Base of exports that hold images as files, and labels beside the images.
 
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.
@@ -108,89 +121,104 @@ class ObjectsExport(FilesExport):
 
     @property
     def label_bytes(self) -> int:
-        """Estimated bytes of an image's labels."""
-        return BLOCK_BYTES if self.objects.boxes else 0
+        """Estimated bytes on disk of an image's labels. By default a block of the file system, or 0 without boxes."""
+        return BLOCK_BYTES if self.object_columns.boxes else 0
 
     @cached_property
-    def objects(self) -> ObjectColumns:
-        """The columns that describe objects."""
+    def object_columns(self) -> ObjectColumns:
+        """Names of the columns that describe objects."""
         return ObjectColumns(self.manifest, self.extra)
 
     def visible_columns(self) -> Sequence[str]:
-        return self.objects.visible_columns
+        """Returns the columns of boxes, labels and keypoints."""
+        return self.object_columns.visible_columns
 
     def describe_hidden(self, name: str) -> str:
-        if name == _COCO_COLUMN and self.objects.boxes:
+        """Adds that polygons of COCO, in the column ``json``, are not written."""
+        if name == _COCO_COLUMN and self.object_columns.boxes:
             return f"{name!r} (polygons in it, as COCO has them, are not written)"
         return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
-        lost = [] if self.objects.boxes else ["objects: the store has no boxes"]
+        """Returns what a folder of images loses, and a line if the store has no boxes."""
+        lost = [] if self.object_columns.boxes else ["objects: the store has no boxes"]
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     def overhead(self) -> int:
+        """Adds the estimated bytes of labels."""
         return super().overhead() + self.label_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
+        """Returns a writer of images and labels. Shards leave no trace in the folder."""
         return ObjectsWriter(self)
 
     def sync(self, shard: ShardWriter) -> None:
+        """Flushes the whole file system, since each image is a file."""
         sync_file_system(self.path)
 
     def image_path(self, record: Record) -> str:
-        """Returns the path of a record's image in the export."""
-        return f"{self.images}/{self.paths(record)}"
+        """Returns the path of a record's image in the export. By default it is in the folder :attr:`images`."""
+        return f"{self.images}/{self.record_paths(record)}"
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the labels of a record, if the format has a file per image. By default writes none.
+        """Writes the labels of a record if the format has a file for each image. By default writes none, and returns
+        the size.
 
-        ``image`` is the path of its image, ``size`` width and height, (0, 0) for an unreadable image. Returns further
-        entries of the record's line."""
+        Args:
+            record: The record.
+            image: Path of its image in the export.
+            size: Width and height of the image; (0, 0) if its size cannot be read.
+
+        Returns:
+            Further entries of the record's line.
+        """
         return {"width": str(size[0]), "height": str(size[1])}
 
-    def write_file(self, path: str, data: bytes) -> None:
-        """Writes a file at a path in the export."""
+    def write_export_file(self, path: str, data: bytes) -> None:
+        """Writes the file ``path`` of the export; replaces a file that exists."""
         with open_file(self.path / path, "wb") as file:
             file.write(data)
 
     def read_value(self, number: int, name: str) -> Any:
-        """Reads the value of a record in a column."""
+        """Reads the value of record ``number`` in the column ``name`` from the store."""
         return self.reader.item(name, number)
 
     def largest_label(self) -> int:
-        """Returns the largest class number in the store; reads all labels."""
-        name = self.objects.labels
+        """Returns the largest class number of objects in the store; 0 if there is none. Reads all labels."""
+        name = self.object_columns.labels
         found = (self.reader.item(name, i) for i in range(len(self.reader))) if name is not None else ()
         return max((int(values.max()) for values in found if values is not None and len(values)), default=0)
 
 
 class ObjectsWriter(ShardWriter):
-    """Writes images, and calls the export to write the labels of each."""
+    """Writes each image as a file, and calls the export to write its labels."""
 
     def __init__(self, export: ObjectsExport) -> None:
         self._export = export
         self._folders: set[PurePosixPath] = set()
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Writes the image and its labels. Returns their entries of the record's line."""
         data = image_file(record)
         path = self._export.image_path(record)
-        self.make_folder(path)
-        self._export.write_file(path, data)
-        return {"file": path, **self._export.write_labels(record, path, _size_for_labels(data))}
+        self.create_parent(path)
+        self._export.write_export_file(path, data)
+        return {"file": path, **self._export.write_labels(record, path, _read_upright_size(data))}
 
-    def make_folder(self, path: str) -> None:
-        """Creates the folder of a file."""
+    def create_parent(self, path: str) -> None:
+        """Creates the folder of the file ``path`` unless this writer has created it already."""
         folder = PurePosixPath(path).parent
         if folder not in self._folders:
             (self._export.path / folder).mkdir(parents=True, exist_ok=True)
             self._folders.add(folder)
 
     def close(self) -> None:
+        """Does nothing: each file is closed once it is written."""
         return
 
 
-def _size_for_labels(data: bytes) -> tuple[int, int]:
-    """Returns width and height of the upright image; (0, 0) if ``data`` is no image."""
+def _read_upright_size(data: bytes) -> tuple[int, int]:
+    """Returns width and height of the upright image. Returns (0, 0) if ``data`` is no image."""
     try:
         return upright_size(data)
     except HeaderError:
@@ -198,7 +226,7 @@ def _size_for_labels(data: bytes) -> tuple[int, int]:
 
 
 def find_captions_column(columns: Sequence[Column]) -> str | None:
-    """Finds the column of captions: ``captions`` (lists of strings), ``caption`` or ``text``, or returns None if there
+    """Returns the name of the column of captions: ``captions`` (JSON), ``caption`` or ``text``. Returns None if there
     is none."""
     types = {"captions": "json", "caption": "text", "text": "text"}
     return next(

@@ -28,7 +28,7 @@ from packstore.core.files import drop, open_file
 from packstore.core.manifest import Manifest
 from packstore.core.yamltext import format_yaml_string
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import shorten
+from packstore.exports.names import shorten_name
 from packstore.stores.base import Reader
 
 CARD, DATA = "README.md", "data"
@@ -37,7 +37,7 @@ _GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100
 
 
 class ParquetExport(Export):
-    """A folder of Parquet files and a card."""
+    """A folder ``data`` of Parquet files, and a dataset card with features and splits."""
 
     name = "parquet"
     help = "Parquet files and a card, as on the Hugging Face hub"
@@ -47,22 +47,30 @@ class ParquetExport(Export):
 
     def __init__(self, path: Path, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         super().__init__(path, manifest, reader, recoded=recoded)
-        self._held = [column for column in self.columns if _is_held(column)]
+        self._held = [column for column in self.columns if _is_held_exactly(column)]
         self._schema = _make_schema([manifest.image, *self._held])
 
     def exact_columns(self) -> Sequence[str]:
+        """Returns the columns that have an Arrow type of ``datasets``."""
         return [column.name for column in self._held]
 
     def losses(self) -> Sequence[str]:
+        """Returns lost folders of keys, and names of splits that ``datasets`` does not accept."""
         lost = ["folders in keys: only file names are kept"]
-        lost += [f"the split name {name!r}: it becomes {its!r}" for name, its in self._splits.items() if name != its]
+        lost += [
+            f"the split name {name!r}: it becomes {its!r}" for name, its in self._split_names.items() if name != its
+        ]
         return lost
 
     def begin(self, number: int, split: str) -> ShardWriter:
+        """Creates a Parquet file, whose name lacks the number of shards until :meth:`finish`."""
         (self.path / DATA).mkdir(exist_ok=True)
-        return _ParquetWriter(self.path, f"{DATA}/{self._splits[split]}-{number:05}.parquet", self._schema, self._held)
+        return _ParquetWriter(
+            self.path, f"{DATA}/{self._split_names[split]}-{number:05}.parquet", self._schema, self._held
+        )
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Renames the shards to ``…-of-00002.parquet`` and writes the card."""
         counts = Counter(shard.split for shard in export_manifest.shards)
         shards = []
         for shard in export_manifest.shards:
@@ -75,31 +83,33 @@ class ParquetExport(Export):
         return super().finish(export_manifest, lines)
 
     def undo_finish(self) -> None:
+        """Renames ``…-of-00002.parquet`` back to names without the number of shards."""
         for file in (self.path / DATA).glob("*-of-*.parquet"):
             file.rename(file.with_name(re.sub(r"-of-\d+\.parquet$", ".parquet", file.name)))
 
     @cached_property
-    def _splits(self) -> dict[str, str]:
+    def _split_names(self) -> dict[str, str]:
         """Maps each split to a name of letters, digits and ``_``, which ``datasets`` accepts."""
         names: dict[str, str] = {}
         for own in [split.name for split in self.manifest.splits] or ["train"]:
-            name = shorten(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
+            name = shorten_name(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
             while name in names.values():
                 name += "_"
             names[own] = name
         return names if self.manifest.splits else {"": "train"}
 
     def _format_card(self, export_manifest: ExportManifest) -> str:
-        """Returns the text of ``README.md``: features, splits and sizes, as ``datasets`` reads them."""
+        """Returns the text of ``README.md``: features, splits and sizes, as ``datasets`` reads them. Measures the
+        written shards."""
         splits = []
-        for own, name in self._splits.items():
+        for own, name in self._split_names.items():
             its = [shard for shard in export_manifest.shards if shard.split == own]
             size = sum((self.path / shard.file).stat().st_size for shard in its)
             splits.append({"name": name, "num_bytes": size, "num_examples": sum(shard.records for shard in its)})
         size = sum(split["num_bytes"] for split in splits)  # type: ignore[misc]
-        files = [{"split": name, "path": f"{DATA}/{name}-*"} for name in self._splits.values()]
+        files = [{"split": name, "path": f"{DATA}/{name}-*"} for name in self._split_names.values()]
         features = [
-            {"name": name, **_card_feature(feature)} for name, feature in _describe_features(self._held).items()
+            {"name": name, **_to_card_feature(feature)} for name, feature in _describe_features(self._held).items()
         ]
         info = {"features": features, "splits": splits, "download_size": size, "dataset_size": size}
         configs = [{"config_name": "default", "data_files": files}]
@@ -108,11 +118,8 @@ class ParquetExport(Export):
 
 
 class _ParquetWriter(ShardWriter):
-    """Writes a Parquet file. Collects records in memory, and writes them as a row group when they reach a number of
-    bytes.
-
-    :meth:`close` writes the last row group and the end of the file. :meth:`abort` drops the collected records.
-    """
+    """Writes a Parquet file. Collects records in memory, and writes a row group when they have 16 MiB of images, or 100
+    records 1 MiB."""
 
     def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
         self.file = file
@@ -123,12 +130,13 @@ class _ParquetWriter(ShardWriter):
         self._out: IO[bytes] = open_file(folder / file, "wb")
         inside = {"file": ".bytes", "files": ".list.element.bytes"}
         files = [column.name + inside[column.form] for column in columns if column.form in inside]
-        named = [name for name in _leaf_paths(schema) if name not in ("image.bytes", *files)]
+        named = [name for name in _list_leaf_paths(schema) if name not in ("image.bytes", *files)]
         self._writer = _import_pyarrow("pyarrow.parquet").ParquetWriter(
             self._out, schema, compression="none", use_dictionary=False, write_statistics=named
         )
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Collects the record; may write a row group. Marks text that is not UTF-8 as inexact."""
         for column in self._columns:
             if column.form == "text" and not _is_utf8(record.stored[column.name]):
                 record.inexact.add(column.name)
@@ -140,39 +148,43 @@ class _ParquetWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
+        """Writes the last row group and the end of the file."""
         if self._rows:
             self._write_rows()
         self._writer.close()
         self._out.close()
 
     def abort(self) -> None:
+        """Closes the file without its end; the collected records are lost."""
         if not self._out.closed:
             drop(self._out)
             self._writer.is_open = False  # otherwise garbage collection would write the file's end
 
     def _write_rows(self) -> None:
-        """Writes the collected records as a row group."""
+        """Writes the collected records as a row group, and forgets them."""
         pa = _import_pyarrow("pyarrow")
         images = [record.image for record in self._rows]
-        arrays = [_arrow_files(images, [_file_name(record) for record in self._rows])]
+        arrays = [_make_file_array(images, [_file_name(record) for record in self._rows])]
         for column in self._columns:
             there = [record.has_value(column.name) for record in self._rows]
-            arrays.append(_arrow_array(column, [record.stored[column.name] for record in self._rows], there))
+            arrays.append(_make_arrow_array(column, [record.stored[column.name] for record in self._rows], there))
         self._writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         self._rows, self._nbytes = [], 0
 
 
-def _is_held(column: Column) -> bool:
-    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has."""
+def _is_held_exactly(column: Column) -> bool:
+    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has: not arrays with a layout, and not
+    bfloat16."""
     return column.layout is None and column.dtype != "bfloat16" and 0 not in column.shape
 
 
 def _file_name(record: Record) -> str:
-    """Returns the file name in a record's key, as valid UTF-8."""
+    """Returns the file name at the end of a record's key. Bytes that are not UTF-8 become ``?``."""
     return record.key.rpartition("/")[2].encode("utf-8", "replace").decode("utf-8")
 
 
 def _is_utf8(raw: Any) -> bool:
+    """Tells if bytes are valid UTF-8."""
     try:
         bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
@@ -181,16 +193,18 @@ def _is_utf8(raw: Any) -> bool:
 
 
 def _make_schema(columns: Sequence[Column]) -> Any:
-    """Makes the Arrow schema of the image and further columns, with the features for ``datasets`` as metadata."""
+    """Makes the Arrow schema of ``columns``, the image first, with the features for ``datasets`` as metadata."""
     features = json.dumps({"info": {"features": _describe_features(columns[1:])}})
     pa = _import_pyarrow("pyarrow")
     metadata = {"boxes": {BOXES_ARE: b"xyxy"}}
-    fields = [pa.field(column.name, _arrow_type(column), metadata=metadata.get(column.type)) for column in columns]
+    fields = [
+        pa.field(column.name, _choose_arrow_type(column), metadata=metadata.get(column.type)) for column in columns
+    ]
     return pa.schema(fields, {b"huggingface": features.encode("ascii")})
 
 
-def _arrow_type(column: Column) -> Any:
-    """Returns the Arrow type of a column."""
+def _choose_arrow_type(column: Column) -> Any:
+    """Returns the Arrow type of a column. Images and files are structs of ``bytes`` and ``path``."""
     pa = _import_pyarrow("pyarrow")
     if column.name == "image" or column.form in ("file", "files"):  # images that are arrays become PNG files
         file = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -209,7 +223,8 @@ def _describe_features(columns: Sequence[Column]) -> dict[str, Any]:
 
 
 def _describe_feature(column: Column) -> dict[str, Any]:
-    """Returns the feature of a column, as ``datasets.Features.to_dict`` does."""
+    """Returns the feature of a column, as ``datasets.Features.to_dict`` does. Bytes in class names that are not UTF-8
+    become ``?``."""
     if column.form in ("file", "files"):
         file = {"_type": "Image"}
         return {"feature": file, "_type": "List"} if column.form == "files" else file
@@ -224,11 +239,11 @@ def _describe_feature(column: Column) -> dict[str, Any]:
     return {"feature": found, "_type": "List"} if column.kind == "ragged" else found
 
 
-def _card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts a feature to the form of a card, as ``datasets.Features._to_yaml_list`` does."""
+def _to_card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
+    """Converts a feature to its form in a dataset card, as ``datasets.Features._to_yaml_list`` does."""
     kind = feature["_type"]
     if kind == "List":
-        inner = _card_feature(feature["feature"])
+        inner = _to_card_feature(feature["feature"])
         rest = {"length": feature["length"]} if "length" in feature else {}
         return {"list": inner.get("dtype", inner), **rest}
     if kind == "ClassLabel":
@@ -238,7 +253,8 @@ def _card_feature(feature: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _format_yaml(value: Any, indent: str = "\n") -> str:
-    """Formats dicts, lists, strings and numbers as YAML to follow a name."""
+    """Formats dicts, lists, strings and numbers as the YAML that follows a name and its colon. ``indent`` is a line
+    break and spaces."""
     if isinstance(value, dict):
         return "".join(
             f"{indent}{format_yaml_string(name)}:{_format_yaml(each, indent + '  ')}" for name, each in value.items()
@@ -248,18 +264,18 @@ def _format_yaml(value: Any, indent: str = "\n") -> str:
     return f" {format_yaml_string(value) if isinstance(value, str) else value}"
 
 
-def _arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
-    """Converts stored values of a column to an Arrow array."""
+def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
+    """Converts stored values of a column to an Arrow array. Values whose ``there`` is False become null."""
     pa = _import_pyarrow("pyarrow")
     if column.form == "file":
-        return _arrow_files([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
+        return _make_file_array([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])
     if column.form == "files":
         lists = [
             column.traits.files(column, each) if is_there else () for each, is_there in zip(raw, there, strict=True)
         ]
         ends = np.cumsum([0, *map(len, lists)], dtype=np.int32)
         absent = pa.array([not is_there for is_there in there])
-        return pa.ListArray.from_arrays(pa.array(ends), _arrow_files([*chain.from_iterable(lists)]), mask=absent)
+        return pa.ListArray.from_arrays(pa.array(ends), _make_file_array([*chain.from_iterable(lists)]), mask=absent)
     if column.form in ("text", "bytes"):
         given = [bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)]
         if column.form == "bytes":
@@ -284,16 +300,17 @@ def _arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> A
     return pa.ListArray.from_arrays(pa.array(offsets), found, mask=pa.array(missing) if missing.any() else None)
 
 
-def _arrow_files(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
-    """Converts files to an Arrow array of ``datasets.Image``; None is a missing file."""
+def _make_file_array(files: Sequence[Any], names: Sequence[str | None] | None = None) -> Any:
+    """Converts files to an Arrow array of ``datasets.Image``. A None among ``files`` becomes null; without ``names``
+    all paths are null."""
     pa = _import_pyarrow("pyarrow")
     data = pa.array(files, pa.binary())
     paths = pa.array([None] * len(files) if names is None else names, pa.string())
     return pa.StructArray.from_arrays([data, paths], ["bytes", "path"], mask=data.is_null())
 
 
-def _leaf_paths(schema: Any) -> list[str]:
-    """Returns the Parquet paths of all leaf columns."""
+def _list_leaf_paths(schema: Any) -> list[str]:
+    """Returns the Parquet paths of all leaf columns, such as ``boxes.list.element``."""
     found = []
     for name, type in zip(schema.names, schema.types, strict=True):
         while type.num_fields == 1:
@@ -303,6 +320,7 @@ def _leaf_paths(schema: Any) -> list[str]:
 
 
 def _import_pyarrow(module: str) -> Any:
+    """Imports a module of pyarrow. Raises :class:`UsageError` if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -11,7 +11,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
 
 from packstore.core.manifest import Manifest
 from packstore.exports.base import EXTENSIONS, Record
-from packstore.exports.names import safe_name, shorten
+from packstore.exports.names import safe_name, shorten_name
 from packstore.stores.base import Reader
 
 IMAGE_SUFFIXES = frozenset({*EXTENSIONS.values(), "jpeg", "tiff", "pgm", "pbm", "heif", "j2k", "jpx", "jpf"})
@@ -34,12 +34,12 @@ UNLABELLED = "unlabelled"
 
 
 class ClassFolders:
-    """Folder names of the classes.
+    """Folder names of the classes of the column ``label``. Reads all labels.
 
     Attributes:
-        names: Folder name by class number; None in a store without labels.
+        names: Folder name by class number; None in a store without labels, or whose labels are no class numbers.
         missing: The folder of images whose label is missing.
-        renamed: Number of classes whose folder has another name.
+        renamed: Number of classes whose folder is not named as the class.
         has_missing: Some images have no label.
     """
 
@@ -70,7 +70,7 @@ class ClassFolders:
         self._counts = [np.bincount(labels[a:b][valid[a:b]], minlength=len(self.names)) for a, b in ranges]
 
     def losses(self) -> list[str]:
-        """Returns a line for each loss in torchvision's ``ImageFolder``, which numbers folders by name."""
+        """Returns a text for each thing that torchvision's ``ImageFolder`` loses, which numbers folders by name."""
         if self.names is None:
             return []
         lost = []
@@ -99,7 +99,8 @@ class RecordPaths:
         self._repeated = self._unique_suffixes(reader)
 
     def __call__(self, record: Record) -> str:
-        """Returns the path of a record's file, with ``/``."""
+        """Returns the path of a record's file, with ``/``. The suffix of the key is kept unless the file is
+        re-encoded."""
         label = self._read_label(record)
         stem, suffix = _split_suffix(self._build_stem(record.key, record.split, label))
         kept = suffix.lower() and not (self._recoded and _SAME.get(suffix.lower(), suffix.lower()) != record.extension)
@@ -113,7 +114,11 @@ class RecordPaths:
         return int(record.stored["label"]) if record.has_value("label") else -1
 
     def _build_stem(self, key: str, split: str, label: int | None) -> str:
-        """Returns the path for a key; prepends the folders of its split and class unless the key begins with them."""
+        """Returns the path for a key, with the folders of its split and class. A key that begins with these does not
+        repeat them.
+
+        A path that is too long becomes a hash. ``label`` is -1 if it is missing, None in a store without labels.
+        """
         folders, parts = [], key.split("/")
         if split:
             folders.append(self._splits[split])
@@ -132,9 +137,10 @@ class RecordPaths:
         return "/".join([*folders, rest])
 
     def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
-        """Maps records whose path another record or a folder has already to a suffix that makes it unique.
+        """Maps each record whose path another record or a folder has already to a suffix that makes the path unique.
 
-        Compares paths without file extensions, since these may change. Memory: 8 bytes a record."""
+        Compares paths without file extensions, since these may change. Memory: 8 bytes a record.
+        """
         hashes = np.empty(len(reader), np.uint64)
         labels = valid = None
         if self.classes.names is not None:
@@ -145,7 +151,7 @@ class RecordPaths:
             hashes[number] = _hash_path(stem)
             if not stem.startswith(f"{folder}/") or "/" in stem[len(folder) + 1 :]:
                 folder = stem.rpartition("/")[0]
-                folders.update(_file_like_hashes(folder))
+                folders.update(_hash_file_like_folders(folder))
         blocked = np.flatnonzero(np.isin(hashes, np.array(sorted(folders), np.uint64))).tolist()
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
@@ -154,7 +160,7 @@ class RecordPaths:
         for number, stem in enumerate(self._list_stems(reader, labels, valid)) if again else ():
             if number in again:
                 added = f"~{number}"
-                while _contains(hashes, _hash_path(stem + added)) or _hash_path(stem + added) in folders:
+                while _contains_sorted(hashes, _hash_path(stem + added)) or _hash_path(stem + added) in folders:
                     added += "~"
                 found[number] = added
         return found
@@ -162,7 +168,7 @@ class RecordPaths:
     def _list_stems(
         self, reader: Reader, labels: NDArray[np.int64] | None, valid: NDArray[np.bool_] | None
     ) -> Sequence[str] | map[str]:
-        """Builds the paths of all records, without image suffixes, in order; lazily."""
+        """Yields the paths of all records in order, without image suffixes. Reads keys as they are needed."""
 
         def stem(number: int) -> str:
             split = next(name for stop, name in self._ends if number < stop)
@@ -187,7 +193,7 @@ def make_distinct(names: Sequence[str]) -> list[str]:
 
 
 def _split_suffix(path: str) -> tuple[str, str]:
-    """Splits an image suffix off a path, or returns ``""`` if the path ends with none."""
+    """Splits a path into stem and image suffix. The suffix is ``""`` if the path ends with none."""
     stem, dot, suffix = path.rpartition(".")
     if not dot or suffix.lower() not in IMAGE_SUFFIXES or stem.endswith("/") or not stem:
         return path, ""
@@ -195,18 +201,18 @@ def _split_suffix(path: str) -> tuple[str, str]:
 
 
 def _shorten_file_name(stem: str) -> str:
-    """Shortens the file name of a path if it is too long."""
+    """Shortens the file name in a path if it is too long for file systems. Folders are unchanged."""
     folder, slash, name = stem.rpartition("/")
-    return f"{folder}{slash}{shorten(name)}"
+    return f"{folder}{slash}{shorten_name(name)}"
 
 
 def _hash_path(stem: str) -> int:
-    """Hashes a path; ignores case."""
+    """Hashes a path without regard to case."""
     return xxh3_64_intdigest(_shorten_file_name(stem).casefold().encode("utf-8", "surrogatepass"))
 
 
-def _file_like_hashes(folder: str) -> Iterator[int]:
-    """Yields the hashes of a folder and its parents if their names look like files of an export."""
+def _hash_file_like_folders(folder: str) -> Iterator[int]:
+    """Yields hashes of a folder and its parents, of those whose names end like files of an export."""
     while folder:
         stem, _, suffix = folder.rpartition(".")
         if suffix.lower() in _SUFFIXES:
@@ -214,7 +220,7 @@ def _file_like_hashes(folder: str) -> Iterator[int]:
         folder = folder.rpartition("/")[0]
 
 
-def _contains(hashes: NDArray[np.uint64], value: int) -> bool:
-    """Tells if sorted ``hashes`` contain a number."""
+def _contains_sorted(hashes: NDArray[np.uint64], value: int) -> bool:
+    """Tells if the sorted array ``hashes`` contains ``value``."""
     at = int(np.searchsorted(hashes, np.uint64(value)))
     return at < len(hashes) and int(hashes[at]) == value

@@ -28,7 +28,8 @@ from packstore.stores import Reader, open_store
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """The keyword arguments of :func:`packstore.export`, which describes them; validated."""
+    """The validated keyword arguments of :func:`packstore.export`, which describes them. Raises :class:`UsageError` for
+    a wrong one."""
 
     to: str | None = None
     encode: Literal["jpeg", "png"] | None = None
@@ -67,13 +68,14 @@ class ExportPlan:
 
     Attributes:
         reader: The open store.
-        kind: The kind of export.
+        kind: The class of the export.
         destination: The new folder or file.
         options: The validated arguments.
-        recoding: How images are written.
-        held: See :meth:`Export.exact_columns`.
+        recoding: Plan for writing images, unchanged or re-encoded.
+        held: Names of the columns that the format holds, see :meth:`Export.exact_columns`.
         losses: See :attr:`packstore.exports.run.ExportReport.losses`.
-        shard_bytes: Bytes of images after which a shard ends; None for one file.
+        shard_bytes: Bytes of images after which a shard ends; None for an export of one file, or of a file for each
+            image.
         estimate_bytes: Estimated size of the export on disk.
         free_bytes: Free bytes on the destination's disk.
     """
@@ -91,23 +93,24 @@ class ExportPlan:
 
     @property
     def manifest(self) -> Manifest:
-        """Manifest of the written records."""
+        """Manifest of the written records, whose encoding may differ from the store's."""
         return self.recoding.manifest
 
     @property
     def has_lines(self) -> bool:
         """True if each record has a line in ``packstore.rows.jsonl``."""
-        return not self.kind.keeps_keys or any(name not in self.held for name in value_columns(self.manifest))
+        return not self.kind.keeps_keys or any(name not in self.held for name in list_value_columns(self.manifest))
 
     def new_export(self, path: Path) -> Export:
-        """Creates the export object that writes to ``path``."""
+        """Creates the export object that will write to ``path``. Writes nothing."""
         made = self.kind(path, self.manifest, self.reader, recoded=self.recoding.recode is not None)
         made.bare = self.options.bare
         return made
 
     @property
     def identity(self) -> str:
-        """Hash of the store, the version and the options: a run resumes only a run with the same identity."""
+        """Hash of the store, the version and the options that shape the export. A run resumes only a run with the same
+        identity."""
         options = self.options
         asked = [self.kind.name, options.encode, options.quality, self.shard_bytes, options.bare]
         text = canonical([__version__, self.reader.manifest.digest, *asked])
@@ -115,7 +118,13 @@ class ExportPlan:
 
 
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
-    """Checks the arguments, opens the store and plans the export. Writes nothing; ``stack`` closes the store."""
+    """Checks the arguments, opens the store and plans the export. Writes nothing; ``stack`` closes the store.
+
+    Raises:
+        UsageError: An argument is wrong, or the format cannot hold the store.
+        StoreError: The store does not open, or is empty.
+        DestinationError: The destination exists without ``overwrite``, is no export, or cannot be written.
+    """
     refuse_empty(path)
     check_paths(destination)
     kind = _resolve_kind(destination, options.to)
@@ -131,7 +140,7 @@ def plan_export(path: Path, destination: Path, options: ExportOptions, stack: Ex
     recoding = recoding._replace(manifest=replace(recoding.manifest, shards=None))
     trial = kind(destination, recoding.manifest, reader, recoded=recoding.recode is not None)
     held, visible = tuple(trial.exact_columns()), trial.visible_columns()
-    hidden = [trial.describe_hidden(name) for name in value_columns(recoding.manifest) if name not in visible]
+    hidden = [trial.describe_hidden(name) for name in list_value_columns(recoding.manifest) if name not in visible]
     lost = [f"the column{'s' * (len(hidden) > 1)} {', '.join(hidden)}"] if hidden else []
     lost += [_BARE] if options.bare else []
     plan = ExportPlan(
@@ -162,7 +171,7 @@ _BARE = (
 
 
 def check_space(plan: ExportPlan) -> None:
-    """Raises :class:`DestinationError` if the estimated export does not fit into the free space."""
+    """Raises :class:`DestinationError` if the estimated size of the export exceeds the free space."""
     if plan.estimate_bytes > plan.free_bytes:
         raise DestinationError(
             f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "
@@ -170,15 +179,19 @@ def check_space(plan: ExportPlan) -> None:
         )
 
 
-def value_columns(manifest: Manifest) -> list[str]:
-    """Returns names of the columns whose values an export has to keep, without companions."""
+def list_value_columns(manifest: Manifest) -> list[str]:
+    """Returns the names of the columns whose values an export has to keep, without companions (lengths, shapes,
+    validity)."""
     columns = ExportManifest(kind="", source="", manifest=manifest, held=()).columns
     companions = {each.name for column in columns for each in column.companions}
     return [column.name for column in columns if column.name not in companions]
 
 
 def _resolve_kind(destination: Path, to: str | None) -> type[Export]:
-    """Returns the kind of export ``to``, or the kind that the destination's suffix means."""
+    """Returns the kind of export ``to``. If ``to`` is None, returns the kind that the destination's suffix means.
+
+    Raises :class:`UsageError` if no kind has that suffix.
+    """
     if to is not None:
         found: type[Export] = EXPORTS[to]
         return found

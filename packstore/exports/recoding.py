@@ -25,12 +25,12 @@ Recode = Callable[[str, Any], ImageData]
 
 
 class Recoding(NamedTuple):
-    """Plan for writing images, unchanged or encoded anew.
+    """Plan for writing images, unchanged or re-encoded.
 
     Attributes:
         manifest: Manifest of the written records; :attr:`Manifest.records_digest` is still that of the store.
         form: See :attr:`packstore.core.export_manifest.ExportManifest.image`.
-        recode: Converts an image; None writes it unchanged.
+        recode: Re-encodes an image; None writes images unchanged.
         new: Records differ from those of the store, so an import has another dataset digest.
     """
 
@@ -41,10 +41,11 @@ class Recoding(NamedTuple):
 
 
 def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, quality: int) -> Recoding:
-    """Chooses how images are written.
+    """Plans how images are written.
 
-    Raises :class:`UsageError` if the kind cannot hold them unchanged and ``encode`` is None, and if ``encode`` does not
-    apply to the store."""
+    Raises :class:`UsageError` if the kind cannot hold them unchanged and ``encode`` is None, or if ``encode`` cannot be
+    applied to the images of the store.
+    """
     stored = "files" if manifest.holds_files else "floats" if manifest.holds_floats else "uint8"
     mode = manifest.image.pixels
     if encode is None:
@@ -90,7 +91,8 @@ def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, qu
 
 
 def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifest:
-    """Returns the manifest with image files of another encoding."""
+    """Returns the manifest for image files of another encoding: without shapes and normalisation, with added
+    ``options``."""
     image = Column("image", "ragged", "uint8", type="image", mode=manifest.image.mode)
     others = (column for column in manifest.columns[1:] if column.name != "shape")
     return replace(
@@ -103,14 +105,15 @@ def _with_encoding(manifest: Manifest, encoding: str, **options: int) -> Manifes
 
 
 def _kinds_that_hold(stored: str) -> str:
-    """Lists the kinds of export that hold a form of images unchanged."""
+    """Returns the names of the kinds that hold a form of images unchanged, joined by "or"."""
     from packstore.core.registry import EXPORTS
 
     return " or ".join(kind.name for kind in EXPORTS.values() if stored in kind.image_forms)
 
 
 def image_from_stored(manifest: Manifest, data: Any, shape: Any) -> ImageData:
-    """Converts a stored image to the bytes of a file, or to an array. ``shape`` is needed for a ragged array."""
+    """Converts a stored image to the bytes of a file, or to an array. ``shape`` is needed only if arrays differ in
+    shape."""
     image = manifest.image
     if image.layout is None:
         return data if isinstance(data, bytes) else bytes(data)

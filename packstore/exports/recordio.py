@@ -16,14 +16,14 @@ from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file, sync_tree
 from packstore.core.recordio import HEADER, frame_record
 from packstore.exports.base import Export, Record, ShardWriter
-from packstore.exports.names import safe_name, shorten
+from packstore.exports.names import safe_name, shorten_name
 
 _EXACT = 1 << 24
 """Largest label: RecordIO's labels are float32, which is exact for integers up to here."""
 
 
 class RecordioExport(Export):
-    """A ``.rec`` file for each shard, with its index and its list."""
+    """A ``.rec`` file for each shard, with its index and its list of keys."""
 
     name = "recordio"
     help = "RecordIO files of MXNet"
@@ -32,17 +32,19 @@ class RecordioExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files"})
 
     def exact_columns(self) -> Sequence[str]:
-        return ["label"] if self._has_label else []
+        """Returns ``label`` if float32 holds all labels exactly, else none. Reads all labels."""
+        return ["label"] if self._holds_label else []
 
     def losses(self) -> Sequence[str]:
+        """Returns changed characters of keys, and class names if there are any."""
         lost = ["tabs and line breaks in keys: .lst has %09, %0A and %0D for them"]
         if self.manifest.classes is not None:
             lost.append("names of classes: labels are numbers")
         return lost
 
     @cached_property
-    def _has_label(self) -> bool:
-        """True if all labels are numbers that float32 holds exactly. Reads all labels."""
+    def _holds_label(self) -> bool:
+        """True if no label is missing and float32 holds all labels exactly. Reads all labels."""
         label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
         if label is None or label.nullable:
             return False
@@ -50,34 +52,40 @@ class RecordioExport(Export):
         return bool(np.all((values >= 0) & (values <= _EXACT)))
 
     def overhead(self) -> int:
-        return 60 + self.key_bytes
+        """Returns the bytes of a record's header, and of its lines in the index and the list."""
+        return 60 + self.mean_key_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        name = f"{shorten(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
-        return _RecWriter(self.path, name, self._has_label)
+        """Creates the three files of a shard."""
+        name = f"{shorten_name(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
+        return _RecWriter(self.path, name, self._holds_label)
 
     def sync(self, shard: ShardWriter) -> None:
+        """Makes the shard's three files durable."""
         assert shard.file is not None
         for file in (shard.file, *_companion_files(shard.file)):
             sync_tree(self.path / file)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Lists the indexes and lists as files of the export."""
         files = tuple(file for shard in export_manifest.shards for file in _companion_files(shard.file))
         return super().finish(replace(export_manifest, files=files), lines)
 
 
 class _RecWriter(ShardWriter):
-    """Writes a ``.rec`` file with its index and list."""
+    """Writes a ``.rec`` file with its index and its list of keys."""
 
     def __init__(self, folder: Path, name: str, has_label: bool) -> None:
         self.file = name
-        self._has_label = has_label
+        self._holds_label = has_label
         self._count = 0
         self._outs = [open_file(folder / each, "wb") for each in (name, *_companion_files(name))]
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Writes the image with its label, 0 if labels are not held. Raises :class:`SampleError` for an image too large
+        for a record."""
         assert isinstance(record.image, bytes)
-        label = int(record["label"]) if self._has_label else 0
+        label = int(record["label"]) if self._holds_label else 0
         rec, index, listed = self._outs
         try:
             data = frame_record(HEADER.pack(0, label, self._count, 0) + record.image)
@@ -91,10 +99,12 @@ class _RecWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
+        """Closes the three files."""
         for out in self._outs:
             out.close()
 
     def abort(self) -> None:
+        """Closes the three files, which stay incomplete."""
         for out in self._outs:
             if not out.closed:
                 drop(out)

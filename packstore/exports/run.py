@@ -23,9 +23,9 @@ from packstore.core.parallel import default_workers, ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress, progress_callback
 from packstore.core.urls import location
 from packstore.exports.base import Export, Record
-from packstore.exports.plan import ExportOptions, ExportPlan, check_space, plan_export, value_columns
+from packstore.exports.plan import ExportOptions, ExportPlan, check_space, list_value_columns, plan_export
 from packstore.exports.recoding import image_from_stored
-from packstore.exports.staging import ExportStaging, Part, was_published
+from packstore.exports.staging import ExportStaging, ShardReceipt, was_published
 from packstore.exports.to_url import local_destination
 from packstore.stores.base import disk_bytes
 from packstore.stores.builder.work_directory import WorkDirectory
@@ -42,13 +42,13 @@ class ExportReport:
 
     Attributes:
         destination: The new folder or file, or its URL.
-        kind: The kind of export.
+        kind: Name of the kind of export.
         manifest: Manifest of the written records; with ``encode`` it differs from the store's.
         shards: Number of shards; 0 if each record is a file of its own, or all are in one file.
-        losses: A line for each thing that readers other than packstore do not get.
+        losses: A text for each thing that readers other than packstore do not get.
         disk_bytes: Size on disk.
         seconds: Duration of this run.
-        resumed: Records that an interrupted run had written already.
+        resumed: Number of records that an interrupted run had written already.
     """
 
     destination: Path
@@ -127,7 +127,11 @@ def export(
 def run_export(
     plan: ExportPlan, progress: ProgressCallback = no_progress, started: float | None = None
 ) -> ExportReport:
-    """Writes and publishes the export of a plan; resumes an interrupted run. See :func:`export`."""
+    """Writes and publishes the export of a plan; resumes an interrupted run. See :func:`export`.
+
+    If such a run was killed after publishing, only removes its work directory. After an error complete shards are kept,
+    and a note of the error says where.
+    """
     started = time.monotonic() if started is None else started
     if was_published(plan.destination, plan.identity):
         WorkDirectory(plan.destination).remove()
@@ -143,7 +147,7 @@ def run_export(
     output = plan.new_export(staging.path)
     try:
         with writing(plan.destination):
-            done = staging.find_complete_parts(output)
+            done = staging.find_complete_shards(output)
             resumed = sum(part.records for part in done)
             if done and plan.kind.one_file:
                 output.resume(done[-1].size)
@@ -155,7 +159,7 @@ def run_export(
                 image=plan.recoding.form,
                 rows=plan.has_lines,
             )
-            parts = _ShardLoop(plan, output, staging, done, progress).write()
+            parts = _ShardLoop(plan, output, staging, done, progress).write_shards()
             manifest = plan.manifest
             if plan.recoding.new:
                 manifest = replace(manifest, records_digest=join_records_digests((p.digest, p.records) for p in parts))
@@ -180,14 +184,14 @@ def run_export(
 
 
 class _ShardLoop:
-    """Writes the shards that an interrupted run has not completed."""
+    """Writes the shards that an interrupted run has not completed, with their record lines and receipts."""
 
     def __init__(
         self,
         plan: ExportPlan,
         output: Export,
         staging: ExportStaging,
-        done: list[Part],
+        done: list[ShardReceipt],
         progress: ProgressCallback,
     ) -> None:
         self._plan = plan
@@ -196,17 +200,18 @@ class _ShardLoop:
         self._progress = progress
         self._records = ProvenRecords(plan.reader)
         self._columns = {column.name: column for column in plan.manifest.columns}
-        self._not_held = [name for name in value_columns(plan.manifest) if name not in plan.held]
+        self._not_held = [name for name in list_value_columns(plan.manifest) if name not in plan.held]
         self._export = output
         self._bytes = 0
 
-    def write(self) -> list[Part]:
-        """Writes the remaining shards. Returns all shards, with those of an interrupted run."""
+    def write_shards(self) -> list[ShardReceipt]:
+        """Writes the remaining shards, and a receipt for each. Returns the receipts of all shards, the earlier ones
+        first."""
         manifest = self._plan.manifest
         first = sum(part.records for part in self._parts)
         self._progress(Progress("export", first, manifest.records, 0))
         with contextlib.closing(self._read_records(first)) as records:
-            for split, stop in _split_ends(manifest, self._plan.kind.one_file):
+            for split, stop in _list_split_ends(manifest, self._plan.kind.one_file):
                 while first < stop:
                     part = self._write_shard(records, split, stop - first)
                     self._staging.mark_complete(len(self._parts), part)
@@ -214,9 +219,9 @@ class _ShardLoop:
                     first += part.records
         return self._parts
 
-    def _write_shard(self, records: Iterator[Record], split: str, most: int) -> Part:
-        """Writes records of a split to a new shard until it is full, at most ``most``; makes the shard durable. Aborts
-        it on an error."""
+    def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
+        """Writes records of a split to a new shard until it is full, at most ``most``, and makes the shard durable.
+        Aborts the shard on an error."""
         number = len(self._parts)
         checksums: list[int] = []
         rows: list[int] = []
@@ -247,7 +252,7 @@ class _ShardLoop:
         self._bytes += nbytes
         self._export.sync(shard)
         file = shard.file or ("" if self._plan.kind.one_file else None)
-        return Part(
+        return ShardReceipt(
             split=split,
             records=count,
             file=shard.file,
@@ -257,18 +262,20 @@ class _ShardLoop:
         )
 
     def _line_columns(self, record: Record) -> list[Column]:
-        """Returns the columns whose values go into the line of a record."""
+        """Returns the columns whose values go into the line of a record, with their companions (lengths, shapes,
+        validity)."""
         columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
 
     def _report_progress(self, record: Record, nbytes: int) -> None:
-        """Reports progress after every few records, and after the last; ``nbytes`` is the size of the shard so far."""
+        """Reports progress after each 64th record and the last. ``nbytes`` is the size of the shard so far."""
         records = self._plan.manifest.records
         if record.number % _REPORT_EVERY == 0 or record.number + 1 == records:
             self._progress(Progress("export", record.number + 1, records, self._bytes + nbytes))
 
     def _read_records(self, first: int) -> Generator[Record]:
-        """Yields the records from number ``first`` on, re-encoded if the plan says so."""
+        """Yields the records from number ``first`` on in order. Reads them in several threads if images are
+        re-encoded."""
         splits = self._plan.manifest.splits or ()
         names = (split.name for split in splits for _ in range(len(split)))
         numbers = range(self._plan.manifest.records)
@@ -281,7 +288,7 @@ class _ShardLoop:
         yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
     def _read_record(self, number: int, split: str) -> Record:
-        """Reads a record, re-encoded if the plan says so. Raises :class:`SampleError`."""
+        """Reads a record and re-encodes its image if the plan says so. Raises :class:`SampleError` if that fails."""
         row = self._records.read_row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
         image: Any = image_from_stored(self._plan.reader.manifest, self._records.read_image(number), row.get("shape"))
@@ -294,7 +301,7 @@ class _ShardLoop:
         return Record(number, key, split, image, row, self._columns)
 
 
-def _split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
+def _list_split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
     """Returns each split's name and end; for an export of one file, a single nameless split."""
     if one_file or not manifest.splits:
         return [("", manifest.records)]
@@ -302,7 +309,7 @@ def _split_ends(manifest: Manifest, one_file: bool) -> list[tuple[str, int]]:
 
 
 def _make_report(plan: ExportPlan, manifest: Manifest, shards: int, started: float, resumed: int) -> ExportReport:
-    """Makes the report of a finished export; measures its size on disk."""
+    """Makes the report of a finished export; measures the export's size on disk."""
     return ExportReport(
         destination=plan.destination,
         kind=plan.kind.name,

@@ -31,13 +31,13 @@ _log = logging.getLogger(__name__)
 _MAX_PART = 1 << 20
 
 
-class Part(NamedTuple):
-    """Receipt of a complete shard.
+class ShardReceipt(NamedTuple):
+    """Receipt of a complete shard, by which the next run can resume after it.
 
     Attributes:
         split: Name of its split.
         records: Number of its records.
-        file: Its path in the export; None if each record is a file of its own.
+        file: Its path in the export; None if each record is a file of its own, or the export is one file.
         size: Bytes of that file; for an export of one file, its size at the end of the shard.
         digest: Digest of the written records, see :func:`packstore.core.checksums.records_digest`.
         lines: Bytes of the records' lines.
@@ -67,11 +67,18 @@ class ExportStaging(Staging):
             (self.run / PARTS).mkdir(exist_ok=True)
 
     def choose_run_directory(self) -> Path:
-        """Returns the directory of an interrupted run with the same identity, else a new one. Removes all others."""
+        """Returns the directory of an interrupted run with the same identity, else a new one. Removes all others.
+
+        Warns if a run with complete shards is removed because its options or store differ.
+        """
         found: Path | None = None
         for run in self.work.list_runs():
             # An inode of another file means that the run was published, and this is the export that it has replaced.
-            if found is None and not self._restart and _read_run_label(run) == _run_label(self._identity, run / STORE):
+            if (
+                found is None
+                and not self._restart
+                and _read_run_label(run) == _make_run_label(self._identity, run / STORE)
+            ):
                 found = run
                 continue
             other = not (_read_run_label(run) or "").startswith(f"{self._identity} ")
@@ -84,35 +91,38 @@ class ExportStaging(Staging):
                 (found / STORE).touch()
             else:
                 (found / STORE).mkdir()
-            (found / EXPORT).write_text(_run_label(self._identity, found / STORE), "ascii")
+            (found / EXPORT).write_text(_make_run_label(self._identity, found / STORE), "ascii")
         return found
 
-    def find_complete_parts(self, export: Export) -> list[Part]:
+    def find_complete_shards(self, export: Export) -> list[ShardReceipt]:
         """Returns the receipts of complete shards in order, up to the first that is missing or damaged.
 
-        Calls :meth:`Export.undo_finish`, which may rename shards."""
+        Calls :meth:`Export.undo_finish`, which may rename shards.
+        """
         export.undo_finish()
-        done: list[Part] = []
-        while (part := self._read_part(len(done))) is not None:
+        done: list[ShardReceipt] = []
+        while (part := self._read_receipt(len(done))) is not None:
             done.append(part)
         return done
 
     def keep_complete(self, export: Export) -> bool:
-        """Keeps complete shards after an error, so that another run can resume; removes the run if there are none.
+        """Keeps complete shards after an error, so that another run can resume. Removes the run's directory if there
+        are none.
 
-        Returns whether anything was kept."""
-        if self._published or not self.find_complete_parts(export):
+        Returns whether anything was kept.
+        """
+        if self._published or not self.find_complete_shards(export):
             self.discard()
             return False
         self.keep()
         return True
 
     def lines_path(self, number: int) -> Path:
-        """Path of the file with the lines of a shard."""
+        """Returns the path of the file with the record lines of shard ``number``."""
         return self.run / PARTS / f"{number:06}.rows"
 
-    def mark_complete(self, number: int, part: Part) -> None:
-        """Writes the receipt of a shard that is complete and durable."""
+    def mark_complete(self, number: int, part: ShardReceipt) -> None:
+        """Makes the record lines of a shard durable, and then writes its receipt."""
         path = self.run / PARTS / f"{number:06}.json"
         new = path.with_suffix(".new")
         new.write_text(canonical(part._asdict()), "ascii")
@@ -122,7 +132,8 @@ class ExportStaging(Staging):
         sync_directory(path.parent)
 
     def join_lines(self, count: int) -> Path:
-        """Copies the lines of all shards into one file and returns its path. The lines of each shard stay."""
+        """Copies the record lines of the first ``count`` shards into one file and returns its path. The lines of each
+        shard stay."""
         whole = self.run / PARTS / ROWS_FILE
         with whole.open("wb") as out:
             for number in range(count):
@@ -130,10 +141,11 @@ class ExportStaging(Staging):
                     shutil.copyfileobj(lines, out)
         return whole
 
-    def _read_part(self, number: int) -> Part | None:
-        """Reads the receipt of a shard, or returns None if it or its files are missing or incomplete."""
+    def _read_receipt(self, number: int) -> ShardReceipt | None:
+        """Reads the receipt of a shard. Returns None if it is missing or unreadable, or if the shard or its lines are
+        incomplete."""
         try:
-            part = Part(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
+            part = ShardReceipt(**json.loads((self.run / PARTS / f"{number:06}.json").read_text("ascii")))
             size = (self.path / (part.file or "")).stat().st_size
             whole = size >= part.size if self._one_file else part.file is None or size == part.size
             return part if whole and self.lines_path(number).stat().st_size == part.lines else None
@@ -142,15 +154,16 @@ class ExportStaging(Staging):
 
 
 def was_published(destination: Path, identity: str) -> bool:
-    """Tells if a run with the same identity was killed after publishing, so that only its work directory is left."""
+    """Tells if a run with the same identity was killed after publishing, so that only its work directory remains."""
     work = work_path(destination)
     if not work.is_dir() or not os.path.lexists(destination):
         return False
-    return any(_read_run_label(run) == _run_label(identity, destination) for run in list_runs(work))
+    return any(_read_run_label(run) == _make_run_label(identity, destination) for run in list_runs(work))
 
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
-    """Raises :class:`DestinationError` if no export can be written to ``destination``."""
+    """Raises :class:`DestinationError` if no export can be written to ``destination``: no parent folder, an existing
+    path without ``overwrite``, or a path that is no export."""
     shown = printable(str(destination))
     if not destination.absolute().parent.is_dir():
         parent = printable(str(destination.absolute().parent))
@@ -189,7 +202,7 @@ def find_owned_files(path: Path) -> list[Path]:
 
 
 def _read_from_file(path: Path) -> ExportManifest | None:
-    """Reads the export manifest of an export of one file of any kind, or returns None if it is no export."""
+    """Reads the export manifest from an export of one file, of any kind. Returns None if ``path`` is no export."""
     kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
     return next(
         (export_manifest for kind in kinds if (export_manifest := kind.read_export_manifest(path)) is not None), None
@@ -201,7 +214,7 @@ def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list
     own = {MANIFEST_FILE, *export_manifest.files, *(shard.file for shard in export_manifest.shards)}
     if export_manifest.rows:
         own.add(ROWS_FILE)
-    files = set(map(os.fsencode, own)) | _files_in_lines(path, export_manifest)
+    files = set(map(os.fsencode, own)) | _list_files_in_lines(path, export_manifest)
     found: list[Path] = []
     root = os.fsencode(path)
     for folder, _, names in os.walk(root):
@@ -217,8 +230,9 @@ def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list
     return found
 
 
-def _files_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
-    """Returns the paths of files that the record lines name; empty if they cannot be read."""
+def _list_files_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
+    """Returns the paths of files that the record lines name. Empty if records are in shards, or the lines cannot be
+    read."""
     if not export_manifest.rows or export_manifest.shards:
         return set()
     try:
@@ -230,14 +244,15 @@ def _files_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
         return set()
 
 
-def _run_label(identity: str, path: Path) -> str:
-    """Label of a run: the export's identity, and its inode, which tells it from an export that it replaces."""
+def _make_run_label(identity: str, path: Path) -> str:
+    """Returns the label of a run: the export's identity and its inode, which differs from that of an export that it
+    replaces."""
     inode = device_and_inode(path)[1] if os.path.lexists(path) else None
     return f"{identity} {inode}"
 
 
 def _read_run_label(run: Path) -> str | None:
-    """Reads the label of a run, or returns None if it cannot be read."""
+    """Reads the label of a run. Returns None if it cannot be read."""
     try:
         with (run / EXPORT).open("rb") as file:
             return file.read(_MAX_PART).decode("ascii")

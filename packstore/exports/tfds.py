@@ -24,7 +24,7 @@ from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
 from packstore.core.protobuf import PACKED, write_example
 from packstore.core.tfrecord import frame_record
-from packstore.exports.base import Export, Record, ShardWriter, has_own_shapes
+from packstore.exports.base import Export, Record, ShardWriter, has_varying_shapes
 from packstore.exports.names import can_be_lines
 
 _NAME = "packstore"
@@ -42,7 +42,7 @@ _PYTHON = {
 
 
 class TfdsExport(Export):
-    """Shards ``packstore-train.tfrecord-00000`` …, and the files that describe them."""
+    """Shards ``packstore-train.tfrecord-00000`` …, and the JSON files that describe them."""
 
     name = "tfds"
     help = "TFRecord files of TensorFlow Datasets"
@@ -51,9 +51,12 @@ class TfdsExport(Export):
     keeps_keys = True
 
     def exact_columns(self) -> Sequence[str]:
+        """Returns all columns."""
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
+        """Returns class names, image formats, bfloat16, normalisation and split names that TensorFlow Datasets cannot
+        hold."""
         lost = []
         image = self.manifest.image
         unnamed = [c.name for c in self.columns if c.classes is not None and not can_be_lines(c.classes)]
@@ -65,17 +68,22 @@ class TfdsExport(Export):
             lost.append("bfloat16 values: they are their bit patterns as uint16")
         if self.manifest.normalization is not None:
             lost.append("mean and standard deviation by which the arrays were normalised")
-        if any(split.name != name for split, name in zip(self.manifest.splits, self._splits.values(), strict=True)):
+        if any(
+            split.name != name for split, name in zip(self.manifest.splits, self._split_names.values(), strict=True)
+        ):
             lost.append("names of splits: other characters than letters and digits become _")
         return lost
 
     def overhead(self) -> int:
-        return 40 + self.key_bytes + sum(len(column.name) + 12 for column in self.columns)
+        """Returns the bytes of an example's key, framing and names of features."""
+        return 40 + self.mean_key_bytes + sum(len(column.name) + 12 for column in self.columns)
 
     def begin(self, number: int, split: str) -> ShardWriter:
+        """Creates a TFRecord file, named by the split's name in TensorFlow Datasets."""
         return _RecordWriter(self.path, f"{_NAME}-{self._split_name(split)}.tfrecord-{number:05}", self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes ``dataset_info.json``, ``features.json``, and a file of class names for each column with names."""
         splits: dict[str, dict[str, Any]] = {}
         for file, split, records in export_manifest.shards:
             said = splits.setdefault(
@@ -101,8 +109,8 @@ class TfdsExport(Export):
         return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
     @property
-    def _splits(self) -> dict[str, str]:
-        """Maps each split to a name that TensorFlow Datasets accepts."""
+    def _split_names(self) -> dict[str, str]:
+        """Maps each split to a unique name that TensorFlow Datasets accepts."""
         found: dict[str, str] = {}
         for split in self.manifest.splits:
             name = re.sub(r"[^A-Za-z0-9_]", "_", split.name)[:100] or "split"
@@ -114,7 +122,7 @@ class TfdsExport(Export):
 
     def _split_name(self, split: str) -> str:
         """Returns the name of a split in TFDS; ``train`` in a store without splits."""
-        return self._splits[split] if split else "train"
+        return self._split_names[split] if split else "train"
 
     def _describe_features(self) -> dict[str, Any]:
         """Returns the content of ``features.json``."""
@@ -136,7 +144,7 @@ class TfdsExport(Export):
 
 
 class _RecordWriter(ShardWriter):
-    """Writes a TFRecord file of examples."""
+    """Writes a TFRecord file with a ``tf.train.Example`` for each record."""
 
     def __init__(self, folder: Path, name: str, columns: Sequence[Column]) -> None:
         self.file = name
@@ -144,6 +152,7 @@ class _RecordWriter(ShardWriter):
         self._out = open_file(folder / name, "wb")
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Writes the record as an example with its key, image and all columns."""
         image = record.image
         example: dict[str, Any] = {"key": [record.key.encode("utf-8", "surrogateescape")]}
         if isinstance(image, np.ndarray):
@@ -151,7 +160,7 @@ class _RecordWriter(ShardWriter):
         else:
             example["image"] = [image]
         for column in self._columns:
-            shape = record.stored[column.shape_name].tolist() if has_own_shapes(column) else ()
+            shape = record.stored[column.shape_name].tolist() if has_varying_shapes(column) else ()
             raw = record.stored[column.name]
             if column.form == "files" and not record.has_value(column.name):
                 raw = frame([])
@@ -162,16 +171,22 @@ class _RecordWriter(ShardWriter):
         return {}
 
     def close(self) -> None:
+        """Closes the file."""
         self._out.close()
 
     def abort(self) -> None:
+        """Closes the file, which stays incomplete."""
         if not self._out.closed:
             drop(self._out)
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str, Any]:
-    """Converts the stored bytes of a value to features. ``shape`` is needed if arrays of the column differ in shape."""
-    if has_own_shapes(column):
+    """Converts the stored bytes of a value to features of an example. ``shape`` is needed if arrays of the column
+    differ in shape.
+
+    Integers become int64; uint64 keeps its bits.
+    """
+    if has_varying_shapes(column):
         return {f"{column.name}/shape": np.array(shape, np.int64), f"{column.name}/value": [raw]}
     if column.form == "files":
         return {column.name: [bytes(file) for file in column.traits.files(column, raw)]}
@@ -184,7 +199,7 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
 
 
 def _describe_column(column: Column) -> dict[str, Any]:
-    """Returns the feature of a column."""
+    """Returns the TFDS feature of a column, as in ``features.json``."""
     if column.form == "text":
         return _make_feature("text", {})
     if column.traits.has_classes:
@@ -205,10 +220,10 @@ def _describe_column(column: Column) -> dict[str, Any]:
 
 
 def _describe_tensor(column: Column) -> dict[str, Any]:
-    """Returns the feature of a column of arrays; sizes that vary are -1."""
+    """Returns the TFDS feature of a column of arrays. Sizes that vary are -1."""
     sizes = (
         tuple(3 if axis == "C" and column.layout == "HWC" else -1 for axis in column.layout)
-        if has_own_shapes(column) and column.layout
+        if has_varying_shapes(column) and column.layout
         else column.shape
     )
     sizes = (-1, *sizes) if column.kind == "ragged" and column.layout is None else sizes
@@ -220,20 +235,21 @@ def _describe_tensor(column: Column) -> dict[str, Any]:
 
 
 def _is_byte_string(column: Column) -> bool:
-    """Tells if an example holds a value as one byte string."""
+    """Tells if an example holds a value of the column as one byte string, not as a list of numbers."""
     return column.form != "numbers" or column.layout is not None or column.dtype in PACKED
 
 
 def _describe_image(channels: int, form: str | None) -> dict[str, Any]:
-    """Returns the content of an image feature; ``form`` is ``jpeg``, ``png``, or None for any."""
+    """Returns the content of a TFDS image feature. ``form`` is ``jpeg``, ``png``, or None for any."""
     found: dict[str, Any] = {"dtype": "uint8", "shape": {"dimensions": ["-1", "-1", str(channels)]}}
     return found if form is None else found | {"encodingFormat": form}
 
 
 def _make_feature(kind: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes a feature of a kind, with the name of its Python class."""
+    """Returns a TFDS feature: its ``content`` under the name ``kind``, and its Python class."""
     return {"pythonClassName": _CLASSES + _PYTHON[kind], kind: dict(content)}
 
 
 def _format_json(plain: Any) -> bytes:
+    """Formats ``plain`` as indented JSON with sorted keys and a line break."""
     return json.dumps(plain, indent=2, sort_keys=True).encode("ascii") + b"\n"

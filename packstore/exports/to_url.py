@@ -19,11 +19,12 @@ Publish = Callable[[ProgressCallback], None]
 
 @contextmanager
 def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[Path, Publish]]:
-    """Yields a local path to export to (for a URL a temporary one), and the function that publishes the result.
+    """Yields a local path to export to, and the function that publishes the result. For a URL the path is temporary.
 
     Publishing with ``overwrite`` deletes the old export first. Readers at the URL find no ``packstore.json`` until
-    publishing has ended; if it fails, it deletes the objects that it has created. Raises :class:`DestinationError` if
-    the URL is taken, is read only, or holds other objects than an export."""
+    publishing has ended. If publishing fails, it deletes the objects that it has created. Raises
+    :class:`DestinationError` if the URL is taken, is read only, or holds other objects than an export.
+    """
     if not isinstance(destination, UrlPath):
         yield destination, lambda _: None
         return
@@ -47,16 +48,20 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
 
         def publish(progress: ProgressCallback) -> None:
             if path.is_file():
-                _upload(above, {destination.name: path}, {destination.name} if taken else set(), progress)
+                _replace_objects(above, {destination.name: path}, {destination.name} if taken else set(), progress)
             else:
                 files = {file.relative_to(path).as_posix(): file for file in path.rglob("*") if file.is_file()}
-                _upload(objects, files, folder, progress)
+                _replace_objects(objects, files, folder, progress)
 
         yield path, publish
 
 
-def _upload(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:
-    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last. Deletes what it uploaded if it fails."""
+def _replace_objects(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:
+    """Deletes ``old`` objects and uploads ``files``, ``packstore.json`` last. If it fails, deletes the objects that it
+    has created.
+
+    Raises :class:`DestinationError` if somebody else writes to the same URL.
+    """
     objects.delete(sorted(old, key=lambda name: name != MANIFEST_FILE))  # its manifest first: then it is no export
     created: list[str] = []
     done_bytes = 0

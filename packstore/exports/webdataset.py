@@ -22,7 +22,7 @@ from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import drop, open_file
 from packstore.exports.archives import TarWriter
 from packstore.exports.base import Export, Record, ShardWriter, image_extension
-from packstore.exports.names import can_be_lines, safe_name, shorten
+from packstore.exports.names import can_be_lines, safe_name, shorten_name
 
 CLASSES = "classnames.txt"
 _LONGEST = 1000
@@ -31,7 +31,7 @@ _USUAL = {"label": "cls", "text": "txt", "json": "json"}
 
 
 class WebDatasetExport(Export):
-    """Shards ``train-000000.tar`` …, and ``classnames.txt``."""
+    """Shards ``train-000000.tar`` …, and ``classnames.txt`` if classes have names."""
 
     name = "webdataset"
     help = "tar shards of WebDataset"
@@ -40,9 +40,11 @@ class WebDatasetExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
     def exact_columns(self) -> Sequence[str]:
+        """Returns all columns."""
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
+        """Returns dots in keys and, if the store has them, class names, lists of images, bfloat16 and normalisation."""
         lost = ["dots in keys: a key ends at the first dot, so they are written as %2E"]
         if any(column.classes is not None for column in self.columns) and not self._lists_classes:
             lost.append("names of classes: labels are numbers")
@@ -56,14 +58,17 @@ class WebDatasetExport(Export):
         return lost
 
     def overhead(self) -> int:
+        """Returns the bytes of the tar headers and of the padding of a record's files."""
         sizes = [column.size_of(self.manifest.records) // max(1, self.manifest.records) for column in self.columns]
-        return 512 + self.block_padding(512) + sum(512 - (-(size + 64) // 512) * 512 - size for size in sizes)
+        return 512 + self.estimate_block_padding(512) + sum(512 - (-(size + 64) // 512) * 512 - size for size in sizes)
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        name = f"{shorten(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
+        """Creates a tar, named by split and number."""
+        name = f"{shorten_name(safe_name(split))}-{number:06}.tar" if split else f"{number:06}.tar"
         return _SampleWriter(self.path, name, self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes ``classnames.txt`` unless a name cannot be a line."""
         if self._lists_classes:
             with open_file(self.path / CLASSES, "wb") as file:
                 file.write("".join(f"{name}\n" for name in self.manifest.classes or ()).encode("utf-8"))
@@ -88,6 +93,8 @@ class _SampleWriter(ShardWriter):
         self._tar = TarWriter(self._out)
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Writes the files of a record: its image, and one for each value. Marks an empty list of images as inexact if
+        it may be missing."""
         name = self._unique_name(record)
         image = record.image
         self._tar.add(f"{name}.{record.extension}", _encode_npy(image) if isinstance(image, np.ndarray) else image)
@@ -100,25 +107,31 @@ class _SampleWriter(ShardWriter):
                 if not value and column.nullable:
                     record.inexact.add(column.name)  # without a file, the value would be missing
             elif value is not None and record.has_value(column.name):
-                extension, data = _value_file(column, value)
+                extension, data = _encode_value_file(column, value)
                 self._tar.add(f"{name}.{extension}", data)
         return {}
 
     def close(self) -> None:
+        """Writes the end of the tar and closes it."""
         self._tar.close()
         self._out.close()
 
     def abort(self) -> None:
+        """Closes the tar without its end."""
         if not self._out.closed:
             drop(self._out)
 
     def _unique_name(self, record: Record) -> str:
-        """Returns a unique path without extension for the files of a record: its key, without dots in the file name."""
+        """Returns a unique path without extension for the files of a record: its key, with safe characters and no dot
+        in the file name.
+
+        A path that is too long becomes a hash; one that the shard has already gets a number.
+        """
         *folders, base = record.key.split("/")
         stem, dot, suffix = base.rpartition(".")
         if not dot or suffix.lower() not in (record.extension, "jpeg"):
             stem = base
-        base = shorten(safe_name(stem).replace(".", "%2E"))
+        base = shorten_name(safe_name(stem).replace(".", "%2E"))
         if base.startswith("_"):
             base = f"%5F{base[1:]}"  # readers reserve names that begin with __
         name = "/".join([*(safe_name(folder) for folder in folders), base])
@@ -132,8 +145,8 @@ class _SampleWriter(ShardWriter):
         return unique
 
 
-def _value_file(column: Column, value: Any) -> tuple[str, bytes]:
-    """Returns extension and content of the file for a value."""
+def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
+    """Returns the extension and the content of the file for a value."""
     if column.type == "label":
         return _value_extension(column, "cls"), str(value).encode("ascii")
     if column.form == "text":
@@ -144,11 +157,13 @@ def _value_file(column: Column, value: Any) -> tuple[str, bytes]:
 
 
 def _value_extension(column: Column, extension: str) -> str:
-    """Returns the extension of a column's file: the usual one, or with the name of the column before it."""
+    """Returns the extension of a column's file: only ``extension`` for usual names (``label.cls``), else the column's
+    name before it."""
     return extension if _USUAL.get(column.name) == extension else f"{column.name}.{extension}"
 
 
 def _encode_npy(array: Any) -> bytes:
+    """Encodes an array as an ``.npy`` file."""
     out = io.BytesIO()
     np.save(out, np.asarray(array), allow_pickle=False)
     return out.getvalue()

@@ -30,20 +30,25 @@ class YoloExport(ObjectsExport):
     extra = "polygons"
 
     def visible_columns(self) -> Sequence[str]:
-        polygons = self.objects.extra
+        """Returns the columns of boxes, labels and keypoints, and the column ``polygons``."""
+        polygons = self.object_columns.extra
         return [*super().visible_columns(), *([] if polygons is None else [polygons])]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        objects = self.objects.read_objects(record.__getitem__)
+        """Writes the label file of an image. Writes none if the record has no boxes or the image's size cannot be
+        read."""
+        objects = self.object_columns.read_objects(record.__getitem__)
         if objects is None or not all(size):
             return {}
         path = label_path(image)
         lines = (line for obj in objects if (line := self._format_line(obj, *size)))
         (self.path / path).parent.mkdir(parents=True, exist_ok=True)
-        self.write_file(path, "".join(lines).encode("ascii"))
+        self.write_export_file(path, "".join(lines).encode("ascii"))
         return {"beside": path}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes ``data.yaml`` with splits, classes and the shape of keypoints. A split ``val``, which readers require,
+        may repeat another."""
         names = [split.name for split in self.manifest.splits]
         folders = make_distinct([safe_name(name) for name in names])
         places: dict[str, str] = {}
@@ -53,15 +58,16 @@ class YoloExport(ObjectsExport):
         places = places or {"train": "images"}
         places.setdefault("val", places.get("test", places.get("train", "images")))  # readers require val
         text = [f"{format_yaml_string(name)}: {format_yaml_string(place)}" for name, place in places.items()]
-        classes = self.objects.class_names(self.largest_label)
+        classes = self.object_columns.class_names(self.largest_label)
         text += ["names:", *(f"  {number}: {format_yaml_string(name)}" for number, name in enumerate(classes))]
-        if self.objects.shape:
-            text.append(f"kpt_shape: {list(self.objects.shape)}")
-        self.write_file(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("utf-8"))
+        if self.object_columns.shape:
+            text.append(f"kpt_shape: {list(self.object_columns.shape)}")
+        self.write_export_file(_DESCRIPTION, "".join(f"{line}\n" for line in text).encode("utf-8"))
         return super().finish(replace(export_manifest, files=(_DESCRIPTION,)), lines)
 
     def _format_line(self, obj: LabelledObject, width: int, height: int) -> str:
-        """Returns the line of an object; empty if its box is outside the image."""
+        """Returns the line of an object: class, box and keypoints, or class and polygon. Returns ``""`` if its box is
+        outside the image."""
         left, right = (min(max(value / width, 0.0), 1.0) for value in obj.box[::2])
         top, bottom = (min(max(value / height, 0.0), 1.0) for value in obj.box[1::2])
         if right <= left or bottom <= top:
@@ -75,6 +81,6 @@ class YoloExport(ObjectsExport):
 
 
 def label_path(image: str) -> str:
-    """Returns the path of an image's label file: its last folder ``images`` becomes ``labels``, as readers expect."""
+    """Returns the path of an image's label file. Its last folder ``images`` becomes ``labels``, as readers expect."""
     before, _, after = f"/{image}".rpartition("/images/")
     return f"{before}/labels/{after.rpartition('.')[0]}.txt"[1:]

@@ -22,7 +22,7 @@ from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, ExportManif
 from packstore.core.files import sync_file_system
 from packstore.exports.arrays import CLASSES, IMAGES, SHAPES, ArraysExport, array_name, storable_class_names
 from packstore.exports.base import Record, ShardWriter
-from packstore.exports.names import safe_name, shorten
+from packstore.exports.names import safe_name, shorten_name
 
 _CHUNK_BYTES = 4 << 20
 _CONFIG = {"write_empty_chunks": True}
@@ -33,7 +33,8 @@ _FILES_A_CHUNK, _VALUES_A_CHUNK = 32, 1 << 16
 
 
 class ZarrExport(ArraysExport):
-    """A Zarr group. A shard is a range of rows of its arrays, after which an interrupted run can resume."""
+    """A Zarr group of version 2. A shard is a range of rows of its arrays, after which an interrupted run can
+    resume."""
 
     name = "zarr"
     help = "Zarr arrays"
@@ -41,14 +42,18 @@ class ZarrExport(ArraysExport):
     source = "zarr"
 
     def begin(self, number: int, split: str) -> ShardWriter:
+        """Returns the writer of a range of rows in the group of the split."""
         records = next((len(s) for s in self.manifest.splits if s.name == split), self.manifest.records)
         start = next((s.start for s in self.manifest.splits if s.name == split), 0)
         return _ZarrWriter(self, self.path / _group_name(split), records, start)
 
     def sync(self, shard: ShardWriter) -> None:
+        """Flushes the whole file system, since each chunk is a file."""
         sync_file_system(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes the class names, creates groups of empty splits, deletes leftovers of a killed run, and lists all
+        files."""
         root = _import_zarr().open_group(str(self.path), mode="a", zarr_format=2)
         if (names := storable_class_names(self.manifest)) is not None:
             classes = np.array(names)
@@ -67,7 +72,11 @@ class ZarrExport(ArraysExport):
         )
 
     def open_array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
-        """Opens an array of an interrupted run, or creates it. ``dtype`` None: variable-length bytes."""
+        """Opens the array ``name`` in ``folder``, or creates it with ``rows`` rows a chunk. ``dtype`` None means
+        variable-length bytes.
+
+        An array that exists, from an interrupted run, is opened as it is.
+        """
         zarr = _import_zarr()
         if (folder / name / ".zarray").is_file():
             return zarr.open_array(str(folder / name), mode="r+", config=_CONFIG)
@@ -90,7 +99,7 @@ class ZarrExport(ArraysExport):
 
 
 class _ZarrWriter(ShardWriter):
-    """Writes the records of a shard into the arrays of its split, in whole chunks."""
+    """Writes the records of a shard into the arrays of its split, images in whole chunks."""
 
     def __init__(self, export: ZarrExport, folder: Path, records: int, start: int) -> None:
         self._export = export
@@ -100,47 +109,49 @@ class _ZarrWriter(ShardWriter):
         self._first: int | None = None
         self._images: list[Any] = []
         self._written = 0
-        self._values: dict[str, list[NDArray[Any]]] = {column.name: [] for column in export.arrays}
+        self._values: dict[str, list[NDArray[Any]]] = {column.name: [] for column in export.array_columns}
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, record: Record) -> Mapping[str, str]:
+        """Collects the record in memory; writes the collected images when they end a chunk."""
         if self._first is None:
             self._first = self._written = record.number - self._start
         image, ragged = record.image, self._export.manifest.image.kind == "ragged"
         if isinstance(image, np.ndarray) and ragged:
             self._shapes.append(image.shape)
         self._images.append(image.tobytes() if isinstance(image, np.ndarray) and ragged else image)
-        if (self._written + len(self._images)) % self._rows == 0:
+        if (self._written + len(self._images)) % self._chunk_rows == 0:
             self._write_images()
-        for column in self._export.arrays:
+        for column in self._export.array_columns:
             self._values[column.name].append(np.asarray(record.stored[column.name]))
         return {}
 
     def close(self) -> None:
+        """Writes the remaining images and all columns."""
         self._write_images()
         if self._first is None:
             return
         stop = self._written
-        for column in self._export.arrays:
+        for column in self._export.array_columns:
             dtype = NUMPY_DTYPE[column.dtype]
             self._write_values(array_name(column.name), np.array(self._values[column.name], dtype), dtype, stop)
         if self._shapes:
             self._write_values(SHAPES, np.array(self._shapes, np.int32), np.int32, stop)
 
     def _write_values(self, name: str, values: NDArray[Any], dtype: Any, stop: int) -> None:
-        """Writes the values of a column, which end at record ``stop`` of the split."""
+        """Writes the values of a column into the array ``name``. They end before record ``stop`` of the split."""
         rows = max(1, _VALUES_A_CHUNK * 8 // max(8, values[:1].nbytes))
         array = self._export.open_array(self._folder, name, (self._records, *values.shape[1:]), np.dtype(dtype), rows)
         array[stop - len(values) : stop] = values
 
     @property
-    def _rows(self) -> int:
-        """Number of images in a chunk."""
+    def _chunk_rows(self) -> int:
+        """Number of images in a chunk: 32 files, or 4 MiB of pixels. Needs a collected image."""
         first = self._images[0]
         return _FILES_A_CHUNK if isinstance(first, bytes) else max(1, _CHUNK_BYTES // max(1, first.nbytes))
 
     def _write_images(self) -> None:
-        """Writes the collected images, if any."""
+        """Writes the collected images, if any, and forgets them."""
         if not self._images:
             return
         stop = self._written + len(self._images)
@@ -148,11 +159,11 @@ class _ZarrWriter(ShardWriter):
         if isinstance(first, bytes):
             block = np.empty(len(self._images), object)
             block[:] = self._images
-            array = self._export.open_array(self._folder, IMAGES, (self._records,), None, self._rows)
+            array = self._export.open_array(self._folder, IMAGES, (self._records,), None, self._chunk_rows)
         else:
             block = np.stack(self._images)
             array = self._export.open_array(
-                self._folder, IMAGES, (self._records, *first.shape), first.dtype, self._rows
+                self._folder, IMAGES, (self._records, *first.shape), first.dtype, self._chunk_rows
             )
         array[self._written : stop] = block
         self._written = stop
@@ -160,9 +171,9 @@ class _ZarrWriter(ShardWriter):
 
 
 def _group_name(split: str) -> str:
-    """Returns the name of a split's group, shortened and safe for files; ``""``, the root group, if the store has no
+    """Returns the name of a split's group, shortened and safe for files. ``""``, the root group, in a store without
     splits."""
-    return shorten(safe_name(split)) if split else ""
+    return shorten_name(safe_name(split)) if split else ""
 
 
 def _import_zarr() -> Any:

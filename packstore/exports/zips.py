@@ -1,6 +1,6 @@
 """Writes a zip of uncompressed files in bounded memory (APPNOTE.TXT of PKWARE, 4.3.6 to 4.3.16).
 
-:mod:`zipfile` keeps some 600 bytes of memory for each file until the end, a gigabyte for ImageNet; this module keeps
+:mod:`zipfile` keeps some 600 bytes of memory for each file until the end, a gigabyte for ImageNet. This module keeps
 the central directory in a temporary file. All files have the same date and mode, so the same files give the same zip.
 """
 
@@ -28,7 +28,7 @@ _STEP = 1 << 20
 
 
 class ZipWriter:
-    """Writes a zip to an open file, from its beginning or after files of an interrupted writer."""
+    """Writes a zip to an open file, from its beginning or after the files of an interrupted writer."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -42,21 +42,22 @@ class ZipWriter:
 
     def add(self, name: str, data: bytes) -> None:
         """Adds a file with the content ``data``."""
-        self._begin(name, zlib.crc32(data), len(data))
-        self._write(data)
+        self._write_header(name, zlib.crc32(data), len(data))
+        self._write_output(data)
 
     def add_file(self, name: str, file: IO[bytes], size: int) -> None:
-        """Adds a file with the rest of ``file``, which has ``size`` bytes; reads it twice."""
+        """Adds a file with the rest of ``file``, which has ``size`` bytes. Reads ``file`` twice, so it must be
+        seekable."""
         start, check = file.tell(), 0
         while piece := file.read(_STEP):
             check = zlib.crc32(piece, check)
         file.seek(start)
-        self._begin(name, check, size)
+        self._write_header(name, check, size)
         while piece := file.read(_STEP):
-            self._write(piece)
+            self._write_output(piece)
 
     def close(self) -> None:
-        """Writes the central directory. Leaves the output file open."""
+        """Writes the central directory and deletes the temporary file. Leaves the output file open."""
         start = self._at
         size = self._directory.tell()
         self._directory.seek(0)
@@ -72,21 +73,21 @@ class ZipWriter:
         self._out.write(_END.pack(b"PK\5\6", 0, 0, *end, 0))
 
     def abort(self) -> None:
-        """Closes its temporary file. Leaves the output file open."""
+        """Deletes the temporary file. Leaves the output file open, without a directory."""
         self._directory.close()
 
-    def _begin(self, name: str, check: int, size: int) -> None:
-        """Writes the local header of a file and adds its entry to the directory."""
+    def _write_header(self, name: str, check: int, size: int) -> None:
+        """Writes the local header of a file and adds its entry to the directory. ``check`` is its CRC-32."""
         raw, place = name.encode("utf-8"), self._at
         large = size >= _LARGE
         local = _SIZES.pack(1, 16, size, size) if large else b""
         sizes = (_MAX32, _MAX32) if large else (size, size)
         head = (_VERSION64 if large else _VERSION, _UTF8, 0, 0, _FIRST_DAY, check, *sizes, len(raw))
-        self._write(_LOCAL.pack(b"PK\3\4", *head, len(local)) + raw + local)
+        self._write_output(_LOCAL.pack(b"PK\3\4", *head, len(local)) + raw + local)
         self._add_entry(raw, place, size, head)
 
     def _read_entries(self, end: int) -> None:
-        """Adds directory entries for the files that the output already has up to offset ``end``."""
+        """Adds directory entries for the files that the output holds already, up to offset ``end``."""
         self._out.seek(0)
         while self._at < end:
             _, *head, extra = _LOCAL.unpack(self._out.read(_LOCAL.size))
@@ -96,7 +97,14 @@ class ZipWriter:
             self._at = self._out.seek(size, os.SEEK_CUR)
 
     def _add_entry(self, raw: bytes, place: int, size: int, head: Sequence[int]) -> None:
-        """Adds the entry of a file to the directory."""
+        """Adds the entry of a file to the directory.
+
+        Args:
+            raw: The file's name in UTF-8.
+            place: Offset of its local header.
+            size: Its bytes.
+            head: Values of its local header.
+        """
         large = size >= _LARGE
         values = [size, size] if large else []
         values += [place] if place >= _LARGE else []
@@ -109,7 +117,8 @@ class ZipWriter:
         )
         self._count += 1
 
-    def _write(self, data: bytes) -> None:
+    def _write_output(self, data: bytes) -> None:
+        """Writes ``data`` and counts its bytes."""
         self._out.write(data)
         self._at += len(data)
 
@@ -118,7 +127,8 @@ _MAX_MANIFEST_BYTES = 256 << 20
 
 
 def read_zip_file(path: Path, name: str) -> bytes | None:
-    """Reads a file of a zip, or returns None if there is no such file, or it is larger than any export manifest."""
+    """Reads the file ``name`` from a zip. Returns None if the zip is damaged or has no such file, or the file has over
+    256 MiB."""
     try:
         with zipfile.ZipFile(path) as opened, opened.open(name) as file:
             data = file.read(_MAX_MANIFEST_BYTES + 1)

@@ -1,4 +1,5 @@
-"""Shared parts of label exports: an image with its labels, a file per image, and documents of many images.
+"""Shared parts of label exports: an image with its labels, formats with a file per image, and formats with a document
+of many images.
 
 A format is a class that turns a :class:`LabelledImage` into text.
 """
@@ -34,10 +35,10 @@ class LabelledImage:
     Attributes:
         number: Number of its record.
         file: Path of its file in the export.
-        width: Width of the upright image in pixels; 0 if it cannot be read.
+        width: Width of the upright image in pixels; 0 if its size cannot be read.
         height: Height, likewise.
-        split: Name of its split; ``""`` for none.
-        objects: Its objects; None if it has no value of boxes.
+        split: Name of its split; ``""`` in a store without splits.
+        objects: Its objects; None if the record has no boxes.
         tag: Class of the whole image; None for none.
     """
 
@@ -63,45 +64,58 @@ class LabelsExport(ObjectsExport):
     polygons: ClassVar[bool] = True
 
     def visible_columns(self) -> Sequence[str]:
-        objects = self.objects
+        """Returns the columns of boxes and labels, and those of polygons and image classes if the format has them."""
+        objects = self.object_columns
         extra = objects.extra if self.polygons else None
-        return [name for name in (objects.boxes, objects.labels, extra, self._tag) if name is not None]
+        return [name for name in (objects.boxes, objects.labels, extra, self._tag_column) if name is not None]
 
     def losses(self) -> Sequence[str]:
-        lost = [each for each in super().losses() if not (self._tag and each.startswith("objects:"))]
-        if self.objects.extra and self.polygons:
+        """Adds shapes that are no single polygon. Leaves out missing boxes if image classes are written."""
+        lost = [each for each in super().losses() if not (self._tag_column and each.startswith("objects:"))]
+        if self.object_columns.extra and self.polygons:
             lost.insert(0, "shapes of objects with several polygons or run lengths: they become boxes")
         return lost
 
     @property
-    def _tag(self) -> str | None:
-        """Name of the column with the class of the whole image, if the format has such classes."""
+    def _tag_column(self) -> str | None:
+        """Name of the column with the class of the whole image. None if the store has none, or the format has no such
+        classes."""
         columns = self.columns if self.tags else ()
         return next((each.name for each in columns if (each.name, each.type) == ("label", "label")), None)
 
     @cached_property
-    def names(self) -> list[str]:
-        """Class names of objects, by number."""
-        return self.objects.class_names(self.largest_label)
+    def object_classes(self) -> list[str]:
+        """Class names of objects, by number. Reads all labels if the store has no names."""
+        return self.object_columns.class_names(self.largest_label)
 
     @cached_property
-    def tag_names(self) -> list[str]:
-        """Class names of whole images, by number; empty if there are none."""
-        return list(self.manifest.classes or ()) if self._tag else []
+    def image_classes(self) -> list[str]:
+        """Class names of whole images, by number. Empty if the store has no names, or the format has no classes of
+        images."""
+        return list(self.manifest.classes or ()) if self._tag_column else []
 
     def read_labels(self, number: int, file: str, size: tuple[int, int], split: str, item: Any) -> LabelledImage:
-        """Builds the :class:`LabelledImage` of a record. ``item`` returns a value by column name."""
-        label = None if self._tag is None else item(self._tag)
-        tag = None if label is None else self.tag_names[label] if self.tag_names else str(label)
-        return LabelledImage(number, file, *size, split, self.objects.read_objects(item), tag)
+        """Builds the :class:`LabelledImage` of a record.
 
-    def class_of(self, obj: LabelledObject) -> str:
-        """Returns the class name of an object."""
-        return self.names[obj.label] if 0 <= obj.label < len(self.names) else str(obj.label)
+        Args:
+            number: Number of the record.
+            file: Path of its image in the export.
+            size: Width and height of the image.
+            split: Name of its split.
+            item: Returns the record's value in a column, by name.
+        """
+        label = None if self._tag_column is None else item(self._tag_column)
+        tag = None if label is None else self.image_classes[label] if self.image_classes else str(label)
+        return LabelledImage(number, file, *size, split, self.object_columns.read_objects(item), tag)
+
+    def class_name(self, obj: LabelledObject) -> str:
+        """Returns the class name of an object; its number as text if it has no name."""
+        return self.object_classes[obj.label] if 0 <= obj.label < len(self.object_classes) else str(obj.label)
 
     @property
-    def splits(self) -> list[tuple[str, str, int, int]]:
-        """Name, folder, first record and end of each split; a store without splits has one, with empty names."""
+    def split_ranges(self) -> list[tuple[str, str, int, int]]:
+        """Name, folder, first record and end of each split. A store without splits has one, with empty name and
+        folder."""
         if not self.manifest.splits:
             return [("", "", 0, self.manifest.records)]
         folders = make_distinct([safe_name(split.name) for split in self.manifest.splits])
@@ -110,23 +124,26 @@ class LabelsExport(ObjectsExport):
 
 
 class SidecarExport(LabelsExport):
-    """Base of formats with a label file for each image that has labels."""
+    """Base of formats with a label file for each image. Images without labels get none."""
 
     @property
     def label_bytes(self) -> int:
+        """Estimated bytes of a label file: a block of the file system, or 0 if the store has no labels."""
         return BLOCK_BYTES if self.visible_columns() else 0
 
     @abstractmethod
-    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns path and text of an image's label file."""
+    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
+        """Returns path and text of the label file of an image."""
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
+        """Writes the label file and its folder, and returns its path as the entry ``beside``. Writes nothing for an
+        image without labels."""
         found = self.read_labels(record.number, image, size, record.split, record.__getitem__)
         if found.objects is None and found.tag is None:
             return {}
-        path, text = self.sidecar(found)
+        path, text = self.format_sidecar(found)
         (self.path / path).parent.mkdir(parents=True, exist_ok=True)
-        self.write_file(path, text.encode("utf-8", "replace"))
+        self.write_export_file(path, text.encode("utf-8", "replace"))
         return {"beside": path}
 
 
@@ -134,9 +151,9 @@ class DocumentExport(LabelsExport):
     """Base of formats with one document of all images, or one for each split.
 
     Attributes:
-        document: Path of the document; with ``{split}`` there is one for each split.
+        document: Path of the document; with ``{split}`` in it there is one for each split.
         no_split: Replaces ``{split}`` in a store without splits.
-        separator: Separator between entries.
+        separator: Separator between the texts of images.
     """
 
     document: ClassVar[str]
@@ -145,52 +162,53 @@ class DocumentExport(LabelsExport):
 
     @property
     def label_bytes(self) -> int:
+        """Estimated bytes of text for an image: ten times the stored bytes of its labels."""
         sizes = {column.name: column.size_of(self.manifest.records) for column in self.columns}
         # A box of 16 bytes is some 160 in JSON or XML.
         return (
             150
-            + self.key_bytes
+            + self.mean_key_bytes
             + 10 * sum(sizes[name] for name in self.visible_columns()) // max(1, self.manifest.records)
         )
 
     @abstractmethod
-    def head(self) -> str:
-        """Returns the text before all entries."""
+    def format_head(self) -> str:
+        """Returns the text before the images."""
 
     @abstractmethod
-    def entry(self, image: LabelledImage) -> str:
-        """Returns the text of an image; ``""`` leaves it out."""
+    def format_entry(self, image: LabelledImage) -> str:
+        """Returns the text of an image. ``""`` leaves the image out."""
 
     @abstractmethod
-    def tail(self) -> str:
-        """Returns the text after all entries."""
+    def format_tail(self) -> str:
+        """Returns the text after the images."""
 
-    def extra_files(self) -> Mapping[str, str]:
-        """Returns the texts of further files, by path."""
+    def format_extra_files(self) -> Mapping[str, str]:
+        """Returns the texts of further files, by path. By default there are none."""
         return {}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes the documents and the further files. Reads all labels. Splits with the same path share a document."""
         assert lines is not None
         rows = RecordLines.map_file(lines)
         files: dict[str, list[tuple[str, int, int]]] = {}
-        for name, folder, start, stop in self.splits:
+        for name, folder, start, stop in self.split_ranges:
             files.setdefault(self.document.format(split=folder or self.no_split), []).append((name, start, stop))
         for path, parts in files.items():
             (self.path / path).parent.mkdir(parents=True, exist_ok=True)
             with open_file(self.path / path, "wb") as out:
                 for n, text in enumerate(self._format_entries(rows, parts)):
-                    out.write(text.encode("utf-8", "replace") if n else self.head().encode("utf-8", "replace"))
-                out.write(self.tail().encode("utf-8", "replace"))
-        extra = self.extra_files()
+                    out.write(text.encode("utf-8", "replace") if n else self.format_head().encode("utf-8", "replace"))
+                out.write(self.format_tail().encode("utf-8", "replace"))
+        extra = self.format_extra_files()
         for path, text in extra.items():
-            self.write_file(path, text.encode("utf-8", "replace"))
+            self.write_export_file(path, text.encode("utf-8", "replace"))
         return super().finish(replace(export_manifest, files=(*files, *extra)), lines)
 
     def _format_entries(self, rows: RecordLines, parts: Sequence[tuple[str, int, int]]) -> Iterator[str]:
         """Yields ``""``, which the caller replaces by the head, and then the text of each image that has one.
 
-        Each text but the first begins with the separator. ``parts`` are the name of a split, its first record and its
-        end.
+        Each text but the first begins with the separator. ``parts`` has the name, first record and end of each split.
         """
         yield ""
         first = True
@@ -199,14 +217,15 @@ class DocumentExport(LabelsExport):
                 line = rows[number]
                 size = int(line["width"]), int(line["height"])
                 item = partial(self.read_value, number)
-                text = self.entry(self.read_labels(number, line["file"], size, split, item))
+                text = self.format_entry(self.read_labels(number, line["file"], size, split, item))
                 if text:
                     yield text if first else self.separator + text
                     first = False
 
 
-def single_polygon(obj: LabelledObject) -> list[float] | None:
-    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels, or None if it has none or several."""
+def find_single_polygon(obj: LabelledObject) -> list[float] | None:
+    """Returns the polygon of an object, ``x, y, x, y, …`` in pixels. Returns None if it has none or several, or one
+    with fewer than 3 points or a number that is not finite."""
     shapes = obj.extra
     if not (isinstance(shapes, list) and len(shapes) == 1 and isinstance(shapes[0], list)):
         return None
@@ -215,13 +234,13 @@ def single_polygon(obj: LabelledObject) -> list[float] | None:
     return [float(n) for n in flat] if real and len(flat) >= 6 and len(flat) % 2 == 0 else None
 
 
-def point_pairs(flat: Sequence[float]) -> list[tuple[float, float]]:
-    """Converts ``x, y, x, y, …`` to points."""
+def pair_coordinates(flat: Sequence[float]) -> list[tuple[float, float]]:
+    """Converts ``x, y, x, y, …`` to points ``(x, y)``. Raises :class:`ValueError` for an odd number of values."""
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def format_number(value: float) -> str:
-    """Formats a number in its shortest exact form: ``3``, ``2.5``."""
+    """Formats a number in its shortest exact form: ``3``, ``2.5``. It must be finite."""
     return str(int(value)) if value == int(value) else repr(value)
 
 

@@ -6,23 +6,24 @@ from packstore.exports.labels.base import (
     DocumentExport,
     LabelledImage,
     escape_xml,
+    find_single_polygon,
     format_number,
-    point_pairs,
-    single_polygon,
+    pair_coordinates,
 )
 from packstore.exports.objects import LabelledObject
 
 
 class CvatExport(DocumentExport):
-    """Boxes, polygons and tags; splits are subsets."""
+    """Boxes, polygons and tags (classes of images) in one XML file; splits become subsets."""
 
     name = "cvat"
     help = "CVAT for images: images and annotations.xml"
     document = "annotations.xml"
     separator = "\n"
 
-    def head(self) -> str:
-        classes = dict.fromkeys([*(self.names if self.objects.boxes else ()), *self.tag_names])
+    def format_head(self) -> str:
+        """Returns the start of the XML with the class names of objects and images."""
+        classes = dict.fromkeys([*(self.object_classes if self.object_columns.boxes else ()), *self.image_classes])
         labels = "".join(f"<label><name>{escape_xml(name)}</name><attributes></attributes></label>" for name in classes)
         return (
             '<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n'
@@ -30,7 +31,8 @@ class CvatExport(DocumentExport):
             "</meta>\n"
         )
 
-    def entry(self, image: LabelledImage) -> str:
+    def format_entry(self, image: LabelledImage) -> str:
+        """Returns the element ``<image>`` with its tag, boxes and polygons."""
         name = escape_xml(image.file.removeprefix("images/"))
         subset = f' subset="{escape_xml(image.split)}"' if image.split else ""
         lines = [f'<image id="{image.number}" name="{name}"{subset} width="{image.width}" height="{image.height}">']
@@ -40,15 +42,16 @@ class CvatExport(DocumentExport):
         return "\n".join([*lines, "</image>"])
 
     def _format_shape(self, obj: LabelledObject) -> str:
-        """Returns the element of an object: its polygon if it has one, else its box."""
-        known = f'label="{escape_xml(self.class_of(obj))}" source="manual" occluded="0"'
-        polygon = single_polygon(obj)
+        """Returns the XML element of an object: its polygon if it has exactly one, else its box."""
+        known = f'label="{escape_xml(self.class_name(obj))}" source="manual" occluded="0"'
+        polygon = find_single_polygon(obj)
         if polygon is not None:
-            points = ";".join(f"{format_number(x)},{format_number(y)}" for x, y in point_pairs(polygon))
+            points = ";".join(f"{format_number(x)},{format_number(y)}" for x, y in pair_coordinates(polygon))
             return f'<polygon {known} points="{points}" z_order="0"></polygon>'
         corners = zip(("xtl", "ytl", "xbr", "ybr"), map(format_number, obj.box), strict=True)
         box = " ".join(f'{name}="{value}"' for name, value in corners)
         return f'<box {known} {box} z_order="0"></box>'
 
-    def tail(self) -> str:
+    def format_tail(self) -> str:
+        """Returns the end of the XML."""
         return "\n</annotations>\n"

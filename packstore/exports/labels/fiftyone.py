@@ -7,29 +7,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from packstore.exports.labels.base import DocumentExport, LabelledImage, format_json, point_pairs, single_polygon
+from packstore.exports.labels.base import (
+    DocumentExport,
+    LabelledImage,
+    find_single_polygon,
+    format_json,
+    pair_coordinates,
+)
 from packstore.exports.objects import LabelledObject
 
 
 class FiftyOneExport(DocumentExport):
-    """Detections, polylines and classifications; splits are tags."""
+    """Detections, polylines (polygons) and classifications; splits are tags of samples."""
 
     name = "fiftyone"
     help = "FiftyOne: data, samples.json and metadata.json"
     images = "data"
     document = "samples.json"
 
-    def head(self) -> str:
+    def format_head(self) -> str:
+        """Returns the start of the JSON."""
         return '{"samples":[\n'
 
-    def entry(self, image: LabelledImage) -> str:
+    def format_entry(self, image: LabelledImage) -> str:
+        """Returns the sample of an image. An object with exactly one polygon becomes a polyline, any other a
+        detection."""
         sample: dict[str, Any] = {"filepath": image.file, "tags": [image.split] if image.split else []}
         if image.tag is not None:
             sample["ground_truth_class"] = {"_cls": "Classification", "label": image.tag}
         if image.objects is not None:
-            boxes = [self._format_detection(image, obj) for obj in image.objects if single_polygon(obj) is None]
+            boxes = [self._format_detection(image, obj) for obj in image.objects if find_single_polygon(obj) is None]
             sample["ground_truth"] = {"_cls": "Detections", "detections": boxes}
-            shapes = [self._format_polyline(image, obj) for obj in image.objects if single_polygon(obj) is not None]
+            shapes = [
+                self._format_polyline(image, obj) for obj in image.objects if find_single_polygon(obj) is not None
+            ]
             if shapes:
                 sample["ground_truth_polygons"] = {"_cls": "Polylines", "polylines": shapes}
         return format_json(sample)
@@ -39,17 +50,20 @@ class FiftyOneExport(DocumentExport):
         left, top, right, bottom = obj.box
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         box = [left * across, top * down, (right - left) * across, (bottom - top) * down]
-        return {"_cls": "Detection", "label": self.class_of(obj), "bounding_box": box}
+        return {"_cls": "Detection", "label": self.class_name(obj), "bounding_box": box}
 
     def _format_polyline(self, image: LabelledImage, obj: LabelledObject) -> dict[str, Any]:
-        """Returns the closed polyline of an object's polygon, in fractions of the image's sides."""
+        """Returns the closed polyline of an object's polygon, in fractions of the image's sides. Without a polygon it
+        has no points."""
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
-        points = [[(x * across, y * down) for x, y in point_pairs(single_polygon(obj) or ())]]
-        return {"_cls": "Polyline", "label": self.class_of(obj), "points": points, "closed": True, "filled": True}
+        points = [[(x * across, y * down) for x, y in pair_coordinates(find_single_polygon(obj) or ())]]
+        return {"_cls": "Polyline", "label": self.class_name(obj), "points": points, "closed": True, "filled": True}
 
-    def tail(self) -> str:
+    def format_tail(self) -> str:
+        """Returns the end of the JSON."""
         return "\n]}\n"
 
-    def extra_files(self) -> dict[str, str]:
-        info = {"classes": self.names} if self.objects.boxes else {}
+    def format_extra_files(self) -> dict[str, str]:
+        """Returns ``metadata.json`` with the class names of objects."""
+        info = {"classes": self.object_classes} if self.object_columns.boxes else {}
         return {"metadata.json": format_json({"media_type": "image", "info": info}) + "\n"}

@@ -15,7 +15,7 @@ from packstore.exports.paths import make_distinct
 
 
 class KittiExport(SidecarExport):
-    """``train/image_2`` with ``train/label_2``."""
+    """Folders ``train/image_2`` and ``train/label_2``. Only boxes and their classes are written."""
 
     name = "kitti"
     help = "KITTI: image_2 and label_2"
@@ -23,20 +23,23 @@ class KittiExport(SidecarExport):
     polygons = False
 
     def losses(self) -> list[str]:
-        odd = [name for name, word in zip(self.names, self._words, strict=True) if word != name]
+        """Adds the class names that are not one word."""
+        odd = [name for name, word in zip(self.object_classes, self._class_words, strict=True) if word != name]
         lost = (
             [f"{len(odd):,} class names: KITTI's are one word, so they are changed"]
-            if odd and self.objects.boxes
+            if odd and self.object_columns.boxes
             else []
         )
         return [*lost, *super().losses()]
 
     def image_path(self, record: Record) -> str:
-        path = self.paths(record)
+        """Puts ``image_2`` below the folder of the split."""
+        path = self.record_paths(record)
         split, _, rest = path.partition("/") if record.split else ("", "", path)
         return f"{split}/image_2/{rest}" if split else f"image_2/{rest}"
 
-    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
+    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
+        """Returns a line of text for each object, in ``label_2``."""
         before, _, rest = f"/{image.file}".partition("/image_2/")
         lines = [
             f"{self._class_word(obj)} -1 -1 -10 {' '.join(map(repr, obj.box))} {_UNKNOWN}\n"
@@ -45,13 +48,13 @@ class KittiExport(SidecarExport):
         return f"{before}/label_2/{rest.rpartition('.')[0]}.txt"[1:], "".join(lines)
 
     def _class_word(self, obj: LabelledObject) -> str:
-        """Returns the class of an object as one word; its number after ``_`` if it has no name."""
-        return self._words[obj.label] if 0 <= obj.label < len(self._words) else f"_{obj.label}"
+        """Returns the class of an object as one word. Without a name, returns its number after ``_``."""
+        return self._class_words[obj.label] if 0 <= obj.label < len(self._class_words) else f"_{obj.label}"
 
     @cached_property
-    def _words(self) -> list[str]:
-        """Class names as unique words that begin with a letter or ``_``."""
-        words = (re.sub(r"\s", "_", name) for name in self.names)
+    def _class_words(self) -> list[str]:
+        """Class names as unique words that begin with a letter or ``_``, by number."""
+        words = (re.sub(r"\s", "_", name) for name in self.object_classes)
         return make_distinct([word if re.match("[A-Za-z_]", word) else f"_{word}" for word in words])
 
 

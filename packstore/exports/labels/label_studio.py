@@ -9,24 +9,26 @@ from packstore.exports.labels.base import (
     DocumentExport,
     LabelledImage,
     escape_xml,
+    find_single_polygon,
     format_json,
-    point_pairs,
-    single_polygon,
+    pair_coordinates,
 )
 from packstore.exports.objects import LabelledObject
 
 
 class LabelStudioExport(DocumentExport):
-    """Tasks whose images Label Studio serves from the export's folder, and a labelling configuration for them."""
+    """Tasks for images that Label Studio serves from the export's folder, and its labelling configuration."""
 
     name = "label_studio"
     help = "Label Studio: images, tasks and label_config.xml"
     document = "tasks_{split}.json"
 
-    def head(self) -> str:
+    def format_head(self) -> str:
+        """Returns the start of a JSON array."""
         return "["
 
-    def entry(self, image: LabelledImage) -> str:
+    def format_entry(self, image: LabelledImage) -> str:
+        """Returns the task of an image. A task without labels has no annotation."""
         annotated = image.objects is not None or image.tag is not None
         results = [self._format_result(image, obj, n) for n, obj in enumerate(image.objects or ())]
         if image.tag is not None:
@@ -38,10 +40,10 @@ class LabelStudioExport(DocumentExport):
         return format_json({"id": number, "annotations": made, "data": {"image": served}})
 
     def _format_result(self, image: LabelledImage, obj: LabelledObject, number: int) -> dict[str, Any]:
-        """Returns the result for an object: its polygon if it has one, else its box, in percent of the image's
-        sides."""
+        """Returns the result for an object, in percent of the image's sides: its polygon if it has exactly one, else
+        its box."""
         across, down = 100 / max(1, image.width), 100 / max(1, image.height)
-        polygon, label = single_polygon(obj), [self.class_of(obj)]
+        polygon, label = find_single_polygon(obj), [self.class_name(obj)]
         if polygon is None:
             left, top, right, bottom = obj.box
             kind = "rectanglelabels"
@@ -49,7 +51,7 @@ class LabelStudioExport(DocumentExport):
             value |= {"width": (right - left) * across, "height": (bottom - top) * down, "rotation": 0}
         else:
             kind = "polygonlabels"
-            value = {"points": [(x * across, y * down) for x, y in point_pairs(polygon)], "closed": True}
+            value = {"points": [(x * across, y * down) for x, y in pair_coordinates(polygon)], "closed": True}
         return {
             "id": f"r{number}",
             "type": kind,
@@ -61,15 +63,17 @@ class LabelStudioExport(DocumentExport):
             "value": value | {kind: label},
         }
 
-    def tail(self) -> str:
+    def format_tail(self) -> str:
+        """Returns the end of a JSON array."""
         return "]\n"
 
-    def extra_files(self) -> dict[str, str]:
-        labels = "".join(f'<Label value="{escape_xml(name)}"/>' for name in self.names)
+    def format_extra_files(self) -> dict[str, str]:
+        """Returns ``label_config.xml``, the labelling configuration with all class names."""
+        labels = "".join(f'<Label value="{escape_xml(name)}"/>' for name in self.object_classes)
         boxes = [f'<{kind}Labels name="{name}" toName="image">{labels}</{kind}Labels>'
                  for kind, name in (("Rectangle", "box"), ("Polygon", "polygon"))]  # fmt: skip
-        choices = "".join(f'<Choice value="{escape_xml(name)}"/>' for name in self.tag_names)
-        lines = ["<View>", '<Image name="image" value="$image"/>', *(boxes if self.objects.boxes else ())]
+        choices = "".join(f'<Choice value="{escape_xml(name)}"/>' for name in self.image_classes)
+        lines = ["<View>", '<Image name="image" value="$image"/>', *(boxes if self.object_columns.boxes else ())]
         if choices:
             lines.append(f'<Choices name="class" toName="image">{choices}</Choices>')
         return {"label_config.xml": "\n".join([*lines, "</View>", ""])}

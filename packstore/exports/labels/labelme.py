@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from packstore.exports.labels.base import LabelledImage, SidecarExport, format_json, point_pairs, single_polygon
+from packstore.exports.labels.base import (
+    LabelledImage,
+    SidecarExport,
+    find_single_polygon,
+    format_json,
+    pair_coordinates,
+)
 from packstore.exports.objects import LabelledObject
 
 
@@ -14,7 +20,8 @@ class LabelMeExport(SidecarExport):
     name = "labelme"
     help = "LabelMe: a JSON file beside each image"
 
-    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
+    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
+        """Returns the JSON file beside an image."""
         document = {
             "version": "5.4.1",
             "flags": {} if image.tag is None else {image.tag: True},
@@ -27,9 +34,9 @@ class LabelMeExport(SidecarExport):
         return f"{image.file.rpartition('.')[0]}.json", format_json(document)
 
     def _format_shape(self, obj: LabelledObject) -> dict[str, Any]:
-        """Returns the shape of an object: its polygon if it has one, else its box."""
-        polygon = single_polygon(obj)
-        points = point_pairs(obj.box if polygon is None else polygon)
+        """Returns the LabelMe shape of an object: its polygon if it has exactly one, else its box."""
+        polygon = find_single_polygon(obj)
+        points = pair_coordinates(obj.box if polygon is None else polygon)
         kind = "rectangle" if polygon is None else "polygon"
-        label = self.class_of(obj)
+        label = self.class_name(obj)
         return {"label": label, "points": points, "group_id": None, "shape_type": kind, "flags": {}}

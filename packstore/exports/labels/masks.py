@@ -14,28 +14,31 @@ from packstore.images.mask_files import make_mask_file
 
 
 class MasksExport(ObjectsExport):
-    """A folder of images, and one for each column of masks: ``masks`` for ``mask``."""
+    """A folder of images, and a folder of PNG masks for each column of masks: ``masks`` for ``mask``."""
 
     name = "masks"
     help = "images and masks: PNG files with a palette"
 
     @property
-    def _masks(self) -> dict[str, str]:
-        """Folder name of each column of masks."""
+    def _mask_folders(self) -> dict[str, str]:
+        """Maps each column of masks to its folder."""
         names = [column.name for column in self.columns if column.type == "mask"]
         return {name: "masks" if name == "mask" else safe_name(f"{name}s") for name in names}
 
     def visible_columns(self) -> Sequence[str]:
-        return [*self._masks]
+        """Returns the columns of masks."""
+        return [*self._mask_folders]
 
     @property
     def label_bytes(self) -> int:
+        """Estimated bytes of an image's masks, with half a block of padding for each."""
         sizes = [column.size_of(self.manifest.records) for column in self.columns if column.type == "mask"]
         return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
 
     def losses(self) -> Sequence[str]:
-        lost = [] if self._masks else ["masks: the store has none"]
-        dtypes = {self.manifest.column(name).dtype for name in self._masks}
+        """Adds masks that PNG cannot hold, and a line if the store has no masks."""
+        lost = [] if self._mask_folders else ["masks: the store has none"]
+        dtypes = {self.manifest.column(name).dtype for name in self._mask_folders}
         if "int32" in dtypes:
             lost.append("masks with values below 0 or above 65,535: PNG cannot hold them")
         if "float32" in dtypes:
@@ -43,12 +46,13 @@ class MasksExport(ObjectsExport):
         return [*lost, *super().losses()[-1:]]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
+        """Writes the masks of a record that PNG can hold, and returns their paths as ``beside …``. Skips the others."""
         found: dict[str, str] = {}
-        for name, folder in self._masks.items():
+        for name, folder in self._mask_folders.items():
             data = make_mask_file(record[name])
             if data is not None:
                 path = f"{folder}/{image.partition('/')[2].rpartition('.')[0]}.png"
                 (self.path / path).parent.mkdir(parents=True, exist_ok=True)
-                self.write_file(path, data)
+                self.write_export_file(path, data)
                 found[f"beside {name}" if found else "beside"] = path
         return found

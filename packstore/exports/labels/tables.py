@@ -21,19 +21,22 @@ class CsvExport(DocumentExport):
     separator = ""
     polygons = False
 
-    def head(self) -> str:
+    def format_head(self) -> str:
+        """Returns the line with the names of the columns."""
         columns = ["filename", "split"] if self.manifest.splits else ["filename"]
-        return _format_line([*columns, *(_BOX if self.objects.boxes else ["label"])])
+        return _format_line([*columns, *(_BOX if self.object_columns.boxes else ["label"])])
 
-    def entry(self, image: LabelledImage) -> str:
+    def format_entry(self, image: LabelledImage) -> str:
+        """Returns a line for each object; for an image without objects, a line with empty cells."""
         first = [image.file, image.split] if self.manifest.splits else [image.file]
-        if not self.objects.boxes:
+        if not self.object_columns.boxes:
             return _format_line([*first, image.tag or ""])
         size = [str(image.width), str(image.height)]
-        rows = [[*size, self.class_of(each), *map(format_number, each.box)] for each in image.objects or ()]
+        rows = [[*size, self.class_name(each), *map(format_number, each.box)] for each in image.objects or ()]
         return "".join(_format_line([*first, *row]) for row in rows or [[*size, *[""] * 5]])
 
-    def tail(self) -> str:
+    def format_tail(self) -> str:
+        """Returns nothing: a CSV file has no end."""
         return ""
 
 
@@ -52,12 +55,15 @@ class OpenImagesExport(DocumentExport):
     polygons = False
 
     def image_path(self, record: Record) -> str:
-        return self.paths(record) if record.split else super().image_path(record)
+        """Puts images in the folder of their split; in ``images`` if the store has no splits."""
+        return self.record_paths(record) if record.split else super().image_path(record)
 
-    def head(self) -> str:
+    def format_head(self) -> str:
+        """Returns the line with the names of the columns."""
         return _format_line(_OPEN_IMAGES)
 
-    def entry(self, image: LabelledImage) -> str:
+    def format_entry(self, image: LabelledImage) -> str:
+        """Returns a line for each box. An image without boxes has none."""
         name = image.file.partition("/")[2].rpartition(".")[0]
         across, down = 1 / max(1, image.width), 1 / max(1, image.height)
         lines = []
@@ -68,11 +74,13 @@ class OpenImagesExport(DocumentExport):
             lines.append(_format_line([name, "xclick", _class_identifier(obj.label), "1", *map(repr, corners), *flags]))
         return "".join(lines)
 
-    def tail(self) -> str:
+    def format_tail(self) -> str:
+        """Returns nothing: a CSV file has no end."""
         return ""
 
-    def extra_files(self) -> dict[str, str]:
-        lines = (_format_line([_class_identifier(number), name]) for number, name in enumerate(self.names))
+    def format_extra_files(self) -> dict[str, str]:
+        """Returns ``class-descriptions-boxable.csv``, which maps class identifiers to names."""
+        lines = (_format_line([_class_identifier(number), name]) for number, name in enumerate(self.object_classes))
         return {"class-descriptions-boxable.csv": "".join(lines)}
 
 
@@ -84,7 +92,7 @@ _OPEN_IMAGES = [
 
 
 def _class_identifier(number: int) -> str:
-    """Returns the machine-readable class name, like ``/m/01g317`` in Open Images."""
+    """Returns the machine-readable identifier of a class, like ``/m/01g317`` in Open Images."""
     return f"/packstore/{number}"
 
 

@@ -14,7 +14,7 @@ from packstore.exports.labels.base import LabelledImage, SidecarExport, escape_x
 
 
 class VocExport(SidecarExport):
-    """An annotation file for each image, and lists of images by split; without polygons."""
+    """An XML file for each image, and lists of images by split. Polygons are not written."""
 
     name = "voc"
     help = "Pascal VOC: JPEGImages, Annotations and ImageSets"
@@ -22,7 +22,8 @@ class VocExport(SidecarExport):
     tags = False
     polygons = False
 
-    def sidecar(self, image: LabelledImage) -> tuple[str, str]:
+    def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
+        """Returns the XML of an image in ``Annotations``, with boxes that count pixels from 1."""
         stem = image.file.partition("/")[2].rpartition(".")[0]
         size = f"<width>{image.width}</width><height>{image.height}</height><depth>3</depth>"
         lines = ["<annotation>", "<folder>JPEGImages</folder>"]
@@ -33,16 +34,17 @@ class VocExport(SidecarExport):
             corners = zip(("xmin", "ymin", "xmax", "ymax"), (left + 1, top + 1, right, bottom), strict=True)
             box = "".join(f"<{name}>{format_number(value)}</{name}>" for name, value in corners)
             lines.append(
-                f"<object><name>{escape_xml(self.class_of(obj))}</name><pose>Unspecified</pose><truncated>0</truncated>"
+                f"<object><name>{escape_xml(self.class_name(obj))}</name><pose>Unspecified</pose><truncated>0</truncated>"
                 f"<difficult>0</difficult><bndbox>{box}</bndbox></object>"
             )
         return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
+        """Writes ``ImageSets/Main/train.txt`` …, the names of each split's images."""
         assert lines is not None
         rows, files = RecordLines.map_file(lines), []
         (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)
-        for _, folder, start, stop in self.splits:
+        for _, folder, start, stop in self.split_ranges:
             files.append(f"ImageSets/Main/{folder or 'train'}.txt")
             with open_file(self.path / files[-1], "wb") as out:
                 for number in range(start, stop):
