@@ -62,7 +62,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
       packstore sheet imagenet.lmdb - --per-class 3
       packstore sheet a.lmdb aug.png --augment 'RandomResizedCrop(224)' --epoch 3
     """
-    from packstore.seeing.sheet import SheetOptions, sheet_image, write_sheet
+    from packstore.seeing.sheet import SheetOptions, draw_sheet, write_sheet
 
     named = None if columns is None else [] if columns == "none" else [name.strip() for name in columns.split(",")]
     chosen = SheetOptions(columns=named, **options)
@@ -76,7 +76,7 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
         graphics = terminal_graphics()
         if graphics is None:
             raise UsageError("this terminal shows no images (kitty's graphics or sixel): name a file, sheet.png")
-        image, more = sheet_image(store, chosen)
+        image, more = draw_sheet(store, chosen)
     _show_in_terminal(image, graphics)
     if more:
         click.echo(f"… and {pluralize(more, 'more class', 'more classes')}")

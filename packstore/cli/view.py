@@ -34,10 +34,10 @@ def view(store: Path, port: int, no_browser: bool, audit: Path | None, verified:
       packstore view imagenet.lmdb --verified damage.json
     """
     from packstore.objects import interrupt
-    from packstore.seeing.view.serve import serve
+    from packstore.seeing.view.serve import serve_page
 
     with suggest_packing(store):
-        serve(store, _print_address, interrupt, port=port, browser=not no_browser, audit=audit, verified=verified)
+        serve_page(store, _print_address, interrupt, port=port, browser=not no_browser, audit=audit, verified=verified)
 
 
 def _print_address(address: str) -> None:

@@ -26,9 +26,12 @@ _LONGEST = 2000
 
 
 def parse_augment(text: str) -> list[Operation]:
-    """Parses ``text``: calls of operations as in Python, separated by commas; or the name of a recipe.
+    """Parses ``text`` to operations: calls as in Python, separated by commas, or the name of a recipe. Executes no code
+    of the text.
 
-    Raises :class:`UsageError` for all but calls of :data:`OPERATIONS` with numbers, strings or tuples of them."""
+    Raises :class:`UsageError` for anything but calls of :data:`OPERATIONS` with small numbers, strings or tuples of
+    them, and for more than 2,000 letters.
+    """
     if text.strip() in RECIPES:
         return list(as_operations(text.strip()))
     if len(text) > _LONGEST:
@@ -44,21 +47,22 @@ def parse_augment(text: str) -> list[Operation]:
 
 def parse_options(text: str) -> dict[str, Any]:
     """Parses ``text`` like :func:`parse_augment` into options of a loader: ``augment``, or ``views`` for a recipe with
-    several views."""
+    several views (crops of one record)."""
     name = text.strip()
     if name in RECIPES and (views := recipe(name).views) is not None:
         return {"views": views}
     return {"augment": parse_augment(text)}
 
 
-def operation_names(text: str) -> list[str]:
-    """Returns the names of all operations in a text of :func:`parse_augment`, including nested ones."""
+def list_operation_names(text: str) -> list[str]:
+    """Returns the sorted names of all operations in a text of :func:`parse_augment`, including nested ones."""
     called = (node.func for node in ast.walk(ast.parse(f"[{text}]", mode="eval")) if isinstance(node, ast.Call))
     return sorted({each.id for each in called if isinstance(each, ast.Name)})
 
 
 def _make_operation(node: ast.expr) -> Operation:
-    """Makes an operation from its call. Raises :class:`UsageError` for anything else."""
+    """Makes an operation from its call in the syntax tree. Raises :class:`UsageError` for anything else, and for wrong
+    arguments."""
     text = ast.unparse(node)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in OPERATIONS:
         raise _unfit_error(text)
@@ -77,7 +81,8 @@ def _make_operation(node: ast.expr) -> Operation:
 
 
 def _parse_argument(node: ast.expr) -> Any:
-    """Converts an argument to a number, a string, an operation, or a list of these."""
+    """Converts an argument to a number, a string, an operation, or a list or tuple of these. Raises :class:`ValueError`
+    for other expressions."""
     if isinstance(node, ast.List | ast.Tuple):
         values = [_parse_argument(each) for each in node.elts]
         return tuple(values) if isinstance(node, ast.Tuple) else values
@@ -85,7 +90,8 @@ def _parse_argument(node: ast.expr) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Tells if an argument is small: numbers up to :data:`MOST_PIXELS`, up to eight of them."""
+    """Tells if an argument is small: a number up to :data:`MOST_PIXELS`, or at most eight of them. True for texts and
+    operations."""
     if isinstance(value, (tuple, list)):
         return len(value) <= 8 and all(map(_is_small, value))
     if isinstance(value, (int, float)):
@@ -94,7 +100,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _unfit_error(text: str) -> UsageError:
-    """Makes the error for text that is not allowed."""
+    """Makes the error for text that :func:`parse_augment` does not allow."""
     return UsageError(
         f"augmentations should be calls of packstore.augment's operations with numbers up to {MOST_PIXELS}, "
         f"such as RandomResizedCrop(224), RandomHorizontalFlip(); got {text[:200]!r}"

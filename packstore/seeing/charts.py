@@ -21,14 +21,17 @@ def check_chart(path: Path) -> None:
         raise UsageError(f"--plot writes {', '.join(KINDS)}, got {printable(path.name)!r}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--plot: there is no directory {printable(str(path.absolute().parent))}")
-    _figure_class()
+    _import_figure()
 
 
 def new_chart(
     title: str, rows: int, columns: int = 1, *, width: float = 9, height: float = 3.2
 ) -> tuple[Any, list[Any]]:
-    """Creates an empty figure and returns it with its axes, row by row. ``width`` and a row's ``height`` in inches."""
-    figure = _figure_class()(figsize=(width, height * rows), layout="constrained")
+    """Creates an empty figure of ``rows`` x ``columns`` panels. Returns the figure and its axes, row by row.
+
+    ``width`` of the figure and ``height`` of a row are in inches. Raises :class:`UsageError` without matplotlib.
+    """
+    figure = _import_figure()(figsize=(width, height * rows), layout="constrained")
     figure.suptitle(_escape(title), color=_INK, fontweight="bold", x=0.01, ha="left")
     axes = [*figure.subplots(rows, columns, squeeze=False).flat]
     for axis in axes:
@@ -50,7 +53,14 @@ def set_titles(axis: Any, title: str, *, x: str = "", y: str = "") -> None:
 def draw_bars(
     axis: Any, names: Sequence[str], series: Sequence[tuple[str | None, Sequence[float | None]]], text: str = "{:,.0f}"
 ) -> None:
-    """Draws horizontal bars with their figures, one of each series for each name; None leaves a bar out."""
+    """Draws horizontal bars with their figures: a bar of each series for each name. None leaves a bar out.
+
+    Args:
+        axis: The panel.
+        names: Names at the left.
+        series: Label of each series, None for none, and its values.
+        text: Format of a bar's figure.
+    """
     thickness = 0.76 / len(series)
     for number, (label, values) in enumerate(series):
         offset = (number - (len(series) - 1) / 2) * thickness
@@ -73,7 +83,7 @@ def draw_legend(axis: Any) -> None:
 
 
 def save_chart(figure: Any, path: Path) -> None:
-    """Writes a figure to a file."""
+    """Writes a figure to ``path``; the suffix decides the format."""
     figure.savefig(path, dpi=144)
 
 
@@ -82,8 +92,8 @@ def _escape(text: str) -> str:
     return printable(text).replace("$", r"\$")
 
 
-def _figure_class() -> Any:
-    """Returns matplotlib's class of figures. Raises :class:`UsageError` if it is not installed."""
+def _import_figure() -> Any:
+    """Returns matplotlib's class of figures. Raises :class:`UsageError` if matplotlib is not installed."""
     try:
         # Not pyplot: a figure of its own needs no display and leaves the user's settings alone.
         return importlib.import_module("matplotlib.figure").Figure

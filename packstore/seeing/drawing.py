@@ -42,9 +42,10 @@ _CPU = torch.device("cpu")
 def make_image_reader(
     manifest: Manifest, name: str = "image", exif_transpose: bool | None = None, max_pixels: int = MAX_PIXELS
 ) -> ImageReader:
-    """Creates the reader of a column's images as RGB pictures, like ``dataset.pictures`` for a dataset.
+    """Creates a reader that decodes a column's images to RGB pictures, like ``dataset.pictures`` for a dataset.
 
-    Raises :class:`UsageError` for ``exif_transpose`` as :class:`packstore.PackedDataset` does."""
+    Raises :class:`UsageError` for ``exif_transpose`` as :class:`packstore.PackedDataset` does.
+    """
     turned = choose_orientation(manifest, exif_transpose)
     column = manifest.column(name)
     reading = Reading.of_column(column, manifest.options)
@@ -61,7 +62,7 @@ def make_thumbnail(
     :mod:`packstore.images.display`. Returns None if the record has no image.
 
     Raises:
-        DecodeError: The image cannot be decoded; names the record and its key.
+        DecodeError: The image cannot be decoded. The message names the record and its key.
         StoreError: The image is damaged.
     """
     column = pictures.column
@@ -83,9 +84,11 @@ def make_thumbnail(
 def make_further_thumbnails(
     pictures: ImageReader, reader: Reader, record: int, side: int, most: int, window: Window | None = None
 ) -> tuple[list[Pixels], int]:
-    """Returns the first images of a record's list, as :func:`make_thumbnail` returns one, and how many follow.
+    """Returns thumbnails of the first ``most`` images of a record's list, as :func:`make_thumbnail` makes one, and the
+    number of images left.
 
-    Raises :class:`DecodeError` and :class:`StoreError` as it does."""
+    Raises :class:`DecodeError` and :class:`StoreError` as that function does.
+    """
     column = pictures.column
     if column.nullable and not reader.has_value(column.name, record):
         return [], 0
@@ -102,8 +105,9 @@ def make_further_thumbnails(
     return found, len(files) - len(found)
 
 
-def stack_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -> Pixels:
-    """Returns an image with further ones in a row below it, on white."""
+def stack_images_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -> Pixels:
+    """Returns ``image`` with ``further`` images in a row below it, ``gap`` pixels apart, on white. Returns ``image``
+    itself without further ones."""
     if not further:
         return image
     width = max(image.shape[1], sum(each.shape[1] + gap for each in further) - gap)
@@ -119,7 +123,9 @@ def stack_below(image: Pixels, further: Sequence[Pixels], gap: int = 1) -> Pixel
 
 def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None = None) -> dict[str, Any]:
     """Reads the values of a record that :func:`draw_values` draws: masks ``(H, W)``, boxes with their class numbers,
-    keypoints. Leaves out missing values.
+    keypoints.
+
+    Leaves out missing values.
 
     Args:
         reader: The store.
@@ -127,9 +133,10 @@ def read_drawn_values(reader: Reader, record: int, which: Collection[str] | None
         which: Names of columns to draw; None for all.
 
     Raises:
-        StoreError: A value is damaged; :class:`DecodeError` for a mask that cannot be decoded.
+        StoreError: A value is damaged.
+        DecodeError: A mask cannot be decoded.
     """
-    chosen = drawable_columns(reader.manifest, which)
+    chosen = list_drawable_columns(reader.manifest, which)
     boxes = {column.name for column in chosen if column.type == "boxes"}
     with_boxes = [c for c in reader.manifest.columns if c.type == "labels" and c.parallel in boxes]
     values = {c.name: ValueReader(c, _CPU).read("numpy", reader, record) for c in [*chosen, *with_boxes]}
@@ -152,8 +159,10 @@ def draw_record(
 
 
 def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
-    """Returns height and width of an image as it is shown, that is, after turning. Raises :class:`StoreError`, and
-    :class:`DecodeError` if it is no image."""
+    """Returns height and width of a record's image as it is shown, that is, upright with ``exif_transpose``.
+
+    Raises :class:`StoreError` if the record cannot be read, :class:`DecodeError` if it is no image.
+    """
     layout = reader.manifest.image.layout
     if layout is not None:
         shape = reader.array(record).shape
@@ -167,9 +176,11 @@ def image_size(reader: Reader, record: int, exif_transpose: bool) -> Size:
     return (info.width, info.height) if turned else (info.height, info.width)
 
 
-def drawable_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
-    """Returns the columns that :func:`draw_values` can draw; only those in ``which``, if given. Leaves out masks of
-    floating point, whose values are no classes."""
+def list_drawable_columns(manifest: Manifest, which: Collection[str] | None = None) -> list[Column]:
+    """Returns the columns that :func:`draw_values` can draw, only those in ``which`` unless it is None.
+
+    Leaves out masks of floating point, whose values are no classes.
+    """
     drawn = [c for c in manifest.columns if c.type in DRAWN and not (c.type == "mask" and c.dtype == "float32")]
     return [c for c in drawn if which is None or c.name in which]
 
@@ -182,7 +193,7 @@ def draw_values(
     size: Size | None = None,
     names: bool = True,
 ) -> Pixels:
-    """Draws masks, boxes and keypoints over ``image``, each class in its own colour, and returns the new image.
+    """Draws masks, boxes and keypoints over ``image``, each class in its own colour. Returns a new image.
 
     Args:
         image: uint8 ``(h, w, 3)``; not changed.
@@ -217,7 +228,11 @@ def draw_values(
 
 
 def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
-    """Blends a coloured mask over an image. Pixels with the value 0, usually the background, stay unchanged."""
+    """Blends a coloured mask, stretched to its size, over an image. Pixels with the value 0, usually the background,
+    stay unchanged.
+
+    Returns ``image`` itself if the mask is empty or not of two axes.
+    """
     if mask.ndim != 2 or not mask.size:
         return image
     width, height = image.size
@@ -233,14 +248,17 @@ def _blend_mask(image: Image.Image, mask: NDArray[Any]) -> Image.Image:
 
 
 def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
-    """Returns the names of class numbers; the number itself without a name."""
+    """Returns the names of class numbers. A number without a name becomes text."""
     count = 0 if classes is None else len(classes)
     given = np.asarray(numbers).tolist()
     return [printable(classes[n]) if classes is not None and 0 <= n < count else str(n) for n in given]
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:
-    """Draws boxes into ``image``, then their names. ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``."""
+    """Draws boxes into ``image``, then their names above them. Skips boxes that are not finite.
+
+    ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``.
+    """
     draw = ImageDraw.Draw(image)
     line = max(1, round(min(image.size) / 200))
     font = default_font(max(_LEAST_TEXT, min(image.size) // _TEXT_SHARE))
@@ -264,7 +282,7 @@ def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: 
 
 
 class _Label(NamedTuple):
-    """A name and its background rectangle, in pixels."""
+    """A drawn name and its background rectangle, in pixels."""
 
     left: float
     top: float
@@ -282,25 +300,29 @@ def _place_label(
     size: tuple[int, int],
     others: Sequence[_Label],
 ) -> _Label:
-    """Places a name above the corner of its box, else within or below it: inside the image, clear of other names if
-    possible."""
+    """Places a name at its box: above its corner, else within or below it, inside the image and clear of other names if
+    possible.
+
+    ``area`` is the text's bounding box in the font.
+    """
     (left, above), (_, below) = np.sort(box, 0).tolist()
     wide, tall = area[2] + 3, area[3] + 1
     x = max(0.0, min(left, size[0] - wide - 1.0))
     tops = [max(0.0, min(y, size[1] - tall - 1.0)) for y in (above - tall - 1, above, below)]
     labels = [_Label(x, y, x + wide, y + tall, text, color) for y in tops]
-    free = (one for one in labels if not any(_overlap(one, other) for other in others[-_MOST_COMPARED:]))
+    free = (one for one in labels if not any(_labels_overlap(one, other) for other in others[-_MOST_COMPARED:]))
     return next(free, labels[0])
 
 
-def _overlap(one: _Label, other: _Label) -> bool:
+def _labels_overlap(one: _Label, other: _Label) -> bool:
     """Tells if two labels share a pixel."""
     across = one.left <= other.right and other.left <= one.right
     return across and one.top <= other.bottom and other.top <= one.bottom
 
 
 def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more: str = "…") -> str:
-    """Returns ``text``, cut to ``width`` pixels with ``more`` at its end if it is too long."""
+    """Returns ``text``, cut to ``width`` pixels and with ``more`` at its end if it is too long. At least one letter
+    stays."""
     if draw.textlength(text, font=font) <= width:
         return text
     while len(text) > 1 and draw.textlength(text + more, font=font) > width:
@@ -309,7 +331,8 @@ def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more
 
 
 def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.float64]) -> None:
-    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``: hidden points hollow, unlabelled ones not."""
+    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``: hidden points hollow; skips unlabelled points
+    and those that are not finite."""
     draw = ImageDraw.Draw(image)
     radius = max(1.5, min(image.size) / 120)
     objects = value.reshape(len(value), -1, value.shape[-1]) if value.size else value[:0].reshape(0, 1, 2)

@@ -10,7 +10,8 @@ from PIL import ImageFont
 
 @lru_cache(16)
 def default_font(size: int) -> Any:
-    """Returns Pillow's font. Before Pillow 10.1 it has one size and only Latin letters."""
+    """Returns Pillow's font in a size. Before Pillow 10.1 the font has one size and only Latin letters. Caches
+    fonts."""
     try:
         return ImageFont.load_default(size)
     except TypeError:
@@ -18,21 +19,24 @@ def default_font(size: int) -> Any:
 
 
 class _LatinFont:
-    """A bitmap font that draws a question mark for characters that it lacks, instead of failing."""
+    """Bitmap font of Latin letters that draws a question mark for other characters, instead of failing."""
 
     def __init__(self, font: Any) -> None:
         self._font = font
 
     def getmask(self, text: str, mode: str = "", *_: Any, **__: Any) -> Any:
-        return self._font.getmask(_latin(text), mode)
+        """As Pillow's fonts, with characters replaced."""
+        return self._font.getmask(_replace_non_latin(text), mode)
 
     def getbbox(self, text: str, *_: Any, **__: Any) -> Any:
-        return self._font.getbbox(_latin(text))
+        """As Pillow's fonts, with characters replaced."""
+        return self._font.getbbox(_replace_non_latin(text))
 
     def getlength(self, text: str, *_: Any, **__: Any) -> Any:
-        return self._font.getlength(_latin(text))
+        """As Pillow's fonts, with characters replaced."""
+        return self._font.getlength(_replace_non_latin(text))
 
 
-def _latin(text: str) -> str:
+def _replace_non_latin(text: str) -> str:
     """Replaces ``…`` by three dots, and other characters beyond Latin-1 by question marks."""
     return text.replace("…", "...").encode("latin-1", "replace").decode("latin-1")

@@ -11,18 +11,18 @@ from packstore.core.errors import CacheError, PackstoreError, UnreachableError
 from packstore.stores.base import Reader
 
 
-def parts_within(reader: Reader, start: int, stop: int) -> range:
-    """Returns the numbers of the store's parts (shards) with records from ``start`` to ``stop - 1``."""
+def find_parts_within(reader: Reader, start: int, stop: int) -> range:
+    """Returns the numbers of the store's parts (shards) that hold records from ``start`` to ``stop - 1``."""
     if start >= stop:
         return range(0)
     first, last = np.searchsorted(reader.part_starts, (start, stop - 1), "right").tolist()
     return range(first - 1, last)
 
 
-def spread_local(reader: Reader, start: int, stop: int, most: int) -> NDArray[np.int64]:
-    """Returns at most ``most`` of the records ``start`` to ``stop - 1`` that are on this machine, evenly spread,
+def spread_local_records(reader: Reader, start: int, stop: int, most: int) -> NDArray[np.int64]:
+    """Returns records from ``start`` to ``stop - 1`` that are on this machine: at most ``most``, evenly spread,
     ascending."""
-    parts = parts_within(reader, start, stop)
+    parts = find_parts_within(reader, start, stop)
     edges = np.clip([*reader.part_starts[parts.start : parts.stop].tolist(), stop], start, stop)
     here = [
         range(*ends)
@@ -39,5 +39,5 @@ def spread_local(reader: Reader, start: int, stop: int, most: int) -> NDArray[np
 
 
 def is_damage(error: PackstoreError) -> bool:
-    """Tells if an error means damage; False if data just cannot be fetched now."""
+    """Tells if an error means damage. False if data just cannot be fetched or cached now."""
     return not isinstance(error, (UnreachableError, CacheError))

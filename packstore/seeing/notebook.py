@@ -1,6 +1,6 @@
 """HTML of a store, a dataset or a loader in a notebook: a few thumbnails, and tables of splits and classes.
 
-It takes less than a tenth of a second for any number of records. All text from the store is escaped.
+Rendering takes less than a tenth of a second for any number of records. All text from the store is escaped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from PIL import Image
 from packstore.core.errors import PackstoreError, printable
 from packstore.core.manifest import Manifest
 from packstore.seeing.drawing import make_image_reader, make_thumbnail
-from packstore.seeing.nearby import parts_within, spread_local
+from packstore.seeing.nearby import find_parts_within, spread_local_records
 from packstore.stores.base import Reader
 from packstore.training.dataset import PackedDataset
 from packstore.training.loader import PackedLoader
@@ -37,7 +37,7 @@ _FAULT = f"width:{_SIDE}px;height:{_SIDE}px;border:1px solid #b00020;color:#b000
 
 
 def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
-    """Returns the HTML for a notebook. Damage is shown and never raised."""
+    """Returns the HTML of a store, dataset or loader for a notebook. Shows damage as text instead of raising errors."""
     if isinstance(thing, PackedLoader):
         facts = [f"{escape(repr(thing))}"]
         if thing.options.augment:
@@ -49,7 +49,7 @@ def render_html(thing: Reader | PackedDataset | PackedLoader) -> str:
 
 
 def _render_dataset(dataset: PackedDataset) -> str:
-    """Renders a dataset: its facts, thumbnails and classes."""
+    """Renders a dataset: its facts, thumbnails and classes; or the error if the store cannot be read."""
     manifest = dataset.manifest
     named = f", split {_escape(dataset.split)}" if dataset.split is not None else ""
     path, encoding = _escape(str(dataset.path)), _describe_encoding(manifest)
@@ -86,13 +86,14 @@ def _describe_encoding(manifest: Manifest) -> str:
 
 
 def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | None) -> str:
-    """Renders thumbnails of evenly spread records, and their number. Fetches no shards."""
+    """Renders thumbnails of evenly spread records, and their number. Fetches no shards, and stops after 50 ms. Damaged
+    records show their error."""
     if not len(records):
         return ""
     pictures = make_image_reader(reader.manifest, exif_transpose=exif_transpose)
     cells = []
     end = perf_counter() + _SECONDS
-    for record in spread_local(reader, records.start, records.stop, _THUMBNAILS).tolist():
+    for record in spread_local_records(reader, records.start, records.stop, _THUMBNAILS).tolist():
         if perf_counter() > end:
             break
         try:
@@ -113,8 +114,8 @@ def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | No
 
 
 def _render_absent(reader: Reader, records: range) -> str:
-    """Renders a note about shards that are not on this machine."""
-    here = reader.parts_are_local(parts_within(reader, records.start, records.stop))
+    """Renders a note about shards that are not on this machine. Empty if all are."""
+    here = reader.parts_are_local(find_parts_within(reader, records.start, records.stop))
     if here.all():
         return ""
     count = f"{int(here.sum()):,} of {len(here):,}"
@@ -122,7 +123,8 @@ def _render_absent(reader: Reader, records: range) -> str:
 
 
 def _read_label(reader: Reader, record: int) -> str:
-    """Reads the class name of a record, escaped; ``?`` if it is damaged."""
+    """Reads the class name of a record, escaped; its number if it has no name. ``?`` if it is damaged, empty in a store
+    without labels."""
     manifest = reader.manifest
     if not manifest.has_column("label"):
         return ""
@@ -142,19 +144,20 @@ def _data_url(image: NDArray[np.uint8]) -> str:
 
 
 def _render_splits(manifest: Manifest) -> str:
-    """Renders a table of the splits."""
+    """Renders a table of the first 20 splits."""
     rows = [(split.name, f"{len(split):,}") for split in manifest.splits[:_SPLITS]]
     return _render_table(("split", "records"), rows, len(manifest.splits) - len(rows))
 
 
 def _render_classes(reader: Reader, records: range) -> str:
-    """Renders a table of classes; with numbers of records if these can be counted quickly."""
+    """Renders a table of the first 12 classes, with numbers of records if they can be counted quickly. Empty without
+    class names."""
     manifest = reader.manifest
     classes = manifest.classes
     if classes is None:
         return ""
     few = len(records) <= _COUNTED and (manifest.shards is None or len(manifest.shards) <= _COUNTED_SHARDS)
-    few = few and bool(reader.parts_are_local(parts_within(reader, records.start, records.stop)).all())
+    few = few and bool(reader.parts_are_local(find_parts_within(reader, records.start, records.stop)).all())
     counts: Any = None
     if few:
         try:
@@ -169,7 +172,7 @@ def _render_classes(reader: Reader, records: range) -> str:
 
 
 def _render_table(heads: tuple[str, str], rows: Sequence[tuple[str, str]], more: int) -> str:
-    """Renders a table of two columns, and the number of rows that are left out."""
+    """Renders a table of two columns, and the number ``more`` of rows that are left out. Empty without rows."""
     if not rows:
         return ""
     lines = "".join(f"<tr><td>{_escape(name)}</td><td>{_escape(value)}</td></tr>" for name, value in rows)

@@ -17,15 +17,15 @@ from packstore.core.manifest import Manifest, Split
 from packstore.seeing.drawing import (
     draw_record,
     draw_values,
-    drawable_columns,
     fit_text,
+    list_drawable_columns,
     make_further_thumbnails,
     make_image_reader,
     make_thumbnail,
-    stack_below,
+    stack_images_below,
 )
 from packstore.seeing.fonts import default_font
-from packstore.seeing.nearby import parts_within
+from packstore.seeing.nearby import find_parts_within
 from packstore.seeing.view.loaded import LoadRequest, SampleLoader
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -46,7 +46,7 @@ _BACK, _INK, _FAULT = (255, 255, 255), (40, 40, 40), (176, 0, 32)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SheetOptions:
-    """Options of a contact sheet.
+    """Options of a contact sheet. Raises :class:`UsageError` for numbers that are out of range.
 
     Attributes:
         split: The split; None for all records.
@@ -77,8 +77,8 @@ class SheetOptions:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Cell:
-    """One image of a sheet.
+class SheetCell:
+    """One image of a contact sheet.
 
     Attributes:
         record: Number of the record in the store.
@@ -96,20 +96,26 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A row of a sheet: its title, and the records in it."""
+class SheetRow:
+    """A row of a contact sheet.
+
+    Attributes:
+        title: Name of the class and its number of records, or empty.
+        records: Numbers of the records in the row.
+    """
 
     title: str
     records: tuple[int, ...]
 
 
 def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions) -> int:
-    """Writes a contact sheet of a store as ``.png`` or ``.pdf``. Returns the number of rows that did not fit.
+    """Writes a contact sheet of a store as ``.png`` or ``.pdf``; replaces the file. Returns the number of rows that did
+    not fit.
 
-    Images in a PDF are JPEG; images in a PNG are exact.
+    Images in a PDF are JPEG; images in a PNG are exact. A PNG has at most 60 rows.
 
     Raises:
-        UsageError: The suffix is another, or the store lacks the split or a column.
+        UsageError: The suffix is another, the directory does not exist, or the store lacks the split or a column.
         StoreError: The store does not open.
     """
     if path.suffix.lower() not in KINDS:
@@ -118,7 +124,7 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
         raise UsageError(f"there is no directory {printable(str(path.absolute().parent))}")
     with open_store(store, "always") as reader:
         rows = choose_rows(reader, options)
-        cells = Cells(reader, options)
+        cells = CellMaker(reader, options)
         if path.suffix.lower() == ".pdf":
             parts = [rows[start : start + _PAGE_ROWS] for start in range(0, len(rows), _PAGE_ROWS)]
             pages = (draw_page(cells, part) for part in parts)
@@ -128,20 +134,24 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
         return max(0, len(rows) - _MOST_ROWS)
 
 
-def sheet_image(store: str | os.PathLike[str], options: SheetOptions, rows: int = 8) -> tuple[Image.Image, int]:
-    """Returns the first rows of a sheet as a picture, and how many rows follow. Raises the errors of
-    :func:`write_sheet`."""
+def draw_sheet(store: str | os.PathLike[str], options: SheetOptions, rows: int = 8) -> tuple[Image.Image, int]:
+    """Returns the first ``rows`` rows of a contact sheet as a picture, and the number of rows left. Raises the errors
+    of :func:`write_sheet`."""
     with open_store(store, "always") as reader:
         chosen = choose_rows(reader, options)
-        return draw_page(Cells(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
+        return draw_page(CellMaker(reader, options), chosen[:rows]), max(0, len(chosen) - rows)
 
 
-def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
-    """Chooses the records to show with the seed: a row of each class; without labels, rows of any records.
+def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
+    """Chooses the records to show by the seed: a row of each class; without labels, rows of any records.
 
-    For a store at a URL, first chooses a few shards and fetches only those.
+    For a store at a URL, first chooses a few shards and fetches only those. Records whose labels cannot be read get a
+    row of their own.
 
-    Raises :class:`UsageError` for an unknown split, or one without records."""
+    Raises:
+        UsageError: The split is unknown, or has no records.
+        StoreError: No record can be read.
+    """
     manifest = reader.manifest
     split = choose_split(manifest, options.split) if options.split is not None else None
     chosen = reader.split(split)
@@ -151,10 +161,10 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
     count = options.per_class
     candidates = _find_candidates(reader, chosen, options, rng)
     records = candidates.records
-    lost = [Row("cannot be read", tuple(candidates.lost[:count]))] if candidates.lost else []
+    lost = [SheetRow("cannot be read", tuple(candidates.lost[:count]))] if candidates.lost else []
     if not manifest.has_column("label"):
         some = np.sort(records[rng.choice(len(records), min(len(records), count * count), replace=False)])
-        return lost + [Row("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
+        return lost + [SheetRow("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
     drawn = rng.permutation(len(records))
     labels = candidates.labels[drawn]
     order = np.argsort(labels, kind="stable")
@@ -164,13 +174,19 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[Row]:
     for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops, strict=True):
         some = np.sort(records[drawn[order[start : min(start + count, stop)]]])
         counted = f"  ({stop - start:,})" if len(records) == len(chosen) else ""
-        rows.append(Row(f"{_class_name(manifest, number)}{counted}", tuple(some.tolist())))
+        rows.append(SheetRow(f"{_class_name(manifest, number)}{counted}", tuple(some.tolist())))
     return lost + rows
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Candidates:
-    """Records to choose from, ascending; their labels, or zeros; and the first record of each unreadable shard."""
+    """Records among which to choose.
+
+    Attributes:
+        records: Their numbers, ascending.
+        labels: Their labels; zeros in a store without labels.
+        lost: First record of each shard that cannot be read.
+    """
 
     records: NDArray[np.int64]
     labels: NDArray[np.int64]
@@ -178,10 +194,12 @@ class _Candidates:
 
 
 def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
-    """Returns all records of a split; for a store at a URL those of a few shards, until each class has enough.
+    """Returns all records of a split. For a store at a URL, returns those of at most 8 shards, until each class has
+    enough.
 
-    Raises :class:`StoreError` if no record can be read."""
-    manifest, parts = reader.manifest, parts_within(reader, chosen.start, chosen.stop)
+    Raises :class:`StoreError` if no record can be read.
+    """
+    manifest, parts = reader.manifest, find_parts_within(reader, chosen.start, chosen.stop)
     ends = np.append(reader.part_starts, len(reader))
     labelled = manifest.has_column("label")
     wanted = options.per_class if labelled else options.per_class**2
@@ -211,13 +229,13 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
     return _Candidates(np.concatenate([records[n] for n in order]), np.concatenate([labels[n] for n in order]), lost)
 
 
-class Cells:
-    """Creates the cells of a sheet by record number."""
+class CellMaker:
+    """Makes the cells of a contact sheet by record number: ``maker[record]``."""
 
     def __init__(self, reader: Reader, options: SheetOptions) -> None:
         """Raises :class:`UsageError` for columns that cannot be drawn."""
         manifest = reader.manifest
-        drawn = drawable_columns(manifest)
+        drawn = list_drawable_columns(manifest)
         there = [column.name for column in drawn]
         boxes = [column.name for column in drawn if column.type == "boxes"]
         lists = [column.name for column in manifest.columns if column.type == "images"]
@@ -235,7 +253,7 @@ class Cells:
         self._loaded = None if options.augment is None else SampleLoader(reader)
         self._pictures = make_image_reader(manifest)
 
-    def __getitem__(self, record: int) -> Cell:
+    def __getitem__(self, record: int) -> SheetCell:
         """Creates the cell of a record; a damaged record's cell has the error. Raises :class:`UsageError` for wrong
         augmentations."""
         try:
@@ -249,12 +267,15 @@ class Cells:
         except UsageError:
             raise
         except (PackstoreError, IndexError) as error:
-            return Cell(record, key, None, printable(str(error)))
-        return Cell(record, key, image, "" if image is not None else "no image", more)
+            return SheetCell(record, key, None, printable(str(error)))
+        return SheetCell(record, key, image, "" if image is not None else "no image", more)
 
     def _draw_stored(self, record: int) -> tuple[NDArray[np.uint8] | None, int]:
-        """Returns the thumbnail of the stored image, with the chosen columns drawn over it and the first images of
-        lists below it; and the number of further images."""
+        """Returns the thumbnail of the stored image and the number of images that are not shown.
+
+        The chosen columns are drawn over the thumbnail, and the first images of lists below it. Returns None if the
+        record has no image.
+        """
         side, window = self.options.side, self.options.window
         image = make_thumbnail(self._pictures, self.reader, record, side, window)
         if image is None:
@@ -265,7 +286,7 @@ class Cells:
         small = max(1, max(image.shape[:2]) // _ABREAST)
         for pictures in self._lists:
             further, left = make_further_thumbnails(pictures, self.reader, record, small, _ABREAST, window)
-            image, more = stack_below(image, further), more + left
+            image, more = stack_images_below(image, further), more + left
         return image, more
 
     def _draw_loaded(self, loaded: SampleLoader, record: int) -> NDArray[np.uint8]:
@@ -275,7 +296,7 @@ class Cells:
         return draw_values(found.image, found.values, self.reader.manifest.columns, self._drawn)
 
 
-def draw_page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
+def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
     """Draws rows of cells as one picture. Enlarges small images by whole factors, so that each pixel is a square."""
     made = [(row.title, [cells[record] for record in row.records]) for row in rows]
     images = [cell.image for _, row in made for cell in row if cell.image is not None]
@@ -305,9 +326,10 @@ def draw_page(cells: Cells, rows: Sequence[Row]) -> Image.Image:
 
 
 def _draw_cell(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: Cell, place: tuple[int, int, int, int], factor: int
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: SheetCell, place: tuple[int, int, int, int], factor: int
 ) -> None:
-    """Draws the image of a cell, or a crossed box with its fault."""
+    """Draws the image of a cell, enlarged by ``factor``, or a crossed box with the cell's fault. ``place`` is left,
+    top, width, height."""
     left, top, width, height = place
     if cell.image is not None:
         large = cell.image.repeat(factor, 0).repeat(factor, 1)
@@ -328,7 +350,7 @@ def _draw_cell(
 
 
 def _fit_line(draw: ImageDraw.ImageDraw, text: str, width: int, more: str = "…") -> str:
-    """Cuts text to a width in the font of a sheet."""
+    """Cuts text to a width in the font of a sheet, see :func:`packstore.seeing.drawing.fit_text`."""
     return fit_text(draw, text[:300], width, default_font(_TEXT), more)
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest
 from packstore.seeing.charts import COLORS, draw_bars, draw_legend, new_chart, save_chart, set_titles
-from packstore.seeing.view.facts import Headers, read_headers, read_labels
+from packstore.seeing.view.facts import ImageHeaders, read_headers, read_labels
 from packstore.stores.base import Reader
 
 _MOST_CLASSES = 24
@@ -21,7 +21,7 @@ _MOST_IMAGES = 5000
 
 
 def plot_store(reader: Reader, path: Path) -> None:
-    """Writes the chart of a store to ``path``. Reads all labels, and headers of some 5,000 images."""
+    """Writes the chart of a store to ``path``. Reads all labels, and headers of about 5,000 images."""
     manifest = reader.manifest
     labelled = manifest.has_column("label")
     figure, axes = new_chart(f"{reader.path.name}: {len(reader):,} records, {manifest.encoding}", 2, 2, width=11)
@@ -48,7 +48,7 @@ def _ignore_progress(done: int) -> None:
 
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
-    """Draws the records of each class by split: bars, or a curve for many classes."""
+    """Draws the number of records of each class by split: bars, or a curve for more than 24 classes."""
     splits = [(s.name, s.start, s.stop) for s in manifest.splits] or [("all", 0, len(labels))]
     length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
     counted = []
@@ -68,8 +68,8 @@ def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> N
         draw_legend(axis)
 
 
-def _draw_sizes(axis: Any, headers: Headers) -> None:
-    """Draws width and height of images as points."""
+def _draw_sizes(axis: Any, headers: ImageHeaders) -> None:
+    """Draws width and height of images as points; with logarithmic axes if they differ much."""
     known = (headers.width > 0) & (headers.height > 0)
     axis.scatter(headers.width[known], headers.height[known], s=9, alpha=0.35, color=COLORS[0], linewidths=0)
     sides = np.concatenate([headers.width[known], headers.height[known]])
@@ -82,8 +82,8 @@ def _draw_sizes(axis: Any, headers: Headers) -> None:
     set_titles(axis, f"sizes of {int(known.sum()):,} images", x="width, pixels", y="height, pixels")
 
 
-def _draw_bytes(axis: Any, headers: Headers) -> None:
-    """Draws a histogram of the bytes of images."""
+def _draw_bytes(axis: Any, headers: ImageHeaders) -> None:
+    """Draws a histogram of the bytes of images; with a logarithmic axis if they differ much."""
     sizes = headers.nbytes[headers.nbytes > 0] / 1000
     if sizes.size:
         low, high = float(sizes.min()), float(sizes.max())

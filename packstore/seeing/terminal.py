@@ -1,4 +1,4 @@
-"""Images in a terminal: kitty's graphics protocol, and sixel."""
+"""Encodes images for a terminal: kitty's graphics protocol, and sixel."""
 
 from __future__ import annotations
 

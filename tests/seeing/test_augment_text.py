@@ -6,7 +6,7 @@ import pytest
 
 from packstore import augment as A  # noqa: N812
 from packstore.core.errors import UsageError
-from packstore.seeing.augment_text import OPERATIONS, operation_names, parse_augment
+from packstore.seeing.augment_text import OPERATIONS, list_operation_names, parse_augment
 
 
 def test_operations_hold_others() -> None:
@@ -15,7 +15,7 @@ def test_operations_hold_others() -> None:
         A.RandomResizedCrop(24),
         A.RandomApply([A.ColorJitter(0.4, hue=(-0.1, 0.1)), A.RandomInvert()], p=0.8),
     ]
-    assert operation_names(text) == ["ColorJitter", "RandomApply", "RandomInvert", "RandomResizedCrop"]
+    assert list_operation_names(text) == ["ColorJitter", "RandomApply", "RandomInvert", "RandomResizedCrop"]
     assert parse_augment(" timm-rsb-a2 ") == list(A.recipe("timm-rsb-a2"))
     assert {"TimmAugment", "RandomErasing", "AugMix"} <= set(OPERATIONS)
     assert not {"PerImage", "InPlace", "Operation", "BatchMixer", "recipe", "RASampler"} & set(OPERATIONS)

@@ -16,8 +16,8 @@ from packstore.packing.conversion import convert
 from packstore.seeing.colors import class_color, text_color_on
 from packstore.seeing.drawing import (
     draw_values,
-    drawable_columns,
     fit_text,
+    list_drawable_columns,
     make_image_reader,
     make_thumbnail,
     read_drawn_values,
@@ -201,7 +201,7 @@ def test_values_that_are_wrong_end_nothing() -> None:
 def test_values_of_a_record(tmp_path: Path) -> None:
     made = make_typed(tmp_path / "x.lmdb", ["mask", "deep", "boxes", "labels", "points", "depth", "label"], 4)
     with open_store(made.path) as reader:
-        assert [c.name for c in drawable_columns(reader.manifest)] == ["mask", "deep", "boxes", "points", "depth"]
+        assert [c.name for c in list_drawable_columns(reader.manifest)] == ["mask", "deep", "boxes", "points", "depth"]
         values = read_drawn_values(reader, 1)
         assert set(values) == {"mask", "deep", "boxes", "labels", "points"}  # depth is missing
         np.testing.assert_array_equal(values["deep"], made.values[1]["deep"])

@@ -17,7 +17,7 @@ from packstore.cli import cli
 from packstore.core.modes import mode_of, parse_mode
 from packstore.images.display import find_window, to_display
 from packstore.seeing.drawing import make_image_reader, make_thumbnail
-from packstore.seeing.view.images import Images
+from packstore.seeing.view.images import BrowserImages
 from packstore.seeing.view.record import describe_record
 
 RAMP = np.linspace(0, 4095, 40 * 50).reshape(40, 50).astype(np.uint16)
@@ -65,7 +65,7 @@ def test_sheet_view_and_show(tmp_path: Path) -> None:
         assert small is not None
         assert small.shape == (20, 25, 3)
         assert small.max() > 240
-        images = Images(reader)
+        images = BrowserImages(reader)
         described = describe_record(reader, images, 0)
         assert described["image"]["window"] == pytest.approx((41, 4054), abs=3)
         assert images.decode_for_display(0, reader.manifest.image).shape == (40, 50, 3)

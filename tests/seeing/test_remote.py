@@ -17,7 +17,7 @@ from packstore.core.errors import StoreError, UnreachableError
 from packstore.core.urls import UrlPath, location
 from packstore.objects import ObjectStore, RemoteError
 from packstore.seeing import sheet
-from packstore.seeing.nearby import parts_within, spread_local
+from packstore.seeing.nearby import find_parts_within, spread_local_records
 from packstore.seeing.sheet import SheetOptions
 from packstore.seeing.view import site as site_module
 from packstore.stores import open_store
@@ -89,18 +89,18 @@ def test_what_lies_here_is_known_and_spread_evenly(url: UrlPath) -> None:
         starts = [*reader.part_starts.tolist(), len(reader)]
         assert len(starts) > 4
         assert not reader.parts_are_local(range(len(starts) - 1)).any()
-        assert spread_local(reader, 0, len(reader), 8).tolist() == []
+        assert spread_local_records(reader, 0, len(reader), 8).tolist() == []
         reader.key(starts[1])
         reader.prefetch(2)
         here = [number in (1, 2) for number in range(len(starts) - 1)]
         assert reader.parts_are_local(range(len(starts) - 1)).tolist() == here
         both = [*range(starts[1], starts[3])]
-        assert spread_local(reader, 0, len(reader), 100).tolist() == both
-        assert spread_local(reader, starts[1] + 1, starts[2], 100).tolist() == both[1 : starts[2] - starts[1]]
-        assert spread_local(reader, 0, len(reader), 2).tolist() == [both[0], both[-1]]
-        assert parts_within(reader, starts[1], starts[2]) == range(1, 2)
-        assert parts_within(reader, starts[1], starts[2] + 1) == range(1, 3)
-        assert parts_within(reader, 5, 5) == range(0)
+        assert spread_local_records(reader, 0, len(reader), 100).tolist() == both
+        assert spread_local_records(reader, starts[1] + 1, starts[2], 100).tolist() == both[1 : starts[2] - starts[1]]
+        assert spread_local_records(reader, 0, len(reader), 2).tolist() == [both[0], both[-1]]
+        assert find_parts_within(reader, starts[1], starts[2]) == range(1, 2)
+        assert find_parts_within(reader, starts[1], starts[2] + 1) == range(1, 3)
+        assert find_parts_within(reader, 5, 5) == range(0)
 
 
 class TestView:
@@ -272,8 +272,8 @@ def test_a_sheet_shows_a_damaged_shard(url: UrlPath, monkeypatch: pytest.MonkeyP
     flip(shard_files(url)[0])
     with open_store(url, "always") as reader:
         rows = sheet.choose_rows(reader, SheetOptions(per_class=100))
-        assert rows[0] == sheet.Row("cannot be read", (0,))
-        cell = sheet.Cells(reader, SheetOptions())[0]
+        assert rows[0] == sheet.SheetRow("cannot be read", (0,))
+        cell = sheet.CellMaker(reader, SheetOptions())[0]
         assert cell.image is None
         assert "came damaged" in cell.fault
 

@@ -20,7 +20,7 @@ from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.cli.terminal_images import parse_graphics, terminal_graphics
 from packstore.core.errors import UsageError
 from packstore.seeing.drawing import draw_values
-from packstore.seeing.sheet import Cells, SheetOptions, choose_rows, draw_page, write_sheet
+from packstore.seeing.sheet import CellMaker, SheetOptions, choose_rows, draw_page, write_sheet
 from packstore.seeing.terminal import encode_kitty, encode_sixel
 from tests.makers.command import COMMAND, run
 from tests.makers.datasets import make_folder
@@ -90,7 +90,7 @@ def test_a_damaged_record_is_shown_as_such(store: Path, tmp_path: Path, augment:
     content[place + 60 : place + 90] = bytes(30)
     file.write_bytes(content)
     with packstore.open(tmp_path / "x.lmdb") as reader:
-        cells = Cells(reader, SheetOptions(augment=augment))
+        cells = CellMaker(reader, SheetOptions(augment=augment))
         damaged = cells[1]
         assert (damaged.image, damaged.key) == (None, "train/ant/001.png")
         assert damaged.fault
@@ -105,24 +105,24 @@ def test_boxes_are_drawn_and_masks_if_asked_for(tmp_path: Path) -> None:
     names = ["mask", "boxes", "labels", "points", "label", "depth"]
     made = make_typed(tmp_path / "x.h5", names, 6)
     with packstore.open(made.path) as reader:
-        plain = Cells(reader, SheetOptions(columns=[]))[1].image
+        plain = CellMaker(reader, SheetOptions(columns=[]))[1].image
         assert plain is not None
         np.testing.assert_array_equal(plain, made.images[1])
-        drawn = Cells(reader, SheetOptions(columns=["boxes", "points"]))[1].image
+        drawn = CellMaker(reader, SheetOptions(columns=["boxes", "points"]))[1].image
         values = {name: made.values[1][name] for name in names if name != "mask"}
         expected = draw_values(made.images[1], values, reader.manifest.columns, ["boxes", "points"])
         np.testing.assert_array_equal(drawn, expected)
-        boxes = Cells(reader, SheetOptions())[1].image
+        boxes = CellMaker(reader, SheetOptions())[1].image
         assert boxes is not None
         np.testing.assert_array_equal(boxes, draw_values(made.images[1], values, reader.manifest.columns, ["boxes"]))
         assert (boxes != plain).any()
-        augmented = Cells(reader, SheetOptions(columns=["mask", "boxes"], augment="CenterCrop(20)"))[1].image
+        augmented = CellMaker(reader, SheetOptions(columns=["mask", "boxes"], augment="CenterCrop(20)"))[1].image
         assert augmented is not None
         assert augmented.shape == (20, 20, 3)
         with pytest.raises(
             UsageError, match="no column 'label' of masks, boxes, keypoints or lists of images; there are: mask, boxes"
         ):
-            Cells(reader, SheetOptions(columns=["label"]))
+            CellMaker(reader, SheetOptions(columns=["label"]))
 
 
 @pytest.mark.slow
@@ -275,7 +275,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_lists_of_images_are_below_their_image(lists: Path, tmp_path: Path) -> None:
     with packstore.open(lists) as reader:
-        cells = Cells(reader, SheetOptions())
+        cells = CellMaker(reader, SheetOptions())
         found = [cells[record] for record in range(4)]
         assert [(cell.image.shape, cell.more) for cell in found if cell.image is not None] == [
             ((16, 32, 3), 0), ((21, 32, 3), 0), ((21, 35, 3), 2), ((16, 32, 3), 0)
@@ -283,10 +283,10 @@ def test_lists_of_images_are_below_their_image(lists: Path, tmp_path: Path) -> N
         image = found[2].image
         assert image is not None
         assert [tuple(image[19, left]) for left in (0, 9, 18, 27)] == [*COLOURS[:4]]
-        plain = Cells(reader, SheetOptions(columns=()))
+        plain = CellMaker(reader, SheetOptions(columns=()))
         assert [plain[record].image.shape for record in range(4)] == [(16, 32, 3)] * 4  # type: ignore[union-attr]
         with pytest.raises(UsageError, match="keypoints or lists of images; there are: views"):
-            Cells(reader, SheetOptions(columns=("image",)))
+            CellMaker(reader, SheetOptions(columns=("image",)))
     write_sheet(lists, tmp_path / "x.png", SheetOptions(columns=("views",)))
 
 
@@ -295,6 +295,6 @@ def test_a_damaged_image_of_a_list_is_named(tmp_path: Path) -> None:
     with packstore.Writer(tmp_path / "x.lmdb", {"image": packstore.Image(), "views": packstore.Images()}) as writer:
         writer.add(image=good, views=[good, good[:42] + b"\xff\xff" + good[44:]])
     with packstore.open(tmp_path / "x.lmdb") as reader:
-        cell = Cells(reader, SheetOptions())[0]
+        cell = CellMaker(reader, SheetOptions())[0]
         assert cell.image is None
         assert "column 'views[1]'" in cell.fault

@@ -21,7 +21,7 @@ import packstore
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
 from packstore.core.errors import StoreError, UsageError
 from packstore.seeing.drawing import draw_record
-from packstore.seeing.view.serve import serve
+from packstore.seeing.view.serve import serve_page
 from packstore.stores import open_store
 from tests.conftest import ROOT, Need, Stores
 from tests.makers.command import run
@@ -632,7 +632,7 @@ def test_thumbnails_are_kept_in_bounded_memory(stores: Stores, monkeypatch: pyte
 
     monkeypatch.setattr(images, "_CACHE_BYTES", 20_000)
     with open_store(stores("files.lmdb")) as reader:
-        made = images.Images(reader)
+        made = images.BrowserImages(reader)
         for record in range(len(reader)):
             made.get_thumbnail(record, 96)
             assert 0 < made.cached_bytes <= 20_000
@@ -695,7 +695,7 @@ def test_whatever_is_damaged_every_question_is_answered(
 def test_what_is_missing_is_named(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "starlette", None)
     with pytest.raises(UsageError, match=r"needs starlette: pip install 'packstore\[view\]'"):
-        serve(stores("files.lmdb"), pytest.fail, pytest.fail, browser=False)
+        serve_page(stores("files.lmdb"), pytest.fail, pytest.fail, browser=False)
 
 
 def test_a_port_that_is_taken_is_named(stores: Stores) -> None:
@@ -704,4 +704,4 @@ def test_a_port_that_is_taken_is_named(stores: Stores) -> None:
         other.listen()
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} is taken"):
-            serve(stores("files.lmdb"), pytest.fail, pytest.fail, port=port, browser=False)
+            serve_page(stores("files.lmdb"), pytest.fail, pytest.fail, port=port, browser=False)

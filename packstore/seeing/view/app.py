@@ -18,13 +18,13 @@ from packstore.core.errors import DecodeError, PackstoreError, StoreError, Usage
 from packstore.core.findings import KINDS
 from packstore.core.registry import FORMATS
 from packstore.seeing.nearby import is_damage
-from packstore.seeing.view.facts import Headers, class_column
-from packstore.seeing.view.findings import verify
+from packstore.seeing.view.facts import ImageHeaders, find_class_column
+from packstore.seeing.view.findings import verify_and_mark
 from packstore.seeing.view.guard import Guard
 from packstore.seeing.view.images import SIDES, WebFile, printable_key
 from packstore.seeing.view.jobs import Job
 from packstore.seeing.view.masks import color_mask, list_values, read_mask
-from packstore.seeing.view.overview import count_classes, summarize
+from packstore.seeing.view.overview import count_classes, summarize_images
 from packstore.seeing.view.query import MEASURES, NO_CLASS, SORTS, Query, parse_number
 from packstore.seeing.view.record import describe_record, shown_columns
 from packstore.seeing.view.site import NotThereError, Site
@@ -76,10 +76,11 @@ Endpoint = Callable[[Site, Request], Awaitable[Response]]
 
 
 def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """Wraps ``endpoint`` so that errors become responses: 404 not found, 400 wrong request, 422 damaged, 503 cannot be
-    fetched now."""
+    """Wraps ``endpoint`` so that errors of packstore become responses: 404 not found, 400 wrong request, 422 damaged,
+    503 cannot be fetched now."""
 
     async def answer(request: Request) -> Response:
+        """Answers with the endpoint's response, or with the error as JSON."""
         try:
             return await endpoint(site, request)
         except PackstoreError as error:
@@ -91,7 +92,7 @@ def _handle_errors(site: Site, endpoint: Endpoint) -> Callable[[Request], Awaita
 
 
 def _make_page_handler(name: str, media_type: str) -> Callable[[Request], Awaitable[Response]]:
-    """Makes the handler that answers with one of the page's own files."""
+    """Makes the handler that answers with one of the page's own files, which it reads now."""
     content = (resources.files(__package__) / "page" / name).read_bytes()
 
     async def answer(_: Request) -> Response:
@@ -111,14 +112,14 @@ def _json_response(content: Any, status: int = 200) -> Response:
 
 
 def _progress_response(job: Job) -> Response:
-    """Creates the response for a job that is not finished."""
+    """Creates the response 202 with the progress of a job that is not finished."""
     return _json_response({"pending": job.progress}, 202)
 
 
 async def _get_store(site: Site, _: Request) -> Response:
     """Answers with the facts about the store that need no record."""
     manifest = site.reader.manifest
-    column = class_column(manifest)
+    column = find_class_column(manifest)
     image = manifest.image
     return _json_response(
         {
@@ -153,7 +154,8 @@ async def _get_store(site: Site, _: Request) -> Response:
 
 
 async def _get_rows(site: Site, request: Request) -> Response:
-    """Answers with the records at positions ``start`` to ``stop - 1`` of a selection."""
+    """Answers with the records at positions ``start`` to ``stop - 1`` of a selection, at most 500; or with progress if
+    the selection is not ready."""
     given = request.query_params
     start, stop = parse_number("start", given.get("start", "0")), parse_number("stop", given.get("stop", "0"))
     query = Query.parse(given)
@@ -176,14 +178,15 @@ def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
 
 
 def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
-    """Returns key, class and marks of a record for its tile; marks the record if reading them finds damage."""
+    """Returns key, class and marks of a record for its tile; ``here`` False: only its marks. Marks the record if
+    reading finds damage."""
     reader = site.reader
     row: dict[str, Any] = {"record": record}
     try:
         if not here:
             return row | {"absent": True, "marks": site.findings.marks_of(record)}
         row["key"] = printable(reader.key(record))[:_LONGEST_KEY]
-        column = class_column(reader.manifest)
+        column = find_class_column(reader.manifest)
         if column is not None:
             value = reader.item(column.name, record)
             several = sorted({int(n) for n in value}) if column.kind == "ragged" and value is not None else value
@@ -196,7 +199,7 @@ def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
 
 
 async def _get_position(site: Site, request: Request) -> Response:
-    """Answers with the position of a record in a selection."""
+    """Answers with the position of a record in a selection, null if it is not in it; or with progress."""
     record = site.parse_record(request)
     chosen = await site.find_selection(Query.parse(request.query_params))
     if isinstance(chosen, Job):
@@ -205,8 +208,10 @@ async def _get_position(site: Site, request: Request) -> Response:
 
 
 async def _get_class_counts(site: Site, request: Request) -> Response:
-    """Answers with the numbers of records by class and split; of a remote store, only of the local shards unless the
-    user has allowed to fetch all."""
+    """Answers with the numbers of records by class and split, or with progress.
+
+    Of a remote store, counts only the local shards unless the user has allowed to fetch all.
+    """
     site.allow_fetching(request)
     reader, fetch = site.reader, site.fetches_all
     parts = range(len(reader.part_starts))
@@ -217,16 +222,20 @@ async def _get_class_counts(site: Site, request: Request) -> Response:
 
 
 async def _verify_store(site: Site, _: Request) -> Response:
-    """Compares all records with their checksums and marks damaged ones; answers with the number of problems."""
+    """Compares all records with their checksums and marks damaged ones. Answers with the number of problems, or with
+    progress."""
     job = site.jobs.start(
-        "verify", "comparing checksums", len(site.reader), lambda report: verify(site.reader, site.findings, report)
+        "verify",
+        "comparing checksums",
+        len(site.reader),
+        lambda report: verify_and_mark(site.reader, site.findings, report),
     )
     count = await site.wait_briefly(job)
     return _progress_response(job) if count is None else _json_response({"problems": count})
 
 
 async def _get_histograms(site: Site, request: Request) -> Response:
-    """Answers with the histograms of a split: of a sample, or with ``all=1`` of every image."""
+    """Answers with the histograms of a split, or with progress: of a sample, or with ``all=1`` of every image."""
     query = Query.parse(request.query_params)
     try:
         split = site.reader.split(query.split)
@@ -234,18 +243,18 @@ async def _get_histograms(site: Site, request: Request) -> Response:
         raise NotThereError(str(error.args[0])) from None
     site.allow_fetching(request)
     job = site.start_reading_headers(request.query_params.get("all") == "1")
-    found: Headers | None = await site.wait_briefly(job)
+    found: ImageHeaders | None = await site.wait_briefly(job)
     return (
         _progress_response(job)
         if found is None
         else _json_response(
-            summarize(found, site.reader.manifest, split.start, split.stop) | {"absent_bytes": site.absent_bytes}
+            summarize_images(found, site.reader.manifest, split.start, split.stop) | {"absent_bytes": site.absent_bytes}
         )
     )
 
 
 async def _get_thumbnail(site: Site, request: Request) -> Response:
-    """Answers with a thumbnail; marks the record if it is damaged. Makes none for a browser that no longer waits."""
+    """Answers with a thumbnail, or with 204 to a browser that no longer waits. Marks the record if it is damaged."""
     record, side = site.parse_record(request), parse_number("side", request.path_params["side"])
     drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
@@ -260,7 +269,7 @@ async def _get_thumbnail(site: Site, request: Request) -> Response:
 
 
 async def _get_full_image(site: Site, request: Request) -> Response:
-    """Answers with an image in full size."""
+    """Answers with an image in full size; ``n`` is its number in a list of images."""
     record, column = site.parse_record(request), _find_column(site, request, ("image", "images"))
     number = parse_number("n", request.query_params.get("n") or "0")
     return _image_response(await site.run_in_thread(lambda: site.images.get_full_image(record, column, number)))
@@ -273,7 +282,7 @@ async def _get_mask_picture(site: Site, request: Request) -> Response:
 
 
 async def _get_mask_values(site: Site, request: Request) -> Response:
-    """Answers with the size of a mask, and the values that occur in it."""
+    """Answers with the size of a mask, and up to 256 values that occur in it."""
     record, column = site.parse_record(request), _find_column(site, request, ("mask",))
     values = await site.run_in_thread(lambda: read_mask(site.reader, column, record))
     height, width = values.shape
@@ -303,7 +312,7 @@ async def _get_record(site: Site, request: Request) -> Response:
 
 
 def _parse_load_request(site: Site, request: Request) -> Any:
-    """Parses the request for a record as the loader returns it. Imports torch."""
+    """Parses the :class:`LoadRequest` for a record as the loader returns it. Imports torch."""
     from packstore.seeing.view.loaded import LoadRequest
 
     given = request.query_params
@@ -314,7 +323,7 @@ def _parse_load_request(site: Site, request: Request) -> Any:
 async def _get_loaded_record(site: Site, request: Request) -> Response:
     """Answers with the description of a record as the loader returns it."""
     return _json_response(
-        await site.run_in_thread(lambda: site.get_sample_loader().describe(_parse_load_request(site, request)))
+        await site.run_in_thread(lambda: site.get_sample_loader().describe_loaded(_parse_load_request(site, request)))
     )
 
 
@@ -344,10 +353,11 @@ async def _download_file(site: Site, request: Request) -> Response:
 
 
 def _select_command(reader: Reader, query: Query) -> str | None:
-    """Returns the ``packstore select`` command for a selection, or None if its conditions cannot express the query."""
+    """Returns the ``packstore select`` command for a selection. Returns None if the command's conditions cannot express
+    the query."""
     if query.ranges or query.kind is not None or query.mark is not None:
         return None
-    column = class_column(reader.manifest)
+    column = find_class_column(reader.manifest)
     conditions = [] if query.split is None else [f"split == {json.dumps(query.split)}"]
     if query.label is not None:
         if column is None or column.kind == "ragged" or query.label == NO_CLASS:
@@ -380,6 +390,6 @@ def _quote_path(reader: Reader) -> str:
 
 
 def _quote_key(reader: Reader, record: int) -> str:
-    """Returns the condition that selects a record by its key, quoted for a shell."""
+    """Returns the condition of ``packstore select`` that selects a record by its key, quoted for a shell."""
     escaped = printable_key(reader, record).replace("\\", "\\\\").replace('"', '\\"')
     return shlex.quote(f'key == "{escaped}"')

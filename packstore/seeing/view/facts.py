@@ -13,7 +13,7 @@ from packstore.core.columns import Ragged
 from packstore.core.errors import PackstoreError
 from packstore.core.manifest import Column, Manifest
 from packstore.images.sniff import HeaderError, ImageInfo, sniff
-from packstore.seeing.nearby import parts_within, spread_local
+from packstore.seeing.nearby import find_parts_within, spread_local_records
 from packstore.seeing.view.jobs import Report
 from packstore.stores.base import Reader
 
@@ -31,7 +31,7 @@ _MODES = {1: "grey", 2: "grey and alpha", 3: "RGB", 4: "RGBA"}
 
 
 @dataclass(frozen=True, eq=False)
-class Headers:
+class ImageHeaders:
     """Facts from image headers, one row for each image.
 
     Attributes:
@@ -61,18 +61,23 @@ class Headers:
         return np.where(known, values, np.nan)
 
 
-def class_column(manifest: Manifest) -> Column | None:
+def find_class_column(manifest: Manifest) -> Column | None:
     """Returns the column whose classes the grid shows and filters by: ``label``, else the first column of class
-    numbers; None if there is none."""
+    numbers.
+
+    Returns None if there is none.
+    """
     if manifest.has_column("label"):
         return manifest.column("label")
     return next((column for column in manifest.columns if column.traits.has_classes), None)
 
 
 def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
-    """Yields first record, end and reader of each part of a store; None as reader of a part that does not open.
+    """Yields first record, end and reader of each part (shard) of a store. The reader is None for a part that does not
+    open.
 
-    Without ``fetch``, skips parts that are not on this machine."""
+    Without ``fetch``, skips parts that are not on this machine.
+    """
     starts = [*reader.part_starts.tolist(), len(reader)]
     here = None if fetch else reader.parts_are_local(range(len(starts) - 1))
     for number, (start, stop) in enumerate(pairwise(starts)):
@@ -86,9 +91,10 @@ def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int
 
 
 def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = True) -> NDArray[np.int32]:
-    """Reads the labels of all records, int32 ``(N,)``; :data:`MISSING` and :data:`UNREADABLE` mark those without.
+    """Reads the labels of all records, int32 ``(N,)``. :data:`MISSING` and :data:`UNREADABLE` mark records without one.
 
-    Without ``fetch``, labels that are not on this machine are :data:`UNREAD`."""
+    Without ``fetch``, labels that are not on this machine are :data:`UNREAD`.
+    """
     labels = np.full(len(reader), UNREAD, np.int32)
     for start, stop, part in iterate_parts(reader, fetch):
         report(start)
@@ -108,8 +114,10 @@ def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = Tr
 
 
 def find_class(reader: Reader, column: Column, number: int, report: Report) -> NDArray[np.bool_]:
-    """Returns which records have the class ``number`` in a column of lists of classes, bool ``(N,)``;
-    :data:`MISSING` finds records with an empty list."""
+    """Returns which records have the class ``number`` in a column of lists of classes, bool ``(N,)``.
+
+    :data:`MISSING` finds records with an empty list. Parts that cannot be read have no such records.
+    """
     having = np.zeros(len(reader), np.bool_)
     for start, stop, part in iterate_parts(reader):
         report(start)
@@ -129,7 +137,8 @@ def find_class(reader: Reader, column: Column, number: int, report: Report) -> N
 
 
 def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
-    """Returns which records have ``text`` in their keys, ignoring ASCII case: bool ``(N,)``."""
+    """Returns which records have ``text`` in their keys, ignoring ASCII case: bool ``(N,)``. Keys that cannot be read
+    do not match."""
     wanted = text.encode("utf-8", "surrogateescape").lower()
     found = np.zeros(len(reader), np.bool_)
     for start, stop, part in iterate_parts(reader):
@@ -149,7 +158,7 @@ def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
 
 
 def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
-    """Returns the numbers of ``keys`` that contain ``wanted``; searches many keys at once."""
+    """Returns the numbers of ``keys`` that contain ``wanted``, in lower case. Searches 65,536 keys at once."""
     offsets, data = keys.offsets, keys.data
     places: list[int] = []
     step = 65_536
@@ -169,7 +178,7 @@ def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
 
 
 def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> NDArray[np.int64]:
-    """Sorts ``records`` by their keys; equal keys keep their order, unreadable keys come last."""
+    """Sorts ``records`` by their keys. Equal keys keep their order, unreadable keys come last."""
     keys: list[bytes] = []
     for number, record in enumerate(records.tolist()):
         if number % _REPORTED == 0:
@@ -181,8 +190,9 @@ def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> N
     return records[np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)]
 
 
-def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Report) -> Headers:
-    """Reads the headers of the images of ``records``, which are ascending; None for all records."""
+def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Report) -> ImageHeaders:
+    """Reads the headers of the images of ``records``, which are ascending; None for all records. Unreadable ones have
+    size 0 and the kind ``unreadable``."""
     chosen = np.arange(len(reader), dtype=np.int64) if records is None else records
     count = len(chosen)
     width, height = np.zeros(count, np.uint32), np.zeros(count, np.uint32)
@@ -203,11 +213,11 @@ def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Repo
                 continue
             height[row], width[row] = size
             kind[row] = kinds.setdefault(name, len(kinds)) if len(kinds) < 255 else 0
-    return Headers(chosen, width, height, nbytes, kind, tuple(kinds))
+    return ImageHeaders(chosen, width, height, nbytes, kind, tuple(kinds))
 
 
 def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[tuple[int, int, Reader | None]]:
-    """Yields the parts with some of ``records``, like :func:`iterate_parts`."""
+    """Yields the parts (shards) that hold some of ``records``, like :func:`iterate_parts`."""
     starts = [*reader.part_starts.tolist(), len(reader)]
     numbers: Iterable[int] = np.unique(np.searchsorted(reader.part_starts, records, "right") - 1).tolist()
     for number in numbers:
@@ -234,7 +244,8 @@ def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str,
 
 
 def parse_header(data: memoryview) -> ImageInfo:
-    """Parses the header of an image file; reads only its beginning if that is enough. Raises :class:`HeaderError`."""
+    """Parses the header of an image file; copies only its first 64 KiB if that is enough. Raises
+    :class:`HeaderError`."""
     try:
         return sniff(bytes(data[:_HEADER_BYTES]))
     except HeaderError:
@@ -255,6 +266,6 @@ def choose_sample(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | Non
     """Chooses the records whose headers are read by default: None for all, else :data:`SAMPLE` evenly spread records;
     without ``fetch``, only of those on this machine."""
     count = len(reader)
-    if fetch or reader.parts_are_local(parts_within(reader, 0, count)).all():
+    if fetch or reader.parts_are_local(find_parts_within(reader, 0, count)).all():
         return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
-    return spread_local(reader, 0, count, SAMPLE)
+    return spread_local_records(reader, 0, count, SAMPLE)

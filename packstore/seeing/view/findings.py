@@ -32,10 +32,10 @@ _NAMED = 3
 
 @dataclass
 class Findings:
-    """Marks of records, with texts.
+    """Findings about records: marks and texts.
 
     Attributes:
-        records: Marked records by mark, ascending.
+        records: Marked records by mark (the kind of finding), ascending.
         texts: Texts of findings by record, each with the other records that it concerns; a few for each record.
         notes: Texts of findings about no particular record, by mark; each once, in the order found.
     """
@@ -45,35 +45,38 @@ class Findings:
     notes: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, mark: str, record: int, text: str) -> None:
-        """Marks a record and adds the text of the finding."""
+        """Marks a record and adds the text of the finding to it."""
         known = self.records.get(mark, np.zeros(0, np.int64))
-        if not _contains(known, record):
+        if not _contains_sorted(known, record):
             self.records = {**self.records, mark: np.union1d(known, [record])}
         self.add_text(record, text)
 
     def add_note(self, mark: str, text: str) -> None:
-        """Adds the text of a finding about no particular record."""
+        """Adds the text of a finding about no particular record. Ignores it if its mark has 10,000 notes already."""
         texts = self.notes.setdefault(mark, {})
         if len(texts) < MOST_MARKED:
             texts[text] = None
 
     def add_text(self, record: int, text: str, others: Sequence[int] = ()) -> None:
-        """Adds the text of a finding to a record, with the ``others`` that it concerns. Does not mark the record."""
+        """Adds the text of a finding to a record, with the ``others`` that it concerns. Does not mark the record. Keeps
+        the first five texts."""
         texts = self.texts.setdefault(record, [])
         if len(texts) < _KEPT_TEXTS and (text, [*others]) not in texts:
             texts.append((text, [*others]))
 
     def marks_of(self, record: int) -> list[str]:
         """Returns the marks of a record."""
-        return [mark for mark, records in self.records.items() if _contains(records, record)]
+        return [mark for mark, records in self.records.items() if _contains_sorted(records, record)]
 
 
-def verify(reader: Reader, findings: Findings, report: Callable[[int], None]) -> int:
+def verify_and_mark(reader: Reader, findings: Findings, report: Callable[[int], None]) -> int:
     """Verifies all checksums, as ``packstore verify`` does, and marks damaged records, at most 10,000.
 
-    Returns the number of problems. Calls ``report`` with the number of records done."""
+    Returns the number of problems. Calls ``report`` with the number of records done.
+    """
 
     def forward(progress: Progress) -> None:
+        """Reports the progress of the stage ``verify``, and 0 in other stages."""
         report(progress.done if progress.stage == "verify" else 0)
 
     count = 0
@@ -90,7 +93,7 @@ def verify(reader: Reader, findings: Findings, report: Callable[[int], None]) ->
 
 
 def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest) -> Findings:
-    """Reads findings from report files.
+    """Reads findings from report files. Ignores record numbers that the store does not have.
 
     Args:
         audit: Report of ``packstore audit --json FILE``; None for none.
@@ -120,7 +123,8 @@ def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest)
 
 
 def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, Any]:
-    """Reads a report file. Raises :class:`UsageError` if it is no such report, or about another store."""
+    """Reads a report file of ``packstore`` ``command``. Raises :class:`UsageError` if it is no such report, too large,
+    or about another store."""
     shown = printable(str(path))
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -140,24 +144,24 @@ def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, A
 
 
 def _parse_audit(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields mark, text and records of each finding."""
+    """Yields mark, text and records of each finding. Skips entries of another form."""
     for finding in report["findings"]:
         if isinstance(finding, dict) and isinstance(finding.get("kind"), str):
-            records = _record_numbers(finding.get("records"))
+            records = _parse_record_numbers(finding.get("records"))
             what = finding.get("what")
             yield finding["kind"], str(what if what else finding["kind"])[:500], records
 
 
 def _parse_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields mark, text and records of each problem."""
+    """Yields mark, text and records of each problem. Skips entries of another form."""
     for problem in report["problems"]:
         if isinstance(problem, dict):
             shard = f"{problem['shard']}: " if problem.get("shard") else ""
-            yield DAMAGE, f"{shard}{problem.get('what', '')}"[:500], _record_numbers([problem.get("record")])
+            yield DAMAGE, f"{shard}{problem.get('what', '')}"[:500], _parse_record_numbers([problem.get("record")])
 
 
-def _record_numbers(values: Any) -> list[int]:
-    """Returns the record numbers in a list of numbers or of objects with a ``record``."""
+def _parse_record_numbers(values: Any) -> list[int]:
+    """Returns the record numbers in a list of numbers or of objects with a ``record``. Leaves out anything else."""
     found = []
     for value in values if isinstance(values, list) else ():
         number = value.get("record") if isinstance(value, dict) else value
@@ -166,7 +170,7 @@ def _record_numbers(values: Any) -> list[int]:
     return found
 
 
-def _contains(records: NDArray[np.int64], record: int) -> bool:
+def _contains_sorted(records: NDArray[np.int64], record: int) -> bool:
     """Tells if a record is among ascending ``records``."""
     at = int(np.searchsorted(records, record))
     return at < len(records) and int(records[at]) == record

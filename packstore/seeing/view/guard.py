@@ -1,4 +1,4 @@
-"""Access control: answers only the browser that was given the address.
+"""Access control: answers only the browser that has opened the secret address.
 
 The server listens on 127.0.0.1, which every user of the machine and every web page in the browser can reach. So a
 request must name this machine as its host (a page elsewhere whose name resolves to 127.0.0.1 does not), must not come
@@ -32,7 +32,8 @@ _HEADERS = {
 
 
 class Guard:
-    """An ASGI application that passes only permitted requests to another, and adds security headers."""
+    """ASGI application that passes only permitted requests to another application, and adds security headers to its
+    responses."""
 
     def __init__(self, app: App, token: str) -> None:
         """``token`` is a secret of URL-safe characters."""
@@ -57,7 +58,7 @@ class Guard:
             await send(message)
 
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = self._refuse(scope, headers)
+        refusal = self._find_refusal(scope, headers)
         if refusal is not None:
             status, why, more = refusal
             await _send_response(guarded, status, json.dumps({"error": why}).encode(), more)
@@ -69,8 +70,10 @@ class Guard:
             return
         await self._app(scope, receive, guarded)
 
-    def _refuse(self, scope: Message, headers: dict[str, str]) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Returns status, reason and headers for a request that is refused; None to permit it."""
+    def _find_refusal(
+        self, scope: Message, headers: dict[str, str]
+    ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
+        """Returns status, reason and headers for a request that is refused. Returns None to permit it."""
         if scope["method"] != "GET":
             return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
         host = headers.get("host", "")
@@ -88,7 +91,7 @@ class Guard:
         return None
 
     def _cookie_token(self, text: str) -> str:
-        """Returns the token from a request's cookies, or ``""``. Cookies of other local applications may be present."""
+        """Returns the token from a request's cookies, or ``""``. Ignores cookies of other local applications."""
         pairs = (pair.strip().partition("=") for pair in text.split(";"))
         return next((value for name, _, value in pairs if name == self._cookie), "")
 
@@ -96,6 +99,7 @@ class Guard:
 async def _send_response(
     send: Callable[[Message], Awaitable[None]], status: int, body: bytes, headers: list[tuple[bytes, bytes]]
 ) -> None:
+    """Sends a whole response of JSON."""
     start = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": start})
     await send({"type": "http.response.body", "body": body})

@@ -51,8 +51,8 @@ class WebFile(NamedTuple):
     type: str
 
 
-class Images:
-    """Encodes images of a store for a browser. Thread-safe."""
+class BrowserImages:
+    """Decodes and encodes images of a store for a browser; caches thumbnails. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -69,8 +69,9 @@ class Images:
         return self._cached_bytes
 
     def get_thumbnail(self, record: int, side: int, drawn: bool = False) -> WebFile:
-        """Returns a thumbnail of a record, at most ``side`` pixels wide and high, from the cache if it is there. With
-        ``drawn``, masks, boxes and keypoints are drawn over it.
+        """Returns a thumbnail of a record, at most ``side`` pixels wide and high, from the cache if it is there.
+
+        With ``drawn``, masks, boxes and keypoints are drawn over it. Errors of damaged images are cached, too.
 
         Raises:
             CorruptRecordError: The image does not match its checksum.
@@ -91,10 +92,12 @@ class Images:
         return known
 
     def get_full_image(self, record: int, column: Column, number: int = 0) -> WebFile:
-        """Returns an image of a record, of a list image ``number``, in full size: the stored JPEG file if a browser
-        shows it as the loader decodes it, else the decoded pixels as PNG. (A browser would blend transparent pixels,
-        play animations and apply colour profiles.) Raises the errors of :meth:`get_thumbnail`, without comparing the
-        checksum."""
+        """Returns an image of a record in full size; of a list, image ``number``.
+
+        That is the stored JPEG file if a browser shows it as the loader decodes it, else the decoded pixels as PNG. (A
+        browser would blend transparent pixels, play animations and apply colour profiles.) Raises the errors of
+        :meth:`get_thumbnail`, without comparing the checksum.
+        """
         if column.layout is None:
             data = _stored_bytes(self._reader, column, record, number)
             try:
@@ -111,7 +114,8 @@ class Images:
         return encode_png(self.decode_for_display(record, column))
 
     def read_file(self, record: int) -> tuple[bytes, str]:
-        """Returns the stored image of a record and a file suffix for it."""
+        """Returns the stored image of a record and a file suffix for it; ``bin`` for pixels and unknown files. Raises
+        :class:`StoreError`."""
         data = bytes(self._reader.read(record))
         if self._reader.manifest.image.layout is not None:
             return data, "bin"
@@ -122,17 +126,19 @@ class Images:
         return data, _SUFFIXES.get(kind, kind)
 
     def choose_window(self, record: int, column: Column) -> Window | None:
-        """Returns the window through which a record's image is shown, or None if it has 8 bits."""
+        """Returns the display window of a record's image: the values shown as black and white. Returns None for 8 bits.
+        Decodes the image."""
         mode = column.pixels
         return None if mode.dtype == "uint8" else find_window(self._decode_in_mode(record, column), mode)
 
     def decode_for_display(
         self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
     ) -> NDArray[Any]:
-        """Decodes a record's image for display: uint8 ``(h, w, 3)``, RGB; without normalisation; turned if loaders
+        """Decodes a record's image for display: uint8 ``(h, w, 3)``, RGB, without normalisation, upright if loaders
         turn it.
 
-        With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
+        With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels.
+        """
         return to_display(self._decode_in_mode(record, column, data, side), column.pixels)
 
     def _decode_in_mode(
@@ -202,7 +208,7 @@ def encode_png(pixels: NDArray[Any]) -> WebFile:
 
 
 def printable_key(reader: Reader, record: int) -> str:
-    """Returns the key of a record for a message; a note if the key is damaged."""
+    """Returns the key of a record for a message, or a note that the key is damaged, too."""
     try:
         return printable(reader.key(record))
     except (PackstoreError, IndexError):
@@ -221,8 +227,8 @@ def _stored_bytes(reader: Reader, column: Column, record: int, number: int = 0) 
 
 
 def _scaled_shorter_side(data: Buffer, side: int) -> int:
-    """Returns the length of the shorter side after an image is scaled so that its longer side has ``side`` pixels;
-    ``side`` itself if its header cannot be read."""
+    """Returns the length of the shorter side if the longer side is scaled to ``side`` pixels. Returns ``side`` if the
+    header cannot be read."""
     try:
         info = parse_header(memoryview(data).cast("B"))
     except HeaderError:

@@ -1,4 +1,4 @@
-"""Background jobs over many records, with progress; the latest results are kept."""
+"""Background jobs over many records, with progress. The latest results are kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Report = Callable[[int], None]
 
 
 class StoppedError(Exception):
-    """The page is being closed."""
+    """Error in a job that is to stop, since the page is being closed."""
 
 
 class Job:
@@ -52,13 +52,13 @@ class Jobs:
         self._closed = False
 
     def start(self, key: Hashable, what: str, total: int, work: Callable[[Report], Any]) -> Job:
-        """Returns the job with this key; starts it if there is none, or if its failure was delivered. Drops old
-        results."""
+        """Returns the job with this key. Starts it if there is none, or if its failure was delivered. Forgets the
+        oldest results beyond six."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None or (job.delivered and job.future.exception() is not None):
                 job = self._jobs[key] = Job(what, total)
-                self._pool.submit(self._run, job, work)
+                self._pool.submit(self._run_job, job, work)
             self._jobs.move_to_end(key)
             finished = [name for name, other in self._jobs.items() if other.future.done() and other is not job]
             for name in finished[: max(0, len(self._jobs) - _KEPT)]:
@@ -70,10 +70,11 @@ class Jobs:
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job: Job, work: Callable[[Report], Any]) -> None:
+    def _run_job(self, job: Job, work: Callable[[Report], Any]) -> None:
         """Runs the work of a job in a thread of the pool; its result or error goes to the job's future."""
 
         def report(done: int) -> None:
+            """Notes the number of records done. Raises :class:`StoppedError` if the page is being closed."""
             if self._closed:
                 raise StoppedError
             job.done = done

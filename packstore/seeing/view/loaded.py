@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from packstore.core.column import INTERNAL
 from packstore.core.errors import UsageError
 from packstore.core.manifest import Column, Manifest
-from packstore.seeing.augment_text import operation_names, parse_options
+from packstore.seeing.augment_text import list_operation_names, parse_options
 from packstore.seeing.view.facts import read_image_facts
 from packstore.seeing.view.images import WebFile, encode_png
 from packstore.seeing.view.masks import color_mask
@@ -53,8 +53,8 @@ class LoadedRecord:
     """One record from a batch of the loader.
 
     Attributes:
-        image: uint8 ``(h, w, 3)``, without normalisation. With several views, all crops in one picture, a row for each
-            view.
+        image: uint8 ``(h, w, 3)``, without normalisation. With several views (sets of crops), all crops in one picture,
+            a row for each view.
         exact: ``image`` has the loader's own values; False if converted from floating point.
         values: Masks, boxes, keypoints and class numbers, by column.
         python: Python code that loads the same.
@@ -67,7 +67,7 @@ class LoadedRecord:
 
 
 class SampleLoader:
-    """Loads single records as a loader of the whole split would; caches the latest ones."""
+    """Loads single records as a loader of the whole split would; caches the latest 24. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -88,8 +88,8 @@ class SampleLoader:
                 self._kept.popitem(last=False)
             return self._kept[request]
 
-    def describe(self, request: LoadRequest) -> dict[str, Any]:
-        """Describes the loaded record in JSON values."""
+    def describe_loaded(self, request: LoadRequest) -> dict[str, Any]:
+        """Loads a record and describes it in JSON values: size, columns, and Python code that loads it."""
         loaded = self.load(request)
         height, width = loaded.image.shape[:2]
         columns = [
@@ -100,24 +100,27 @@ class SampleLoader:
         return {"shown": [width, height], "exact": loaded.exact, "columns": columns, "python": loaded.python}
 
     def render_image(self, request: LoadRequest) -> WebFile:
-        """Encodes the loaded image as PNG."""
+        """Loads a record and encodes its image as PNG."""
         return encode_png(self.load(request).image)
 
     def render_mask(self, request: LoadRequest, name: str) -> WebFile:
-        """Encodes a loaded mask as a coloured PNG. Raises :class:`UsageError` if there is no such mask."""
+        """Loads a record and encodes one of its masks as a coloured PNG. Raises :class:`UsageError` if there is no such
+        mask."""
         value = self.load(request).values.get(name)
         if value is None or self._manifest.column(name).type != "mask":
             raise UsageError(f"no mask {name[:80]!r} in this record")
         return color_mask(np.asarray(value))
 
     def _load_uncached(self, request: LoadRequest) -> LoadedRecord:
+        """Loads a record with a new loader. Raises :class:`UsageError` for wrong options, and if the store has been
+        replaced."""
         how = parse_options(request.augment)
         if max(request.seed, request.epoch) >= _MOST_SEED:
             raise UsageError("seed and epoch should have at most 63 bits")
         manifest = self._manifest
         found = next((s for s in manifest.splits if s.start <= request.record < s.stop), None)
         split, item = (None, request.record) if found is None else (found.name, request.record - found.start)
-        dataset = self._dataset(split, "views" in how)
+        dataset = self._open_dataset(split, "views" in how)
         if dataset.manifest != manifest:
             raise UsageError("the store has been replaced by another one: start packstore view again")
         collate: dict[str, Collate] = {n: "optional" for n in dataset.columns if manifest.column(n).nullable}
@@ -137,7 +140,7 @@ class SampleLoader:
         python = _python_code(self._reader, split, item, request, form, left_out)
         return LoadedRecord(self._to_pixels(image), not image.is_floating_point(), values, python)
 
-    def _dataset(self, split: str | None, alone: bool) -> PackedDataset:
+    def _open_dataset(self, split: str | None, alone: bool) -> PackedDataset:
         """Opens the dataset of a split once: only images if ``alone``, else with the columns drawn over them."""
         if (split, alone) not in self._datasets:
             drawn = () if alone else (c.name for c in self._manifest.columns if _is_drawn(c, self._manifest))
@@ -147,7 +150,7 @@ class SampleLoader:
         return self._datasets[split, alone]
 
     def _check_size(self, operations: list[Operation], record: int) -> None:
-        """Raises :class:`UsageError` if resizing by the shorter side would make a long image too large."""
+        """Raises :class:`UsageError` if resizing by the shorter side would make an image of more than 2**26 pixels."""
         (height, width), _, _ = read_image_facts(self._reader, record)
         for operation in operations:
             if isinstance(operation, Resize) and isinstance(operation.size, int):
@@ -156,7 +159,7 @@ class SampleLoader:
                     raise UsageError(f"{operation!r} would make an image of more than {_MOST_PIXELS:,} pixels")
 
     def _to_pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
-        """Converts an image of the loader to uint8 ``(h, w, 3)``; undoes normalisation."""
+        """Converts an image of the loader to uint8 ``(h, w, 3)``; undoes normalisation, rounds and clips."""
         if not image.is_floating_point():
             pixels: NDArray[np.uint8] = np.array(image.movedim(0, -1).numpy(), np.uint8)
             return pixels
@@ -176,6 +179,7 @@ def _join_views(views: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _to_numpy(value: Any) -> Any:
+    """Converts a tensor to an array. Returns other values unchanged."""
     return value.numpy() if isinstance(value, torch.Tensor) else value
 
 
@@ -189,8 +193,10 @@ def _is_drawn(column: Column, manifest: Manifest) -> bool:
 def _python_code(
     reader: Reader, split: str | None, item: int, request: LoadRequest, form: dict[str, Collate], no_further: bool
 ) -> str:
-    """Returns Python code that loads a record with the columns that the page shows. With augmentations it loads no JSON
-    and no lists of images; with ``no_further``, no images but the main one."""
+    """Returns Python code that loads a record with the columns that the page shows.
+
+    With augmentations the code loads no JSON and no lists of images; with ``no_further``, no images but the main one.
+    """
     operations = request.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None
     shown = shown_columns(reader.manifest)
@@ -210,7 +216,7 @@ def _python_code(
         augment = f", views=recipe({operations!r}).views" if several else f", augment={operations!r}"
         lines += ["from packstore.augment import recipe"] if several else []
     elif operations:
-        lines.append(f"from packstore.augment import {', '.join(operation_names(operations))}")
+        lines.append(f"from packstore.augment import {', '.join(list_operation_names(operations))}")
     seed = f", seed={request.seed}" if request.seed else ""
     lines += [
         "",

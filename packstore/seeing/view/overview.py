@@ -14,9 +14,9 @@ from packstore.seeing.view.facts import (
     MISSING,
     UNREAD,
     UNREADABLE,
-    Headers,
+    ImageHeaders,
     choose_sample,
-    class_column,
+    find_class_column,
     iterate_parts_with,
     read_labels,
 )
@@ -34,9 +34,11 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
     """Counts the records of each class by split; for a column of lists of classes also joint occurrences.
 
     Without ``fetch``, counts only records on this machine. If a large store has lists of classes, counts an evenly
-    spread sample; ``seen`` is the number of counted records."""
+    spread sample; ``seen`` is the number of counted records. Returns the counts as JSON values, ``column`` None in a
+    store without classes.
+    """
     manifest = reader.manifest
-    column = class_column(manifest)
+    column = find_class_column(manifest)
     if column is None:
         return {"column": None}
     named = column.classes
@@ -68,8 +70,8 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
     return {"column": column.name, "classes": count, "splits": splits, "seen": len(records), "together": together}
 
 
-def summarize(headers: Headers, manifest: Manifest, start: int, stop: int) -> dict[str, Any]:
-    """Computes kinds and histograms of the images of records ``start`` to ``stop - 1``, by split."""
+def summarize_images(headers: ImageHeaders, manifest: Manifest, start: int, stop: int) -> dict[str, Any]:
+    """Computes kinds and histograms of the images of records ``start`` to ``stop - 1``, by split, as JSON values."""
     inside = (headers.records >= start) & (headers.records < stop)
     kinds = np.bincount(headers.kind[inside], minlength=len(headers.kinds)).tolist()
     records = headers.records[inside]
@@ -82,7 +84,7 @@ def summarize(headers: Headers, manifest: Manifest, start: int, stop: int) -> di
         "seen": int(inside.sum()),
         "total": stop - start,
         "kinds": [{"name": name, "count": n} for name, n in zip(headers.kinds, kinds, strict=True) if n],
-        "histograms": {name: _histogram(headers.get_measure(name)[inside], owners) for name in MEASURES},
+        "histograms": {name: _compute_histogram(headers.get_measure(name)[inside], owners) for name in MEASURES},
     }
 
 
@@ -94,7 +96,7 @@ def _split_ranges(manifest: Manifest) -> list[tuple[str, int, int]]:
 
 
 def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
-    """Counts labels by class; also returns the numbers of missing and of invalid labels."""
+    """Returns the number of labels of each class, and the numbers of missing and of invalid labels."""
     valid = labels[(labels >= 0) & (labels < count)]
     missing = int((labels == MISSING).sum())
     wrong = int((labels == UNREADABLE).sum()) + int((labels >= count).sum())
@@ -104,7 +106,8 @@ def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int
 def _read_class_lists(
     reader: Reader, name: str, records: NDArray[np.int64], report: Report
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Reads the class numbers of ``records``. Returns the record of each class number, and the class numbers."""
+    """Reads the class numbers of ``records``. Returns the record of each class number, and the class numbers. Skips
+    records that cannot be read."""
     owners: list[NDArray[np.int64]] = []
     numbers: list[NDArray[np.int64]] = []
     for start, stop, part in iterate_parts_with(reader, records):
@@ -125,7 +128,10 @@ def _read_class_lists(
 
 
 def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
-    """Counts the records in which two of the most frequent classes occur together; the diagonal counts each class."""
+    """Counts the records in which two of the 20 most frequent classes occur together; the diagonal counts each class.
+
+    ``pairs`` are record and class number.
+    """
     totals = np.bincount(pairs[:, 1], minlength=count)
     top = np.argsort(-totals, kind="stable")[: min(_TOGETHER, int((totals > 0).sum()))]
     place = np.full(max(count, 1), -1)
@@ -138,8 +144,9 @@ def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
     return {"classes": top.tolist(), "counts": (having.T @ having).astype(np.int64).tolist()}
 
 
-def _histogram(given: NDArray[np.float64], owners: Mapping[str, NDArray[np.bool_]]) -> dict[str, Any] | None:
-    """Computes a histogram with logarithmic bins, of all values and of each split; None without values."""
+def _compute_histogram(given: NDArray[np.float64], owners: Mapping[str, NDArray[np.bool_]]) -> dict[str, Any] | None:
+    """Computes a histogram with logarithmic bins, of all positive values and of each split. Returns None without such
+    values."""
     sound = np.isfinite(given) & (given > 0)
     values = given[sound]
     if not len(values):

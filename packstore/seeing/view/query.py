@@ -45,12 +45,12 @@ class Query:
 
     @property
     def needs_headers(self) -> bool:
-        """True if the query needs the header of every image."""
+        """True if the query needs the header of every image: for a range, a kind, or an order by size."""
         return bool(self.ranges) or self.kind is not None or self.sort not in ("record", "key")
 
     @property
     def needs_all(self) -> bool:
-        """True if the query needs a part of every record."""
+        """True if the query needs a value of every record."""
         return self.needs_headers or self.label is not None or bool(self.text) or self.sort == "key"
 
     @classmethod
@@ -85,7 +85,8 @@ def parse_number(name: str, text: str, least: int = 0) -> int:
 
 
 def _parse_range(name: str, text: str) -> tuple[float, float]:
-    """Parses a range such as ``"10:20"``; either end may be missing."""
+    """Parses a range such as ``"10:20"``; either end may be missing, and is then infinite. Raises :class:`UsageError`
+    for other text."""
     low, colon, high = text.partition(":")
     try:
         ends = float(low or "-inf"), float(high or "inf")

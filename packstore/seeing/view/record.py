@@ -17,7 +17,7 @@ from packstore.core.manifest import Column, Manifest
 from packstore.images.decoders.orientation import read_orientation
 from packstore.images.sniff import HeaderError
 from packstore.seeing.view.facts import describe_channels, parse_header, read_image_facts
-from packstore.seeing.view.images import Images
+from packstore.seeing.view.images import BrowserImages
 from packstore.stores.base import Reader
 
 LONGEST_TEXT = 16_000
@@ -28,19 +28,19 @@ MOST_ROWS = 2000
 _EXIF_TAGS, _EXIF_TEXT = 80, 200
 
 
-def describe_record(reader: Reader, images: Images, record: int) -> dict[str, Any]:
-    """Describes a record for the page. A damaged part has its error instead; other parts are still described."""
+def describe_record(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
+    """Describes a record for the page. A damaged part is replaced by its error; other parts are still described."""
     manifest = reader.manifest
     described = [c for c in shown_columns(manifest) if c.name != "image"]
     return {
         "record": record,
-        "key": _attempt(lambda: reader.key(record)),
+        "key": _read_or_error(lambda: reader.key(record)),
         "split": next((s.name for s in manifest.splits if s.start <= record < s.stop), None),
-        "shard": _shard_of(reader, record),
+        "shard": _find_shard_name(reader, record),
         "image": _describe_image(reader, images, record),
         "checksums": _compare_checksums(reader, record),
         "columns": [_describe_column(reader, column, record) for column in described],
-        "exif": _attempt(lambda: _read_exif(reader, record)),
+        "exif": _read_or_error(lambda: _read_exif(reader, record)),
     }
 
 
@@ -51,8 +51,10 @@ def shown_columns(manifest: Manifest) -> list[Column]:
 
 
 def describe_value(column: Column, value: Any) -> dict[str, Any]:
-    """Converts a column's value to JSON values, cut to a size to show. ``value`` comes from
-    :meth:`packstore.stores.base.Reader.item`."""
+    """Converts a column's value to JSON values, cut to a size to show; ``cut`` is then the full length.
+
+    ``value`` comes from :meth:`packstore.stores.base.Reader.item`.
+    """
     if value is None:
         return {"value": None}
     if column.type == "label":
@@ -80,6 +82,7 @@ def to_json_numbers(array: NDArray[Any]) -> Any:
     """Converts ``array`` to lists for JSON; NaN, infinity and whole numbers of more than 53 bits become strings."""
 
     def plain(value: Any) -> Any:
+        """Converts a value of a list, and the values of nested lists."""
         if isinstance(value, list):
             return [plain(each) for each in value]
         if isinstance(value, float):
@@ -90,12 +93,12 @@ def to_json_numbers(array: NDArray[Any]) -> Any:
 
 
 def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
-    """Tells if a column holds validity or shapes of another column."""
+    """Tells if a column holds lengths, validity or shapes of another column."""
     return any(column.name in {c.name for c in other.companions} for other in columns)
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
-    """Describes the value of a column; its error if it is damaged."""
+    """Describes the value of a column, or its error if it is damaged."""
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
         return about | describe_value(column, reader.item(column.name, record))
@@ -103,7 +106,7 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
         return about | {"error": str(error)}
 
 
-def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, Any]:
+def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
     """Describes the main image: bytes, size, kind, and the size and window in which it is shown; or its error."""
     column = reader.manifest.image
     try:
@@ -130,30 +133,34 @@ def _describe_image(reader: Reader, images: Images, record: int) -> dict[str, An
 
 
 def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
-    """Compares the stored checksums of the image and of the other columns with computed ones."""
+    """Compares the stored checksums of the image and of the other columns with computed ones. A value that cannot be
+    read counts as a difference."""
     manifest = reader.manifest
     found: list[dict[str, Any]] = []
     try:
-        found.append(_compare("image", int(reader.value("checksum", record)), image_checksum(reader.view(record))))
+        found.append(
+            _describe_comparison("image", int(reader.value("checksum", record)), image_checksum(reader.view(record)))
+        )
     except (PackstoreError, IndexError) as error:
         found.append({"of": "image", "ok": False, "error": str(error)})
     if manifest.has_column(ROW_CHECKSUM.name):
         try:
             row = {column.name: reader.value(column.name, record) for column in row_columns(manifest.columns)}
             stored = int(reader.value(ROW_CHECKSUM.name, record))
-            found.append(_compare("other columns", stored, row_checksum(manifest.columns, row)))
+            found.append(_describe_comparison("other columns", stored, row_checksum(manifest.columns, row)))
         except (PackstoreError, IndexError) as error:
             found.append({"of": "other columns", "ok": False, "error": str(error)})
     return found
 
 
-def _compare(what: str, stored: int, found: int) -> dict[str, Any]:
+def _describe_comparison(what: str, stored: int, found: int) -> dict[str, Any]:
     """Describes the comparison of a stored checksum with the computed one."""
     return {"of": what, "ok": stored == found, "stored": f"{stored:016x}", "found": f"{found:016x}"}
 
 
 def _read_exif(reader: Reader, record: int) -> dict[str, str]:
-    """Reads the EXIF values by tag name. Raises :class:`DecodeError` if EXIF is damaged."""
+    """Reads the EXIF values by tag name, at most 80, cut to 200 letters, without bytes. Empty for pixels. Raises
+    :class:`DecodeError` if EXIF is damaged."""
     if reader.manifest.image.layout is not None:
         return {}
     from PIL import ExifTags, Image
@@ -170,16 +177,16 @@ def _read_exif(reader: Reader, record: int) -> dict[str, str]:
     return dict(shown[:_EXIF_TAGS])
 
 
-def _shard_of(reader: Reader, record: int) -> str | None:
-    """Returns the name of a record's shard, or None for a store without shards."""
+def _find_shard_name(reader: Reader, record: int) -> str | None:
+    """Returns the name of a record's shard. Returns None in a store without shards."""
     shards = reader.manifest.shards
     if shards is None:
         return None
     return shards.name(int(np.searchsorted(reader.part_starts, record, "right")) - 1)
 
 
-def _attempt(work: Any) -> Any:
-    """Returns the result of ``work``; its error as JSON if a part of the store is damaged."""
+def _read_or_error(work: Any) -> Any:
+    """Returns the result of ``work``, or the error as a JSON value if a part of the store is damaged."""
     try:
         return work()
     except (PackstoreError, IndexError) as error:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.seeing.view.facts import Headers, class_column, find_class, find_keys, read_labels, sort_by_key
+from packstore.seeing.view.facts import ImageHeaders, find_class, find_class_column, find_keys, read_labels, sort_by_key
 from packstore.seeing.view.jobs import Report
 from packstore.seeing.view.query import Query
 from packstore.stores.base import Reader
@@ -48,7 +48,7 @@ class Selection:
         return numbers[::-1] if self.descending else numbers
 
     def position(self, record: int) -> int | None:
-        """Returns the position of a record, or None if it is not selected."""
+        """Returns the position of a record. Returns None if the record is not selected."""
         if self.records is None:
             at = record - self.start if self.start <= record < self.stop else None
         else:
@@ -57,10 +57,10 @@ class Selection:
         return len(self) - 1 - at if at is not None and self.descending else at
 
 
-def select(
+def select_records(
     reader: Reader,
     query: Query,
-    headers: Headers | None,
+    headers: ImageHeaders | None,
     marks: Mapping[str, NDArray[np.int64]],
     report: Report,
 ) -> Selection:
@@ -69,7 +69,7 @@ def select(
     Args:
         reader: The store.
         query: Conditions and order.
-        headers: Headers of all images, needed if :attr:`Query.needs_headers`.
+        headers: ImageHeaders of all images, needed if :attr:`Query.needs_headers`.
         marks: Records by finding.
         report: Called with the number of records done.
 
@@ -120,8 +120,9 @@ def _split_range(reader: Reader, query: Query) -> tuple[int, int]:
 
 
 def _match_label(reader: Reader, number: int, report: Report) -> NDArray[np.bool_]:
-    """Returns which records have a class number, bool ``(N,)``. Raises :class:`UsageError` without classes."""
-    column = class_column(reader.manifest)
+    """Returns which records have a class number, bool ``(N,)``. Raises :class:`UsageError` in a store without
+    classes."""
+    column = find_class_column(reader.manifest)
     if column is None:
         raise UsageError("the store has no classes to choose by")
     if column.kind == "ragged":

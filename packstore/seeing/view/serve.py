@@ -19,7 +19,7 @@ from packstore.stores import open_store
 _HOST = "127.0.0.1"
 
 
-def serve(
+def serve_page(
     path: Path,
     announce: Callable[[str], None],
     stopping: Callable[[], None],
@@ -55,11 +55,14 @@ def serve(
     from packstore.seeing.view.site import Site
 
     class Server(uvicorn.Server):
+        """Server that announces that it stops."""
+
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            """Calls ``stopping`` first."""
             stopping()
             super().handle_exit(sig, frame)
 
-    with open_store(path) as reader, closing(_listen(port)) as listener:
+    with open_store(path) as reader, closing(_open_listener(port)) as listener:
         findings = read_findings(audit, verified, reader.manifest)
         token = secrets.token_urlsafe(24)
         site = Site(reader, findings)
@@ -83,8 +86,9 @@ def serve(
             site.close()
 
 
-def _listen(port: int) -> socket.socket:
-    """Opens the listening socket. Raises :class:`UsageError` if the port cannot be used."""
+def _open_listener(port: int) -> socket.socket:
+    """Opens the listening socket on this machine's own address. Raises :class:`UsageError` if the port cannot be
+    used."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -98,6 +102,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _open_browser(address: str) -> None:
+    """Opens ``address`` in the user's browser."""
     import webbrowser
 
     webbrowser.open(address)

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from packstore.core.errors import PackstoreError, UsageError
 from packstore.core.parallel import default_workers
 from packstore.seeing.nearby import is_damage
-from packstore.seeing.view.facts import Headers, choose_sample, read_headers
+from packstore.seeing.view.facts import ImageHeaders, choose_sample, read_headers
 from packstore.seeing.view.findings import DAMAGE, MOST_MARKED, Findings
-from packstore.seeing.view.images import Images
+from packstore.seeing.view.images import BrowserImages
 from packstore.seeing.view.jobs import Job, Jobs
 from packstore.seeing.view.query import Query, parse_number
-from packstore.seeing.view.selection import Selection, select
+from packstore.seeing.view.selection import Selection, select_records
 from packstore.stores.base import Reader
 
 _MOST_FETCHED = 1 << 30
@@ -28,15 +28,22 @@ _T = TypeVar("_T")
 
 
 class NotThereError(UsageError):
-    """The record or column does not exist."""
+    """Error for an address whose record or column does not exist."""
 
 
 class Site:
-    """A store and everything that the page's handlers need of it."""
+    """State of the page's server: a store and all that the handlers need.
+
+    Attributes:
+        reader: The store.
+        findings: Marks and texts of records.
+        images: Makes and caches thumbnails.
+        jobs: Background jobs.
+    """
 
     def __init__(self, reader: Reader, findings: Findings) -> None:
         self.reader, self.findings = reader, findings
-        self.images = Images(reader)
+        self.images = BrowserImages(reader)
         self.jobs = Jobs()
         self._decoding = ThreadPoolExecutor(default_workers(), "packstore-images")
         self._turn = asyncio.Semaphore(default_workers())
@@ -80,19 +87,21 @@ class Site:
         return number
 
     async def run_unless_disconnected(self, request: Request, work: Callable[[], _T]) -> _T | None:
-        """Runs work like :meth:`run_in_thread`; if the client has disconnected by then, returns None instead."""
+        """Runs ``work`` like :meth:`run_in_thread`. Returns None without running it if the client has disconnected by
+        then."""
         async with self._turn:
             if await request.is_disconnected():
                 return None
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
 
     async def run_in_thread(self, work: Callable[[], _T]) -> _T:
-        """Runs work in a thread, at most as many at a time as there are cores."""
+        """Runs ``work`` in a thread, at most as many at a time as there are cores. Raises its errors."""
         async with self._turn:
             return await asyncio.get_running_loop().run_in_executor(self._decoding, work)
 
     async def wait_briefly(self, job: Job) -> Any:
-        """Returns the result of a job; None if it is not finished within a quarter of a second. Raises its error."""
+        """Returns the result of a job, or None if it is not finished within a quarter of a second. Raises the job's
+        error."""
         waiting = asyncio.wrap_future(job.future)
         # Retrieves the exception, which asyncio would log if nobody waits for the job any more.
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -113,8 +122,11 @@ class Site:
         )
 
     async def find_selection(self, query: Query) -> Selection | Job:
-        """Returns the records of a query, or the job that has to finish first."""
-        headers: Headers | None = None
+        """Returns the records of a query, or the job that has to finish first.
+
+        Raises :class:`UsageError` if the query would fetch more than the user has allowed.
+        """
+        headers: ImageHeaders | None = None
         if query.needs_all:
             self.refuse_large_fetch()
         if query.needs_headers:
@@ -128,7 +140,7 @@ class Site:
             (query, size),
             "sorting keys" if query.sort == "key" else "choosing records",
             len(self.reader),
-            lambda report: select(self.reader, query, headers, marks, report),
+            lambda report: select_records(self.reader, query, headers, marks, report),
         )
         found: Selection | None = await self.wait_briefly(job)
         return job if found is None else found
@@ -142,7 +154,8 @@ class Site:
         return self._sample_loader
 
     def note_damage(self, record: int, error: PackstoreError | IndexError) -> None:
-        """Marks a record as damaged if ``error`` means damage."""
+        """Marks a record as damaged if ``error`` means damage. Does nothing for other errors, and beyond 10,000 marked
+        records."""
         if isinstance(error, PackstoreError) and not is_damage(error):
             return
         if len(self.findings.records.get(DAMAGE, ())) < MOST_MARKED:
