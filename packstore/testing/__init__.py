@@ -32,6 +32,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'packstore.testing' has no attribute {name!r}")
     import pytest
 
-    modules = {_SUITES[name], "packstore.testing.records", "packstore.testing.store_files"}
-    pytest.register_assert_rewrite(*modules - sys.modules.keys())  # so that failing assertions show their values
+    parts = {f"packstore.testing.{part}" for part in ("records", "store_files", "source_base", "source_listing")}
+    # So that failing assertions show their values.
+    pytest.register_assert_rewrite(*{_SUITES[name], *parts} - sys.modules.keys())
     return getattr(import_module(_SUITES[name]), name)

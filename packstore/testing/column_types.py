@@ -29,14 +29,14 @@ from packstore.stores import open_store
 
 
 class ColumnTypeSuite:
-    """Tests of one type.
+    """Tests of one column type.
 
     Attributes:
         type: Its name in the registry.
         field: A declaration with which the values are packed.
         optional: The same declaration for values that may be missing; None if there is none.
         values: Values of different kinds: the smallest, usual ones, large ones.
-        wrong: Values that the type does not take.
+        wrong: Values that the type refuses.
     """
 
     type: ClassVar[str]
@@ -46,7 +46,8 @@ class ColumnTypeSuite:
     wrong: ClassVar[Sequence[Any]]
 
     def write(self, path: Path, field: Field, values: Sequence[Any]) -> Manifest:
-        """Writes a store with a record for each value, in the column ``value``."""
+        """Writes a store with a small image and a value in the column ``value`` for each record. Returns its
+        manifest."""
         with Writer(path, {"image": "image", "value": field}) as writer:
             for number, value in enumerate(values):
                 file = io.BytesIO()
@@ -56,23 +57,26 @@ class ColumnTypeSuite:
         return writer.report.manifest
 
     def column(self, folder: Path) -> Column:
-        """Returns the column of the values."""
+        """Writes a store of the first value in ``folder`` and returns the column of the values."""
         return self.write(folder / "column.lmdb", self.field, self.values[:1]).column("value")
 
     def test_the_registry_has_it(self) -> None:
+        """The type is registered under its name."""
         assert isinstance(COLUMN_TYPES[self.type], ColumnType)
         assert COLUMN_TYPES[self.type].name == self.type
 
     @pytest.mark.parametrize("suffix", ["lmdb", "h5", "pth"])
     def test_values_come_back(self, suffix: str, tmp_path: Path) -> None:
+        """A store of each format returns the values, and verifying it finds no problem."""
         self.write(tmp_path / f"a.{suffix}", self.field, self.values)
         with open_store(tmp_path / f"a.{suffix}") as reader:
             assert reader.manifest.column("value").type == self.type
             for number, value in enumerate(self.values):
-                assert _equals(reader.item("value", number), value)
+                assert _are_equal(reader.item("value", number), value)
         assert verify(tmp_path / f"a.{suffix}", decode=True).problems == ()
 
     def test_missing_values_come_back(self, tmp_path: Path) -> None:
+        """A missing value reads as None, between others."""
         if self.optional is None:
             pytest.skip("a value is never missing")
         values = [each for value in self.values for each in (value, None)]
@@ -80,10 +84,11 @@ class ColumnTypeSuite:
         with open_store(tmp_path / "a.lmdb") as reader:
             for number, value in enumerate(values):
                 found = reader.item("value", number)
-                assert found is None if value is None else _equals(found, value)
+                assert found is None if value is None else _are_equal(found, value)
 
     @pytest.mark.parametrize("kind", ["imagefolder", "mds", "parquet", "tfds", "webdataset"])
     def test_exports_give_it_back(self, kind: str, tmp_path: Path) -> None:
+        """Importing an export gives the same dataset digest."""
         values = list(self.values) if self.optional is None else [None, *self.values]
         manifest = self.write(tmp_path / "a.lmdb", self.optional or self.field, values)
         export(tmp_path / "a.lmdb", tmp_path / "out", to=kind)
@@ -91,12 +96,14 @@ class ColumnTypeSuite:
         assert again.dataset_digest == manifest.dataset_digest
 
     def test_other_values_are_refused(self, tmp_path: Path) -> None:
+        """Values of another type raise :class:`ValueError` that names the column."""
         column = self.column(tmp_path)
         for value in self.wrong:
             with pytest.raises(ValueError, match="column 'value'"):
                 to_stored(column, value)
 
     def test_damaged_values_are_errors_or_values(self, tmp_path: Path) -> None:
+        """Damaged bytes read as a value or raise :class:`StoreError`, and nothing else."""
         column = self.column(tmp_path)
         if column.kind == "fixed":
             pytest.skip("any bytes of the right size are numbers")
@@ -104,6 +111,7 @@ class ColumnTypeSuite:
 
         @given(st.sampled_from(values), st.integers(0, 1 << 16), st.binary(max_size=9), st.integers(0, 1 << 16))
         def check(value: bytes, place: int, written: bytes, end: int) -> None:
+            """Overwrites bytes of a stored value, cuts it off and reads it."""
             damaged = bytearray(value)
             place %= len(value) + 1
             damaged[place : place + len(written)] = written
@@ -113,6 +121,6 @@ class ColumnTypeSuite:
         check()
 
 
-def _equals(found: Any, value: Any) -> bool:
-    """Compares values that may be arrays."""
+def _are_equal(found: Any, value: Any) -> bool:
+    """Tells if two values are equal; they may be arrays."""
     return np.array_equal(found, value) if isinstance(found, np.ndarray) else bool(found == value)

@@ -27,8 +27,9 @@ _TEXTS = (
 _MARKS = b'0123456789{}[]",:\n'
 
 
-def damage(folder: Path, random: Random) -> str:
-    """Damages a random file below ``folder``, each suffix equally likely. Returns a description of the damage."""
+def damage_file(folder: Path, random: Random) -> str:
+    """Damages a random file below ``folder``, each suffix equally likely: its bytes, or what it is. Returns a
+    description of the damage."""
     by_suffix: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.is_symlink():
@@ -36,7 +37,7 @@ def damage(folder: Path, random: Random) -> str:
     file = random.choice(by_suffix[random.choice(sorted(by_suffix))])
     how = random.choice(["bytes"] * 14 + ["gone", "a folder", "a pipe", "a device", "a cycle", "8 GiB"])
     if how == "bytes":
-        file.write_bytes(corrupt(file.read_bytes(), random))
+        file.write_bytes(corrupt_bytes(file.read_bytes(), random))
     elif how == "8 GiB":
         os.truncate(file, 1 << 33)
     else:
@@ -52,8 +53,9 @@ def damage(folder: Path, random: Random) -> str:
     return f"{file.relative_to(folder)}: {how}"
 
 
-def corrupt(data: bytes, random: Random) -> bytes:
-    """Returns ``data`` truncated, overwritten, repeated, or with changed numbers and punctuation."""
+def corrupt_bytes(data: bytes, random: Random) -> bytes:
+    """Returns a copy of ``data`` that is cut off, overwritten, repeated or emptied, or in which numbers and punctuation
+    are changed."""
     found, place = bytearray(data), random.randrange(len(data) or 1)
     some = random.choice((1, 4, 8, _CHUNK, 4096))
     how = random.randrange(8)
@@ -80,6 +82,6 @@ def corrupt(data: bytes, random: Random) -> bytes:
 
 
 def copy_damaged(folder: Path, copy: Path, random: Random) -> str:
-    """Copies ``folder`` to ``copy`` and damages a file there. Returns a description of the damage."""
+    """Copies ``folder`` to ``copy`` and damages a file of the copy. Returns a description of the damage."""
     shutil.copytree(folder, copy, symlinks=True)
-    return damage(copy, random)
+    return damage_file(copy, random)

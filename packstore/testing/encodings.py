@@ -85,7 +85,7 @@ class EncodingSuite:
         }
 
     def encoders(self, source: str = "original") -> Iterator[Encoder]:
-        """Yields a new encoder for each of :attr:`variants`. ``source`` is the encoding of the images that it gets."""
+        """Yields a new encoder for each of :attr:`variants`, for images with the encoding ``source``."""
         for variant in self.variants:
             yield Encoder(EncodeOptions(self.encoding, **variant), source)
 
@@ -107,6 +107,7 @@ class EncodingSuite:
         return pixels
 
     def test_it_is_registered(self) -> None:
+        """The registry has a valid class under the encoding's name."""
         encoding = ENCODINGS[self.encoding]
         assert issubclass(encoding, Encoding)
         assert encoding.name == self.encoding
@@ -117,6 +118,7 @@ class EncodingSuite:
     @pytest.mark.parametrize("source", ["original", "uint8"])
     @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
     def test_pixels_come_back(self, source: str, kind: str) -> None:
+        """A record decodes to the pixels of its source within :attr:`tolerance`."""
         for encoder in self.encoders(source):
             wanted = SourceImages(encoder.options, ENCODINGS[source])
             for seed, size in enumerate([(48, 64), (33, 31)]):
@@ -127,6 +129,7 @@ class EncodingSuite:
                 assert np.abs(found.astype(int) - expected).mean() <= self.tolerance
 
     def test_columns_fit_the_records(self) -> None:
+        """A manifest can hold the columns, and each record has the size and shape that they state."""
         for encoder in self.encoders():
             image, *others = columns = encoder.columns()
             assert [column.name for column in others] == ["shape"] * len(others)
@@ -155,6 +158,7 @@ class EncodingSuite:
                 assert all(record == expected[name] for name, record in zip(names, found, strict=True))
 
     def test_records_compare_equal_to_themselves(self) -> None:
+        """``compare`` finds no difference between an image and its record."""
         for encoder in self.encoders():
             for name, data in self.files().items():
                 record, shape, *_ = encoder(name, data)
@@ -162,6 +166,7 @@ class EncodingSuite:
                 assert encoder.compare(name, data, bytes(record), shape) is None
 
     def test_records_of_other_images_compare_unequal(self) -> None:
+        """``compare`` finds another image, another size, and a changed patch."""
         image = picture(70, 90, 2)
         data = image_file(image, "JPEG")
         patched = image.copy()
@@ -174,6 +179,7 @@ class EncodingSuite:
                 assert encoder.compare("key", image_file(other, "JPEG"), record, shape) is not None
 
     def test_damage_is_found(self) -> None:
+        """``compare`` finds empty and truncated records, and a changed value of pixels."""
         data = image_file(picture(70, 90))
         for encoder in self.encoders():
             record = bytearray(encoder("key", data).record)
@@ -185,6 +191,7 @@ class EncodingSuite:
 
     @pytest.mark.parametrize("name", _DAMAGED)
     def test_a_damaged_file_is_named(self, name: str) -> None:
+        """A file that is no image, or truncated, raises :class:`SampleError` with its key."""
         for encoder in self.encoders():
             with pytest.raises(SampleError) as caught:
                 encoder("class/x.jpg", _DAMAGED[name])
@@ -193,6 +200,7 @@ class EncodingSuite:
 
     @pytest.mark.parametrize("option", _GEOMETRY)
     def test_options_apply_or_are_refused(self, option: str) -> None:
+        """An option of size or orientation changes the record's shape as it should, or raises :class:`UsageError`."""
         options = {"encoding": self.encoding, option: _GEOMETRY[option]}
         if option not in ENCODINGS[self.encoding].accepts:
             with pytest.raises(UsageError, match="cannot apply"):
@@ -223,6 +231,8 @@ class EncodingSuite:
                 assert [bytes(one.view(i)) for i in range(5)] == [bytes(other.view(i)) for i in range(5)]
 
     def test_an_interrupted_conversion_goes_on_with_the_same_libraries(self, tmp_path: Path) -> None:
+        """The fingerprint by which a conversion resumes is the same for equal options, and contains the versions of
+        libraries."""
         (tmp_path / "images").mkdir()
         (tmp_path / "images/x.png").write_bytes(image_file(picture(40, 30)))
         options = ConvertOptions(encoding=self.encoding, size=self.variants[0].get("size"))

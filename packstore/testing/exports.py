@@ -60,7 +60,7 @@ class ExportSuite:
 
     Attributes:
         kind: Its name in the registry.
-        refuses: Names of :data:`packstore.testing.records.KINDS` with columns that it cannot hold.
+        refuses: Names of :data:`packstore.testing.records.KINDS` with columns that the kind cannot hold.
     """
 
     kind: ClassVar[str]
@@ -68,7 +68,7 @@ class ExportSuite:
 
     @property
     def registered(self) -> type[Export]:
-        """The registered class."""
+        """Class of the kind in the registry."""
         found: type[Export] = EXPORTS[self.kind]
         return found
 
@@ -83,7 +83,7 @@ class ExportSuite:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """Makes an image folder with two splits of two classes."""
+        """Makes an image folder of 12 images with two splits of two classes."""
         root = tmp_path / "images"
         for number in range(12):
             split, label = ("train", "val")[number % 3 == 2], ("cat", "dog: big")[number % 2]
@@ -106,6 +106,8 @@ class ExportSuite:
 
     @pytest.mark.parametrize("encoding", _first_fast(ENCODINGS))
     def test_an_import_is_the_same_dataset(self, folder: Path, tmp_path: Path, encoding: str) -> None:
+        """Importing an export gives the store's dataset digest. A form of images that the kind does not hold is
+        refused."""
         store, out = tmp_path / "in.lmdb", self.destination(tmp_path)
         manifest = convert(folder, store, **ENCODINGS[encoding]).manifest
         held = {"files": manifest.holds_files, "floats": manifest.holds_floats}
@@ -131,7 +133,8 @@ class ExportSuite:
 
     @pytest.mark.parametrize("kind", _first_fast(reversed(KINDS)))
     def test_records_of_every_type_come_back(self, tmp_path: Path, kind: str) -> None:
-        """Records with odd keys, missing values, columns of every type and dtype, and files that are not images."""
+        """Odd keys, missing values, columns of every type and dtype, and files that are no images come back; or the
+        kind refuses them."""
         write(tmp_path / "made.lmdb", make_records(kind, count=9))
         manifest = convert(tmp_path / "made.lmdb", tmp_path / "in.lmdb", check="none").manifest
         out = self.destination(tmp_path)
@@ -153,6 +156,7 @@ class ExportSuite:
     @pytest.mark.slow
     @pytest.mark.parametrize("options", [{"shard_size": 3000}, {"split": "val"}], ids=["shards", "one split"])
     def test_other_stores_come_back(self, folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+        """A store of shards, and a store of one split, come back."""
         encoding = "original" if "files" in self.registered.image_forms else "uint8"
         manifest = convert(folder, tmp_path / "in.lmdb", encoding=encoding, **options).manifest
         out = self.destination(tmp_path)
@@ -160,6 +164,7 @@ class ExportSuite:
         assert self.import_back(out, tmp_path).dataset_digest == manifest.dataset_digest
 
     def test_a_store_without_labels_and_splits_comes_back(self, tmp_path: Path) -> None:
+        """Importing the export of a flat folder gives the same dataset digest."""
         (tmp_path / "flat").mkdir()
         for number in range(5):
             (tmp_path / "flat" / f"{number}.jpg").write_bytes(picture(number))
@@ -170,7 +175,7 @@ class ExportSuite:
         assert self.import_back(out, tmp_path).dataset_digest == manifest.dataset_digest
 
     def test_classes_of_any_name_and_labels_of_any_size_come_back(self, tmp_path: Path) -> None:
-        """Names that cannot be lines, folders or C strings, and labels of the whole range of int64."""
+        """Names that cannot be lines, folders or C strings, and labels of the whole range of int64, come back."""
         from packstore import Label, Writer
 
         fields: dict[str, Any] = {"image": "image", "label": Label(NAMES), "number": Label()}
@@ -188,6 +193,7 @@ class ExportSuite:
         assert again.classes == tuple(NAMES)
 
     def test_one_split_of_an_export(self, store: Path, tmp_path: Path) -> None:
+        """Importing one split gives its records in order."""
         out = self.destination(tmp_path)
         self.export(store, out)
         again = self.import_back(out, tmp_path, split="val")
@@ -198,6 +204,7 @@ class ExportSuite:
 
     @pytest.mark.slow
     def test_jpeg_and_png_are_made_only_when_asked(self, folder: Path, tmp_path: Path) -> None:
+        """With ``encode``, an import has files of that format: PNG with the same digest, JPEG with another."""
         store = tmp_path / "in.lmdb"
         digest = convert(folder, store, encoding="uint8").manifest.dataset_digest
         for number, (encode, form) in enumerate({"png": "uint8", "jpeg": "jpeg"}.items()):
@@ -212,6 +219,7 @@ class ExportSuite:
             assert (again.dataset_digest == digest) == (encode == "png"), number
 
     def test_the_same_store_gives_the_same_bytes(self, store: Path, tmp_path: Path) -> None:
+        """Two exports of one store have equal files."""
         found = []
         for name in ("a", "b"):
             out = self.destination(tmp_path, name)
@@ -221,6 +229,7 @@ class ExportSuite:
 
     @pytest.mark.slow
     def test_an_existing_destination(self, store: Path, tmp_path: Path) -> None:
+        """An existing export is replaced only with ``overwrite``, and never with a foreign file in it."""
         out = self.destination(tmp_path)
         self.export(store, out)
         before = listing(tmp_path)
@@ -236,6 +245,7 @@ class ExportSuite:
 
     @pytest.mark.parametrize("what", ["folder", "file", "store"])
     def test_what_is_no_export_is_never_replaced(self, store: Path, tmp_path: Path, what: str) -> None:
+        """A foreign folder, a foreign file and a store stay as they are, also with ``overwrite``."""
         out = self.destination(tmp_path)
         if what == "folder":
             out.mkdir()
@@ -251,6 +261,7 @@ class ExportSuite:
         assert contents(out) == before
 
     def test_the_estimate_is_right_within_ten_percent(self, tmp_path: Path) -> None:
+        """The estimated size of an export is within 10% of its size on disk."""
         write(tmp_path / "in.lmdb", make_records("ragged", count=100, sizes=[9000 + 500 * (i % 7) for i in range(100)]))
         with ExitStack() as stack:
             out = self.destination(tmp_path)
@@ -258,6 +269,7 @@ class ExportSuite:
             assert plan.estimate_bytes == pytest.approx(run.run_export(plan).disk_bytes, rel=0.1)
 
     def test_a_damaged_record_ends_it(self, store: Path, tmp_path: Path) -> None:
+        """A flipped byte of a record raises :class:`CorruptRecordError` and leaves no export."""
         with open_store(store) as reader:
             image = bytes(reader.read(5))
         data = store / "data.mdb"
@@ -271,6 +283,7 @@ class ExportSuite:
     def test_an_interrupted_run_is_gone_on_with(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A run that is interrupted several times resumes, and the export equals one of a whole run."""
         whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
         sized = self.registered.shard_bytes is not None and not self.registered.one_file
         options: dict[str, Any] = {"shard_size": 1500} if sized else {}
@@ -287,6 +300,7 @@ class ExportSuite:
     def test_a_run_that_was_killed_before_publishing_is_gone_on_with(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A run killed before publishing resumes, and the export equals one of a whole run."""
         whole, out = self.destination(tmp_path, "whole"), self.destination(tmp_path)
         self.export(store, whole)
         monkeypatch.setattr(ExportStaging, "publish", kill)
@@ -301,6 +315,7 @@ class ExportSuite:
     def test_a_run_that_was_killed_after_publishing_is_complete(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """The next run finds the published export, removes the work directory and changes nothing."""
         out = self.destination(tmp_path)
         monkeypatch.setattr(WorkDirectory, "remove", kill)
         with pytest.raises(KeyboardInterrupt):
@@ -316,7 +331,7 @@ class ExportSuite:
     def test_a_run_that_was_killed_after_replacing_another_export_is_complete(
         self, store: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The replaced export, which lies at the staged one's path then, is not mistaken for it."""
+        """The next run takes the new export, not the replaced one, which then lies at the staged export's path."""
         out, whole = self.destination(tmp_path), self.destination(tmp_path, "whole")
         self.export(store, whole)
         for number, path in enumerate(sorted(file for file in folder.rglob("*") if file.is_file())):
@@ -335,6 +350,7 @@ class ExportSuite:
     def test_a_published_export_that_is_gone_is_made_again(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """If the published export was moved away, the next run exports everything again."""
         out = self.destination(tmp_path)
         monkeypatch.setattr(WorkDirectory, "remove", kill)
         with pytest.raises(KeyboardInterrupt):
@@ -349,6 +365,7 @@ class ExportSuite:
     def test_what_an_interrupted_run_leaves_is_cleaned(
         self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """``clean`` finds and removes all leftovers of an interrupted run."""
         monkeypatch.setattr(run, "_CHUNK_RECORDS", 2)
         sized = self.registered.shard_bytes is not None and not self.registered.one_file
         options: dict[str, Any] = {"shard_size": 1500} if sized else {}
@@ -361,6 +378,8 @@ class ExportSuite:
 
     @pytest.mark.slow
     def test_a_changed_export_is_refused(self, store: Path, tmp_path: Path) -> None:
+        """Importing an export with a changed ``packstore.json``, a missing record line or an added image raises
+        :class:`SourceError`."""
         out = self.destination(tmp_path)
         self.export(store, out)
         if not out.is_dir():
@@ -389,12 +408,14 @@ class ExportSuite:
                 self.import_back(out, tmp_path)
 
     def test_progress_ends_with_all_records(self, store: Path, tmp_path: Path) -> None:
+        """Progress never goes back, and ends with all records."""
         seen: list[Progress] = []
         self.export(store, self.destination(tmp_path), progress=seen.append)
         assert [report.done for report in seen] == sorted(report.done for report in seen)
         assert (seen[-1].done, seen[-1].total) == (12, 12)
 
     def test_nothing_stays_open(self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An export leaves no open files."""
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         self.export(store, self.destination(tmp_path))
         assert open_files(tmp_path) == []
@@ -435,10 +456,10 @@ def pixels_of(data: Any) -> Any:
 
 
 def contents(path: Path) -> dict[str, bytes]:
-    """Reads a file, or all files in a folder, by relative path."""
+    """Reads a file, or all files in a folder. Returns their bytes by relative path."""
     return {str(file.relative_to(path)): file.read_bytes() for file in files_of(path)}
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns a file, or all files in a folder."""
+    """Returns a file itself, or all files in a folder, sorted."""
     return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())

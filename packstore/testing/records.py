@@ -50,12 +50,15 @@ class Records:
         return len(self.images)
 
     def part(self, start: int, stop: int) -> tuple[list[bytes], dict[str, Any]]:
-        """Returns images and values of some records."""
+        """Returns images and values of the records ``start`` to ``stop - 1``."""
         return self.images[start:stop], {name: v[start:stop] for name, v in self.values.items()}
 
 
 def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Sequence[int] | None = None) -> Records:
-    """Makes records of a kind (see ``KINDS``), all different, in two splits."""
+    """Makes ``count`` records of a kind (see ``KINDS``), all different, in two splits.
+
+    ``sizes`` are the bytes of images of differing size. The same arguments give the same records.
+    """
     rng = np.random.default_rng(seed)
     encoding, image, shapes = kind, Column("image", "ragged", "uint8", type="image"), None
     if kind in ("ragged", "typed"):
@@ -98,6 +101,7 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
     boxes = rng.integers(0, 4, count)
 
     def texts(column: Column, size: int) -> list[bytes]:
+        """Makes random bytes for each record, empty for missing values."""
         kept = there if column.nullable else np.ones(count, bool)
         return [rng.bytes(size * i % 4000) if kept[i] else b"" for i in range(count)]
 
@@ -110,6 +114,7 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
     found: dict[Column, Any] = {}
 
     def add(column: Column, value: Any, shapes: Any = None) -> None:
+        """Adds a column with its values, and its companions (shapes, validity)."""
         found[column] = value
         for companion in column.companions:
             found[companion] = there if companion.name == column.valid_name else np.array(shapes, np.int32)
@@ -152,24 +157,24 @@ def typed_values(count: int, rng: np.random.Generator) -> dict[Column, Any]:
     for name, nullable in (("a_images", False), ("some_images", True)):
         column = Column(name, "ragged", "uint8", type="images", nullable=nullable)
         lists = [[rng.bytes(100 * n + i) for n in range(i % 4)] for i in range(count)]
-        add(column, [_framed(files) if there[i] or not nullable else b"" for i, files in enumerate(lists)])
+        add(column, [_join_files(files) if there[i] or not nullable else b"" for i, files in enumerate(lists)])
     return found
 
 
-def _framed(files: Sequence[bytes]) -> bytes:
+def _join_files(files: Sequence[bytes]) -> bytes:
     """Joins files to the stored value of a list of images."""
     return struct.pack(f"<{1 + len(files)}Q", len(files), *map(len, files)) + b"".join(files)
 
 
 def begin(path: Path, records: Records, **options: Any) -> StoreBuilder:
-    """Begins a store for ``records``; appends none."""
+    """Creates a store at ``path`` for ``records`` and returns its builder. Appends no records."""
     format = options.pop("format", None) or format_of(path)
     assert format is not None
     return create_store(path, format=format, encoding=records.encoding, columns=records.columns, **options)
 
 
 def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:
-    """Appends all records in batches of one split."""
+    """Appends all records in batches of at most ``batch`` records of one split."""
     start = 0
     while start < len(records):
         stop = start + 1
@@ -187,7 +192,7 @@ def write(path: Path, records: Records, *, batch: int = 3, **options: Any) -> Ma
 
 
 def interrupt_write(path: Path, records: Records, error: BaseException, **options: Any) -> None:
-    """Begins a store, appends all records, and raises ``error`` before the commit."""
+    """Begins a store, appends all records, and raises ``error`` instead of committing the store."""
     with begin(path, records, **options) as builder:
         append(builder, records)
         raise error
@@ -235,7 +240,7 @@ def _row_checksum(records: Records, data: dict[str, Any], i: int) -> int:
 
 
 def sha256_hex(data: bytes) -> str:
-    """Computes the SHA-256 in hexadecimal digits."""
+    """Computes the SHA-256 of ``data`` in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -263,9 +268,10 @@ def assert_holds(reader: Reader, records: Records) -> None:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Lists the files below ``folder`` that this process has open; skips the test if the system cannot tell.
+    """Lists the files below ``folder`` that this process has open. Skips the test if the system cannot tell.
 
-    Only below ``folder``, since threads and the garbage collector may close files of other tests at any time."""
+    Only below ``folder``, since threads and the garbage collector may close files of other tests at any time.
+    """
     descriptors = Path("/proc/self/fd")
     if not descriptors.is_dir():
         pytest.skip("open files are listed in /proc")
@@ -277,7 +283,7 @@ def open_files(folder: Path) -> list[str]:
 
 
 def listing(directory: Path) -> set[str]:
-    """Returns the relative paths of everything below a directory."""
+    """Returns the relative paths of all files and folders below a directory."""
     return {str(p.relative_to(directory)) for p in directory.rglob("*")}
 
 

@@ -68,6 +68,7 @@ class StoreFilesSuite:
     # Publishing
 
     def test_same_input_gives_the_same_bytes(self, tmp_path: Path, records: Records) -> None:
+        """The data file does not depend on the size of appended batches."""
         files = []
         for batch in (1, 3, 7):
             path = tmp_path / f"{batch}{self.suffix}"
@@ -76,6 +77,7 @@ class StoreFilesSuite:
         assert files[0] == files[1] == files[2]
 
     def test_existing_destination_is_refused(self, path: Path) -> None:
+        """Without ``overwrite`` an existing store raises :class:`DestinationError` and stays as it is."""
         records = make_records()
         write(path, records)
         before = listing(path.parent)
@@ -87,6 +89,7 @@ class StoreFilesSuite:
     @pytest.mark.parametrize("shard_size", [None, 3000])
     @pytest.mark.parametrize("old_shard_size", [None, 3000])
     def test_overwrite(self, path: Path, shard_size: int | None, old_shard_size: int | None) -> None:
+        """The old store can be read until the new one is complete, and by open readers after that."""
         old, new = make_records(seed=1), make_records(seed=2)
         write(path, old, shard_size=old_shard_size)
         reader = open_store(path)
@@ -103,6 +106,7 @@ class StoreFilesSuite:
         assert labels.tolist() == old.values["label"]
 
     def test_failed_overwrite_keeps_the_old_store(self, path: Path) -> None:
+        """An error while overwriting leaves the old store and no other files."""
         old, new = make_records(seed=1), make_records(seed=2)
         write(path, old)
         before = listing(path.parent)
@@ -113,6 +117,7 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("shard_size", [None, 3000])
     def test_nothing_is_left_without_a_commit(self, path: Path, shard_size: int | None) -> None:
+        """A builder that is left without a commit, or by an interruption, leaves no files."""
         records = make_records()
         with begin(path, records, shard_size=shard_size) as builder:
             append(builder, records)
@@ -124,11 +129,12 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_each_failing_fsync(self, path: Path, overwrite: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the disk fails at any step, everything stays as before."""
+        """If the disk fails at any step of publishing, everything stays as before."""
         old, new = make_records(seed=1), make_records(seed=2)
         real, calls = os.fsync, 0
 
         def failing(fd: int) -> None:
+            """Fails from a call number on."""
             nonlocal calls
             calls += 1
             if calls > allowed:
@@ -163,6 +169,7 @@ class StoreFilesSuite:
         options: dict[str, Any] = {"shard_size": shard_size, "identity": identity}
 
         def run() -> None:
+            """Writes records with a checkpoint, then fails."""
             with begin(path, records, **options) as builder:
                 builder.describe(origin=ORIGIN)
                 append(builder, records)
@@ -186,6 +193,7 @@ class StoreFilesSuite:
         assert listing(path.parent) == set()
 
     def test_a_file_of_somebody_else_is_never_removed(self, path: Path) -> None:
+        """A foreign file in a store of shards makes overwriting fail."""
         write(path, make_records(), shard_size=3000)
         for name in ("shard-00000.bak", f"my{self.suffix}", "notes.txt"):
             (path / name).write_text("mine")
@@ -197,6 +205,7 @@ class StoreFilesSuite:
     # Damage
 
     def test_flipped_byte_of_the_manifest(self, path: Path) -> None:
+        """A flipped byte of the manifest raises :class:`StoreError` in one line that names the path."""
         manifest = write(path, make_records())
         text = manifest.to_json().encode()
         file = self.data_file(path)
@@ -211,6 +220,7 @@ class StoreFilesSuite:
         open_store(path)
 
     def test_truncated(self, path: Path, records: Records) -> None:
+        """A truncated data file raises :class:`StoreError` when it is opened."""
         write(path, records)
         file = self.data_file(path)
         whole = file.read_bytes()
@@ -260,6 +270,8 @@ class StoreFilesSuite:
     # Shards
 
     def test_sharded(self, path: Path, records: Records) -> None:
+        """A store of shards holds the records, each shard is a store of its own, and the dataset digest is that of one
+        file."""
         size = max(map(len, records.images)) + 1
         manifest = write(path, records, shard_size=size)
         assert path.is_dir()
@@ -285,10 +297,12 @@ class StoreFilesSuite:
         assert write(other, records).dataset_digest == manifest.dataset_digest
 
     def test_a_shard_has_a_record_even_if_it_is_too_large(self, path: Path) -> None:
+        """A record larger than the size of shards gets a shard of its own."""
         manifest = write(path, make_records("uint8"), shard_size=1)
         assert [s.records for s in manifest.shards or ()] == [1] * 7
 
     def test_shards_are_opened_when_needed(self, path: Path) -> None:
+        """A missing shard is an error only when one of its records is read."""
         records = make_records("uint8")
         manifest = write(path, records, shard_size=120)
         for shard in list(manifest.shards or ())[1:]:
@@ -300,10 +314,12 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("quick", [False, True])
     def test_shards_missing_extra_swapped_truncated(self, path: Path, quick: bool) -> None:
+        """Checking the structure finds missing, foreign, truncated, damaged and swapped shards."""
         records = make_records("uint8")
         names = [s.name for s in write(path, records, shard_size=120).shards or ()]
 
         def problems() -> list[tuple[str | None, str]]:
+            """Returns shard and text of each problem."""
             gc.collect()
             with open_store(path) as reader:
                 return [(p.shard, p.what) for p in reader.check_structure(quick=quick)]
@@ -335,6 +351,7 @@ class StoreFilesSuite:
         assert_damaged_sharded_manifest(path)
 
     def test_swapped_shards_of_equal_size_do_not_open(self, path: Path) -> None:
+        """Reading from a swapped shard raises :class:`StoreError`."""
         records = dataclasses.replace(make_records("uint8", 4), splits=["train"] * 4)
         records.values["key"] = ["a", "b", "c", "d"]
         first, second = (path / s.name for s in write(path, records, shard_size=120).shards or ())

@@ -48,7 +48,7 @@ def read_all(path: str, format: Format) -> list[bytes]:
 
 
 def in_child(work: Callable[[], bool]) -> bool:
-    """Runs ``work`` in a forked child. Returns whether it returned True."""
+    """Runs ``work`` in a forked child. Tells if ``work`` returned True there."""
     pid = os.fork()
     if pid == 0:  # pragma: no cover - the child
         code = 1
@@ -100,6 +100,7 @@ class StoreSuite(StoreFilesSuite):
     # Round trips
 
     def test_round_trip(self, path: Path, records: Records) -> None:
+        """A written store holds the records, and its structure has no problem."""
         manifest = write(path, records)
         assert is_store(path)
         with open_store(path) as reader:
@@ -112,6 +113,7 @@ class StoreSuite(StoreFilesSuite):
             assert reader.disk_bytes() >= sum(map(len, records.images))
 
     def test_arrays(self, path: Path, records: Records) -> None:
+        """``array`` gives pixels with the right shape, read-only; for image files it raises :class:`StoreError`."""
         write(path, records)
         reader = open_store(path)
         image = records.columns[0]
@@ -129,6 +131,7 @@ class StoreSuite(StoreFilesSuite):
             assert not array.flags.writeable
 
     def test_plain_library_reads_it(self, path: Path, records: Records) -> None:
+        """The plain reader, without packstore, reads the same images, columns and manifest."""
         if not self.PLAIN_READER:
             pytest.skip("the suite has no plain reader of this format")
         manifest = write(path, records)
@@ -144,6 +147,7 @@ class StoreSuite(StoreFilesSuite):
         assert Manifest.from_json(found["manifest"]) == manifest
 
     def test_reads_what_the_plain_library_wrote(self, path: Path, records: Records) -> None:
+        """packstore reads a store that the plain library wrote."""
         columns, data = expected_columns(records)
         manifest = Manifest(self.format, records.encoding, len(records), columns, ORIGIN)
         self.write_plain(path, manifest, records, data)
@@ -153,6 +157,7 @@ class StoreSuite(StoreFilesSuite):
 
     @pytest.mark.hypothesis
     def test_any_bytes_round_trip(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """Images and keys of any bytes come back, with batches and shards of any size."""
         plain = make_records("ragged", 12)
 
         # Inside, because Hypothesis refuses a decorated test that several classes share.
@@ -163,6 +168,7 @@ class StoreSuite(StoreFilesSuite):
             shard_size=st.one_of(st.none(), st.integers(1, 6000)),
         )
         def check(images: list[bytes], keys: list[bytes], batch: int, shard_size: int | None) -> None:
+            """Writes a store of generated records and compares it with them."""
             path = tmp_path_factory.mktemp("any") / f"out{self.suffix}"
             values = {
                 "label": plain.values["label"][: len(images)],
@@ -191,6 +197,7 @@ class StoreSuite(StoreFilesSuite):
             tracemalloc.stop()
 
     def test_manifest_of_a_megabyte(self, path: Path) -> None:
+        """A manifest of over a megabyte is read back."""
         records = make_records()
         with begin(path, records) as builder:
             append(builder, records)
@@ -199,6 +206,7 @@ class StoreSuite(StoreFilesSuite):
         assert open_store(path).manifest == manifest
 
     def test_given_checksums(self, path: Path) -> None:
+        """The checksums that the caller gives are stored."""
         records = make_records()
         sums = np.array([xxhash.xxh3_64_intdigest(image) for image in records.images], np.uint64)
         with begin(path, records) as builder:
@@ -208,6 +216,7 @@ class StoreSuite(StoreFilesSuite):
         assert open_store(path).fixed_column("checksum").tolist() == sums.tolist()
 
     def test_given_checksums_that_are_wrong_are_not_published(self, path: Path) -> None:
+        """A wrong checksum raises :class:`StoreError` at the commit, and no store is left."""
         records = make_records()
         sums = np.array([xxhash.xxh3_64_intdigest(image) for image in records.images], np.uint64)
         sums[3] ^= np.uint64(1 << 63)
@@ -218,6 +227,7 @@ class StoreSuite(StoreFilesSuite):
         assert not path.exists()
 
     def test_views_of_a_buffer_that_is_used_again(self, path: Path) -> None:
+        """A builder copies images before it returns, so that the caller can use their buffer again."""
         records = make_records("uint8")
         ring = bytearray(60)
         with begin(path, records) as builder:
@@ -228,6 +238,7 @@ class StoreSuite(StoreFilesSuite):
         assert_holds(open_store(path), records)
 
     def test_recognised_by_content_and_suffix(self, path: Path) -> None:
+        """A store is recognised by its content whatever its name, and a path by its suffix."""
         records = make_records()
         write(path, records)
         assert format_of(path) == format_of(path.with_name(path.name.upper())) == self.format
@@ -239,6 +250,7 @@ class StoreSuite(StoreFilesSuite):
     # The duties of a reader
 
     def test_outside_the_range(self, path: Path, records: Records) -> None:
+        """Indices outside the store, unknown columns and columns of the other kind raise errors."""
         write(path, records)
         reader = open_store(path)
         for index in (-1, len(records), 10**12):
@@ -255,6 +267,7 @@ class StoreSuite(StoreFilesSuite):
         assert bytes(reader.read(np.int64(1))) == records.images[1]  # type: ignore[arg-type]
 
     def test_what_was_handed_out_outlives_close(self, path: Path, records: Records) -> None:
+        """Images, views and columns stay valid after their reader is closed."""
         write(path, records)
         reader = open_store(path)
         images = [reader.read(i) for i in range(len(reader))]
@@ -277,6 +290,7 @@ class StoreSuite(StoreFilesSuite):
         assert checksum.tolist() == expected_columns(records)[1]["checksum"].tolist()
 
     def test_closed(self, path: Path, records: Records) -> None:
+        """Reading from a closed reader raises :class:`StoreError`."""
         write(path, records)
         reader = open_store(path)
         reader.close()
@@ -285,11 +299,13 @@ class StoreSuite(StoreFilesSuite):
                 use()
 
     def test_does_not_pickle(self, path: Path) -> None:
+        """Pickling a reader raises :class:`TypeError` that advises to pickle the path."""
         write(path, make_records())
         with pytest.raises(TypeError, match="path"):
             pickle.dumps(open_store(path))
 
     def test_two_readers_of_one_path(self, path: Path, records: Records) -> None:
+        """Two readers of one store work, and closing one leaves the other open."""
         write(path, records)
         first, second = open_store(path), open_store(path)
         assert_holds(first, records)
@@ -297,12 +313,14 @@ class StoreSuite(StoreFilesSuite):
         assert_holds(second, records)
 
     def test_threads(self, path: Path, records: Records) -> None:
+        """Eight threads read the right records from one reader."""
         write(path, records)
         reader = open_store(path)
         wrong: list[object] = []
         start = threading.Barrier(8)
 
         def work() -> None:
+            """Reads all records many times; notes wrong ones and errors."""
             try:
                 start.wait()
                 for i in range(50 * len(records)):
@@ -328,6 +346,7 @@ class StoreSuite(StoreFilesSuite):
         current = [open_store(path)]
 
         def work() -> None:
+            """Reads from the current reader until the test stops; notes wrong bytes and other errors."""
             kept = []
             while not stop.is_set():
                 reader = current[0]
@@ -360,11 +379,13 @@ class StoreSuite(StoreFilesSuite):
     @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
     def test_fork(self, path: Path, records: Records) -> None:
+        """A reader works in a forked process, opened before or after the fork, and still in the parent."""
         write(path, records)
         reader = open_store(path)
         label, image = reader.fixed_column("label"), reader.read(0)
 
         def inherited() -> bool:
+            """Reads with the parent's reader, and closes it."""
             assert_holds(reader, records)
             assert label.tolist() == records.values["label"]
             assert bytes(image) == records.images[0]
@@ -372,6 +393,7 @@ class StoreSuite(StoreFilesSuite):
             return True
 
         def opened_anew() -> bool:
+            """Reads with a new reader."""
             assert_holds(open_store(path), records)
             return True
 
@@ -382,6 +404,7 @@ class StoreSuite(StoreFilesSuite):
         assert in_child(opened_anew)
 
     def test_spawn(self, path: Path) -> None:
+        """A spawned process reads the store while the parent has it open."""
         records = make_records()
         write(path, records)
         reader = open_store(path)
@@ -390,6 +413,8 @@ class StoreSuite(StoreFilesSuite):
         assert_holds(reader, records)
 
     def test_open_reads_no_records_into_memory(self, path: Path) -> None:
+        """Opening a store of 100,000 records takes less than 400 kB of memory. Labels that are no whole numbers are
+        refused."""
         count = 100_000
         columns = make_records().columns
         with create_store(path, format=self.format, encoding="original", columns=columns) as builder:
