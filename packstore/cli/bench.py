@@ -109,9 +109,9 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
     with progress_bar(as_json, count_stages=True) as progress:
         report = run(path, chosen, progress)
     if picture is not None:
-        from packstore.diagnose.bench.plot import plot
+        from packstore.diagnose.bench.plot import plot_report
 
-        plot(report, picture)
+        plot_report(report, picture)
     click.echo(json.dumps(report_to_json(report), indent=2) if as_json else describe_report(report))
 
 

@@ -136,7 +136,7 @@ def count_modes(source: Source, survey: Survey) -> Counter[str]:
     for entry in source.pick_entries(None, survey.records, _LOOKED_AT):
         with suppress(PackstoreError, HeaderError):
             data = bytes(source.image(entry))
-            described = native.describe(memoryview(data), sniff(data))
+            described = native.describe_image(memoryview(data), sniff(data))
             if described is not None:
                 more = f" of {described.frames} frames" if described.frames > 1 else ""
                 found[f"{described.mode.name}{more}"] += 1

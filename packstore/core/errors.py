@@ -184,3 +184,9 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+
+
+def error_line(error: BaseException) -> str:
+    """Returns the text of an error in one printable line of at most 300 characters, or its type's name if it has no
+    text."""
+    return printable(" ".join(str(error).split())[:300]) or type(error).__name__

@@ -27,7 +27,7 @@ Colour = tuple[int, int, int]
 
 
 def make_demo(path: Path, *, images_per_class: int = 18) -> None:
-    """Writes an image folder ``path/{train,val}/class/file`` with four classes; removes it again if that fails.
+    """Writes an image folder ``path/{train,val}/class/file`` with four classes. Removes it again if that fails.
 
     Each class has ``images_per_class`` images in ``train`` and a third of that, at least one, in ``val``. The formats
     alternate: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA, palette,
@@ -65,7 +65,7 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
 
 
 def _write_images(root: Path, images_per_class: int) -> None:
-    """Writes all images, a misnamed one, and two files that are no images."""
+    """Writes all images, a misnamed one, and two files that are no images, below ``root``."""
     turn = 0
     for split_number, split in enumerate(SPLITS):
         count = images_per_class if split_number == 0 else max(1, images_per_class // 3)
@@ -90,7 +90,7 @@ def _write_images(root: Path, images_per_class: int) -> None:
 
 @dataclass(frozen=True)
 class _Canvas:
-    """Drawing surface with its random generator."""
+    """Drawing surface with its size and random generator."""
 
     draw: ImageDraw.ImageDraw
     width: int
@@ -98,10 +98,12 @@ class _Canvas:
     rng: Generator
 
     def random_colour(self) -> Colour:
+        """Returns a random RGB colour."""
         r, g, b = (int(v) for v in self.rng.integers(0, 256, 3))
         return r, g, b
 
     def random_point(self) -> tuple[float, float]:
+        """Returns a random point on the surface."""
         return float(self.rng.uniform(0, self.width)), float(self.rng.uniform(0, self.height))
 
     def random_length(self, smallest: float, largest: float) -> float:
@@ -122,12 +124,14 @@ def _draw_picture(shapes: Callable[[_Canvas], None], rng: Generator) -> Image.Im
 
 
 def _draw_discs(canvas: _Canvas) -> None:
+    """Draws 4 to 9 discs."""
     for _ in range(int(canvas.rng.integers(4, 10))):
         (x, y), r = canvas.random_point(), canvas.random_length(0.06, 0.25)
         canvas.draw.ellipse((x - r, y - r, x + r, y + r), fill=canvas.random_colour())
 
 
 def _draw_rings(canvas: _Canvas) -> None:
+    """Draws rings of two colours around a point, to beyond the corners."""
     (x, y), step = canvas.random_point(), canvas.random_length(0.06, 0.12)
     colours = canvas.random_colour(), canvas.random_colour()
     for turn in range(int((canvas.width + canvas.height) / step), 0, -1):
@@ -136,6 +140,7 @@ def _draw_rings(canvas: _Canvas) -> None:
 
 
 def _draw_stripes(canvas: _Canvas) -> None:
+    """Draws slanted stripes of one colour."""
     step, slope = canvas.random_length(0.08, 0.2), float(canvas.rng.uniform(-1, 1)) * canvas.height
     colour = canvas.random_colour()
     for left in np.arange(-canvas.height, canvas.width + canvas.height, 2 * step):
@@ -144,6 +149,7 @@ def _draw_stripes(canvas: _Canvas) -> None:
 
 
 def _draw_triangles(canvas: _Canvas) -> None:
+    """Draws 5 to 11 triangles."""
     for _ in range(int(canvas.rng.integers(5, 12))):
         (x, y), r, turn = canvas.random_point(), canvas.random_length(0.1, 0.35), float(canvas.rng.uniform(0, 120))
         canvas.draw.regular_polygon((x, y, r), 3, rotation=turn, fill=canvas.random_colour())
@@ -160,12 +166,13 @@ _CLASSES: dict[str, Callable[[_Canvas], None]] = {
 # --- formats ----------------------------------------------------------------------------------------------------------
 
 
-def _jpeg_saver(
+def _make_jpeg_saver(
     mode: str = "RGB", *, subsampling: int = 2, progressive: bool = False, orientation: int | None = None
 ) -> Callable[[Image.Image, Path], None]:
-    """Returns a function that saves a JPEG. ``subsampling`` in Pillow's numbers: 0 is 4:4:4, 2 is 4:2:0."""
+    """Returns a function that saves a JPEG. ``subsampling`` is in Pillow's numbers: 0 is 4:4:4, 2 is 4:2:0."""
 
     def save(image: Image.Image, path: Path) -> None:
+        """Saves the image in the chosen mode."""
         exif = Image.Exif()
         if orientation is not None:
             exif[0x0112] = orientation
@@ -177,6 +184,7 @@ def _jpeg_saver(
 
 
 def _save_plain(image: Image.Image, path: Path) -> None:
+    """Saves the image in the format of the file's suffix."""
     image.save(path)
 
 
@@ -187,28 +195,30 @@ def _save_opaque_rgba(image: Image.Image, path: Path) -> None:
 
 
 def _save_palette(image: Image.Image, path: Path) -> None:
+    """Reduces the image to 64 colours and saves it."""
     image.quantize(64).save(path)
 
 
 def _save_gray(image: Image.Image, path: Path) -> None:
+    """Converts the image to gray and saves it."""
     image.convert("L").save(path)
 
 
 # Not more than the default number of images of a class, so that every class has every format.
 _FORMATS: tuple[tuple[str, Callable[[Image.Image, Path], None]], ...] = (
-    (".jpg", _jpeg_saver()),
-    (".jpg", _jpeg_saver(subsampling=0)),
+    (".jpg", _make_jpeg_saver()),
+    (".jpg", _make_jpeg_saver(subsampling=0)),
     (".png", _save_plain),
-    (".jpeg", _jpeg_saver(progressive=True)),
-    (".jpg", _jpeg_saver("L")),
+    (".jpeg", _make_jpeg_saver(progressive=True)),
+    (".jpg", _make_jpeg_saver("L")),
     (".png", _save_opaque_rgba),
-    (".jpg", _jpeg_saver("CMYK")),
+    (".jpg", _make_jpeg_saver("CMYK")),
     (".png", _save_palette),
     (".webp", _save_plain),
     (".png", _save_gray),
     (".bmp", _save_plain),
     (".gif", _save_plain),
     (".tif", _save_plain),
-    (".JPEG", _jpeg_saver()),
-    (".jpg", _jpeg_saver(orientation=6)),
+    (".JPEG", _make_jpeg_saver()),
+    (".jpg", _make_jpeg_saver(orientation=6)),
 )

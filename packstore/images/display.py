@@ -20,7 +20,10 @@ _GRAY_OR_COLOUR = (1, 3)
 
 
 def find_window(pixels: NDArray[Any], mode: Mode) -> Window | None:
-    """Computes the display window of an image: its 1st and 99th percentile. None for 8 bits, which need no window."""
+    """Computes the display window of an image: its 1st and 99th percentile, without values that are not finite.
+
+    Returns None for 8 bits, which need no window.
+    """
     if mode.dtype == "uint8":
         return None
     values = pixels[np.isfinite(pixels)] if pixels.dtype.kind == "f" else pixels
@@ -31,7 +34,8 @@ def find_window(pixels: NDArray[Any], mode: Mode) -> Window | None:
 
 
 def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -> NDArray[np.uint8]:
-    """Converts an image to uint8 ``(H, W, 3)``, RGB.
+    """Converts an image to uint8 ``(H, W, 3)``, RGB; alpha is blended over white, or dropped for values other than
+    uint8.
 
     Args:
         pixels: ``(H, W, C)`` of the mode.
@@ -49,12 +53,13 @@ def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -
 
 
 def denormalize(array: NDArray[Any], column: Column, normalization: Normalization | None) -> NDArray[Any]:
-    """Undoes the normalisation of a floating point image: returns ``(H, W, C)`` in the dtype of its mode, rounded.
+    """Undoes the normalisation of a floating point image. Returns ``(H, W, C)`` in the dtype of its mode, rounded and
+    clipped.
 
     Args:
         array: ``(C, H, W)`` as stored; bfloat16 as uint16.
         column: Column of the image.
-        normalization: Normalisation of the store.
+        normalization: Normalisation of the store; None for pixels that were only scaled.
     """
     if column.dtype == "bfloat16":  # the upper half of a float32
         array = (array.astype(np.uint32) << 16).view(np.float32)

@@ -34,18 +34,20 @@ class Frames(NamedTuple):
 
 
 def count_frames(data: bytes, info: ImageInfo) -> Frames:
-    """Counts the frames of a whole file; 1 for kinds that only a library can count (AVIF, HEIF). Raises
-    :class:`HeaderError` for damaged headers."""
+    """Counts the frames of a whole file. Returns one frame for kinds that only a library can count (AVIF, HEIF).
+
+    Raises :class:`HeaderError` for damaged headers.
+    """
     try:
         if info.kind == "gif":
-            return _count_gif(data, info)
+            return _count_gif_frames(data, info)
         if info.kind == "png":
-            return _count_png(data)
+            return _count_png_frames(data)
         if info.kind == "webp":
-            return _count_webp(data)
+            return _count_webp_frames(data)
         if info.kind == "tiff":
             seen: dict[tuple[bytes, ...], int] = {}
-            pages = [layout for _, layout in tiff_pages(data)]
+            pages = [layout for _, layout in list_tiff_pages(data)]
             for number, layout in enumerate(pages):
                 seen.setdefault(layout, number)
             return Frames(max(1, len(pages)), tuple(seen.values()) or (0,))
@@ -54,9 +56,12 @@ def count_frames(data: bytes, info: ImageInfo) -> Frames:
     return Frames()
 
 
-def tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
-    """Returns the index in the file and the layout of each page, without reduced-resolution pages. Raises
-    :class:`HeaderError` or :class:`struct.error`."""
+def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
+    """Returns index in the file and layout of each page, without reduced-resolution pages.
+
+    A layout is the raw values of the tags of bits, colours and samples. Raises :class:`HeaderError`, or
+    :class:`struct.error` for a file that is cut off.
+    """
     order, big = "<" if bytes(data[:2]) == b"II" else ">", 43 in bytes(data[2:4])
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
@@ -84,7 +89,9 @@ def tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
     return found
 
 
-def _count_gif(data: bytes, info: ImageInfo) -> Frames:
+def _count_gif_frames(data: bytes, info: ImageInfo) -> Frames:
+    """Counts image blocks; ``transparent`` if a later frame may uncover pixels. Raises :class:`IndexError` for a
+    truncated file."""
     at = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
     count, transparent = 0, False
     while (block := data[at]) != 0x3B:
@@ -103,7 +110,9 @@ def _count_gif(data: bytes, info: ImageInfo) -> Frames:
     return Frames(max(1, count), (0,), transparent and count > 1)
 
 
-def _count_png(data: bytes) -> Frames:
+def _count_png_frames(data: bytes) -> Frames:
+    """Reads the number of frames of an APNG, and adds the default image if it is no frame. Raises :class:`HeaderError`
+    for more frames than the file has room for."""
     at, frames, default = 8, 0, 0
     while (name := data[at + 4 : at + 8]) != b"IEND":
         (length,) = struct.unpack_from(">I", data, at)
@@ -121,7 +130,8 @@ def _count_png(data: bytes) -> Frames:
     return Frames(max(1, frames + (default == 2 and frames > 0)))
 
 
-def _count_webp(data: bytes) -> Frames:
+def _count_webp_frames(data: bytes) -> Frames:
+    """Counts the ``ANMF`` chunks; 1 for a WebP without animation."""
     at, count, end = 12, 0, min(len(data), 8 + int.from_bytes(data[4:8], "little"))
     while at + 8 <= end:
         name, length = struct.unpack_from("<4sI", data, at)

@@ -39,7 +39,7 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
     code = next((keys[key] for key in (_PROJECTED, _GEOGRAPHIC) if keys.get(key)), _USER_DEFINED)
     return {
         "crs": None if code == _USER_DEFINED else f"EPSG:{code}",
-        "transform": _affine_transform(tags, keys.get(_RASTER_TYPE) == _POINT),
+        "transform": _compute_affine_transform(tags, keys.get(_RASTER_TYPE) == _POINT),
         "nodata": tags.get(_NODATA),
         "keys": {str(key): value for key, value in keys.items()},
         "tags": {str(tag): value for tag, value in tags.items() if tag != _NODATA},
@@ -47,6 +47,8 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
 
 
 def _read_tags(data: bytes) -> dict[int, Any]:
+    """Reads the GeoTIFF tags of the first directory. Values that are not finite become None. Raises :class:`IndexError`
+    for a tag over 1 MiB."""
     order, big = "<" if data[:2] == b"II" else ">", 43 in data[2:4]
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
@@ -72,6 +74,8 @@ def _read_tags(data: bytes) -> dict[int, Any]:
 
 
 def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
+    """Looks up the values of the GeoKeys, by number. Raises :class:`IndexError` for a key beyond the values of its
+    tag."""
     directory: Sequence[int] = tags.get(_KEYS, ())
     found: dict[int, Any] = {}
     for at in range(4, min(len(directory), 4 + 4 * (directory[3] if len(directory) > 3 else 0)), 4):
@@ -86,7 +90,12 @@ def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
     return found
 
 
-def _affine_transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
+def _compute_affine_transform(tags: Mapping[int, Any], is_point: bool) -> list[float] | None:
+    """Computes the transform from pixel corners to ground coordinates. Returns None without tie point and scale or
+    matrix, or with values that are not finite.
+
+    ``is_point``: the tags give the middles of pixels, not their corners.
+    """
     matrix, scale, tie = tags.get(_TRANSFORMATION, ()), tags.get(_SCALE, ()), tags.get(_TIEPOINT, ())
     if len(matrix) >= 8:
         found = [matrix[n] for n in (0, 1, 3, 4, 5, 7)]

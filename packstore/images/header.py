@@ -8,7 +8,7 @@ Data = bytes | bytearray | memoryview
 
 
 class HeaderError(ValueError):
-    """Error for bytes that are no image, or not a complete one.
+    """Error for bytes that are no image, or an incomplete one.
 
     Attributes:
         reason: Text to follow a file's name in messages: ``"is empty"``, ``"is truncated: …"``.
@@ -49,5 +49,5 @@ class ImageInfo(NamedTuple):
 
     @property
     def progressive(self) -> bool:
-        """Tells if the image is a progressive JPEG."""
+        """True for a progressive JPEG."""
         return self.sof in (0xC2, 0xC6, 0xCA, 0xCE)

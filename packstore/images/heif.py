@@ -36,7 +36,7 @@ class HeifHeader(NamedTuple):
 
 
 class BadBoxesError(ValueError):
-    """Error for boxes that are truncated or contradict each other; its text follows "is damaged: "."""
+    """Error for boxes that are truncated or contradict each other; the message follows "is damaged: "."""
 
 
 def is_heif(start: bytes) -> bool:
@@ -44,9 +44,9 @@ def is_heif(start: bytes) -> bool:
     return start[4:8] == b"ftyp" and start[8:12] in (*AVIF_BRANDS, *HEIF_BRANDS)
 
 
-def heif_header(data: bytes) -> HeifHeader:
-    """Parses the boxes of a whole file. Raises :class:`BadBoxesError`, and :class:`IndexError` for a box that is
-    truncated within its header."""
+def parse_heif_header(data: bytes) -> HeifHeader:
+    """Parses the boxes of a whole file. Raises :class:`BadBoxesError`, and :class:`IndexError` for a file without
+    metadata or a box that is cut off within its header."""
     kind = ""
     meta: tuple[int, int] | None = None
     has_data, end = False, 0
@@ -72,7 +72,7 @@ def heif_header(data: bytes) -> HeifHeader:
     size: tuple[int, int] | None = None
     crop: tuple[int, int] | None = None
     turns = bits = 0
-    for index in _property_numbers(data, properties[b"ipma"], primary):
+    for index in _list_property_numbers(data, properties[b"ipma"], primary):
         if not 1 <= index <= len(kinds):
             raise BadBoxesError(f"HEIF property {index} of {len(kinds)}")
         name, start, _ = kinds[index - 1]
@@ -89,13 +89,13 @@ def heif_header(data: bytes) -> HeifHeader:
         raise BadBoxesError("HEIF whose primary item has no size")
     shown = crop or size
     # The parts of a grid have the same bits as the image, which need not say them.
-    bits = bits or max((_bits_of_codec(data, name, start) for name, start, _ in kinds), default=0) or 8
+    bits = bits or max((_parse_codec_bits(data, name, start) for name, start, _ in kinds), default=0) or 8
     return HeifHeader(kind, *size, shown if turns % 2 == 0 else shown[::-1], has_data or b"idat" in inside, end, bits)
 
 
-def _bits_of_codec(data: bytes, name: bytes, start: int) -> int:
-    """Returns the bits per sample in a decoder's configuration (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3), or 0 for
-    other boxes."""
+def _parse_codec_bits(data: bytes, name: bytes, start: int) -> int:
+    """Returns the bits per sample in a decoder's configuration (AV1 in ISOBMFF 2.3.3, ISO/IEC 14496-15 8.3.3). Returns
+    0 for other boxes."""
     if name == b"av1C":
         flags = data[start + 2]
         return 8 + 2 * (flags >> 6 & 1) + 2 * (flags >> 5 & flags >> 6 & 1)
@@ -103,7 +103,11 @@ def _bits_of_codec(data: bytes, name: bytes, start: int) -> int:
 
 
 def _iterate_boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> Iterator[tuple[bytes, int, int]]:
-    """Yields name, start and end of the content of each box. With ``top``, a box may end beyond the data."""
+    """Yields name, start and end of the content of each box between ``start`` and ``stop``.
+
+    With ``top``, a box may end beyond ``stop``. Raises :class:`BadBoxesError` for a box of an impossible size, and for
+    more than 4,096 boxes.
+    """
     count = 0
     while start + 8 <= stop:
         size, name, header = _read_number(data, start, 4), data[start + 4 : start + 8], 8
@@ -118,8 +122,9 @@ def _iterate_boxes(data: bytes, start: int, stop: int, *, top: bool = False) -> 
         start += size
 
 
-def _property_numbers(data: bytes, place: tuple[int, int], item: int) -> Iterator[int]:
-    """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box."""
+def _list_property_numbers(data: bytes, place: tuple[int, int], item: int) -> Iterator[int]:
+    """Yields the numbers, from 1 on, of an item's properties, from the ``ipma`` box. Raises :class:`BadBoxesError` if
+    it is cut off."""
     at, stop = place
     version, wide = data[at], data[at + 3] & 1
     entries = _read_number(data, at + 4, 4)
@@ -137,6 +142,7 @@ def _property_numbers(data: bytes, place: tuple[int, int], item: int) -> Iterato
 
 
 def _read_number(data: bytes, at: int, size: int) -> int:
+    """Reads a big-endian number of ``size`` bytes. Raises :class:`IndexError` beyond the end of the data."""
     if at + size > len(data):
         raise IndexError(at)
     return int.from_bytes(data[at : at + size], "big")

@@ -15,8 +15,8 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # ends a scan: neither a dat
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
-    """Removes EXIF, MPF, ICC, XMP and comments from the JPEG ``data``; returns ``data`` itself if there are none, or
-    no scan."""
+    """Removes EXIF, MPF, ICC, XMP and comments from the JPEG ``data``. Returns ``data`` itself if it has none of them,
+    or no scan."""
     kept: list[memoryview] = [data[:2]]
     size, at, dropped = len(data), 2, False
     while at + 4 <= size:
@@ -38,8 +38,10 @@ def without_metadata(data: memoryview) -> bytes | memoryview:
 
 
 def excess_scans_message(data: memoryview, pixels: int) -> str | None:
-    """Returns an error text for a JPEG with so many scans that it takes too long to decode: each scan goes through
-    all pixels, even with hardly a byte. None for other files."""
+    """Returns an error text for a JPEG with so many scans that decoding takes too long. Returns None for other files.
+
+    Each scan goes through all pixels, even with hardly a byte.
+    """
     most = min(_MOST_SCANS, max(_SCANS_OF_LARGE, _SCANNED_PIXELS // max(1, pixels)))
     if bytes(data[:2]) != b"\xff\xd8" or len(data) < most * _SCAN_BYTES:
         return None
@@ -60,6 +62,8 @@ def is_complete_jpeg(data: memoryview) -> bool:
 
 
 def _check_segments(data: memoryview) -> bool:
+    """Tells if a JPEG is complete, see :func:`is_complete_jpeg`. Raises :class:`IndexError` or :class:`KeyError` for
+    broken segments."""
     unfinished: dict[int, bytearray] = {}  # by component: the lowest bit so far of each coefficient; 1 for none
     scans, at = 0, 2
     while data[at] == 0xFF:

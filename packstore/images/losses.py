@@ -1,4 +1,4 @@
-"""Finds information that image files lose when they are read in a store's mode: bits, frames, channels, alpha.
+"""Finds what an image file would lose if it is read in a store's mode: bits, frames, channels, alpha.
 
 The header decides for nearly all files in a microsecond: PNG (third edition, 11.2 and 11.3), GIF89a, RFC 9649 (WebP).
 For the others, Pillow or tifffile opens the file.
@@ -60,18 +60,19 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
         By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". Empty for CMYK, whose
         colours are converted, for alpha that is opaque everywhere, and for files that cannot be opened.
     """
-    return examine(data, info, reading).losses
+    return examine_losses(data, info, reading).losses
 
 
-def examine(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> LossReport:
-    """Finds losses as :func:`find_losses`, and the conversion of a file of another mode."""
+def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> LossReport:
+    """Finds losses as :func:`find_losses`, and the conversion of a file of another mode. Raises :class:`HeaderError` if
+    the frame to read does not exist."""
     plain = reading.mode == RGB.name and not reading.frame
     if plain and info.kind == "jpeg":
         return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components))
-    if plain and not _may_lose(bytes(data), info):
+    if plain and not _may_exceed_rgb(bytes(data), info):
         is_gray = info.components == 1 and (info.kind == "pnm" or (info.kind == "png" and data[25] != _PALETTE))
         return LossReport({}, "gray_to_colour") if is_gray else _COLOUR
-    found = native.describe(memoryview(data), info)
+    found = native.describe_image(memoryview(data), info)
     if found is None:
         return LossReport({}, is_certain=info.kind != "tiff")
     if reading.frame >= found.frames:
@@ -95,6 +96,7 @@ _PALETTE = 3  # colour type of a PNG
 
 
 def _find_conversion(info: ImageInfo, found: native.ImageDescription, wanted: Mode) -> str | None:
+    """Returns the conversion without loss, one of :data:`UNIFIED`, or None if the file has the wanted mode."""
     mode = found.mode
     if wanted.has_colour and mode.channels - mode.has_alpha == 1:
         return "gray_to_colour"
@@ -119,8 +121,8 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
 
 
 def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
-    """Describes the channels of ``found`` that ``wanted`` cannot store, or returns None if it stores all, or may lose
-    them."""
+    """Describes the channels of ``found`` that ``wanted`` cannot store. Returns None if it stores all, or if channels
+    may be lost."""
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:
         if may_lose:
@@ -131,8 +133,9 @@ def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | 
     return None
 
 
-def _may_lose(data: bytes, info: ImageInfo) -> bool:
-    """Tells by the header if a file may have more than 8-bit RGB."""
+def _may_exceed_rgb(data: bytes, info: ImageInfo) -> bool:
+    """Tells by the header if a file may have more than 8-bit RGB: more bits, alpha or frames. True for kinds whose
+    header does not tell."""
     if info.kind == "png":
         head = data[: max(0, data.find(b"IDAT"))]
         return info.precision > 8 or info.components in (2, 4) or b"tRNS" in head or b"acTL" in head

@@ -15,8 +15,11 @@ _MOST = (1 << 16) - 1
 
 
 def make_mask_file(mask: Any) -> bytes | None:
-    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file; adds a palette if it has 8 bits. Returns
-    None without a mask, and for values that PNG cannot store."""
+    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file; gray of 8 bits gets Pascal VOC's palette.
+
+    Returns None without a mask, for an empty one, and for values that PNG cannot store. Any other file is returned
+    unchanged.
+    """
     if mask is None:
         return None
     if isinstance(mask, np.ndarray):
@@ -37,14 +40,14 @@ def make_mask_file(mask: Any) -> bytes | None:
         if image.mode != "L":
             return bytes(mask)
     if image.mode == "L":
-        image.putpalette(voc_palette())
+        image.putpalette(make_voc_palette())
     out = io.BytesIO()
     image.save(out, "PNG")
     return out.getvalue()
 
 
 @cache
-def voc_palette() -> bytes:
+def make_voc_palette() -> bytes:
     """Returns Pascal VOC's palette of 256 colours: bits 3i, 3i+1, 3i+2 of a class number are bit 7-i of red, green,
     blue."""
     colours = np.zeros((256, 3), np.uint8)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import Buffer
 from packstore.core.errors import DecodeError
 from packstore.images.engine import png_rows
-from packstore.images.sniff import MAX_PIXELS, too_many_pixels
+from packstore.images.sniff import MAX_PIXELS, excess_pixels_message
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -78,7 +78,7 @@ def read_mask_header(data: Buffer, max_pixels: int = MAX_PIXELS) -> MaskHeader:
             f"the mask holds {_CHANNELS.get(colour, f'pixels of kind {colour}')}; a mask has one channel: grey levels "
             "or a palette's indices"
         )
-    if reason := too_many_pixels(width, height, max_pixels):
+    if reason := excess_pixels_message(width, height, max_pixels):
         raise DecodeError(f"the mask: {reason}")
     return MaskHeader(height, width, bits, colour == _PALETTE, interlace != 0)
 
@@ -122,7 +122,7 @@ def open_mask(data: Buffer, header: MaskHeader) -> Image:
 
 
 def _read_idat(data: Buffer, header: MaskHeader) -> bytes | None:
-    """Returns the content of the IDAT chunks, or None if any chunk could be refused by Pillow, which then judges the
+    """Returns the content of the IDAT chunks. Returns None if Pillow might refuse any chunk, so that Pillow judges the
     file."""
     view, place, kind = memoryview(data), len(_SIGNATURE), b""
     found: list[memoryview] = []

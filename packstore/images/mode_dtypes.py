@@ -16,16 +16,19 @@ _IF_SMALL = {"uint32": "int32", "int64": "int32", "uint64": "int32", "float64": 
 """Dtype of a mode that can represent small values of a dtype; each value is compared after the conversion."""
 
 
-def mode_dtype(dtype: np.dtype[Any]) -> str | None:
-    """Returns the dtype of a mode for values of a dtype, at least for small values, or None if no mode has one."""
+def find_mode_dtype(dtype: np.dtype[Any]) -> str | None:
+    """Returns the dtype of a mode that can represent values of ``dtype``, at least small ones. Returns None if no mode
+    has one."""
     name = dtype.newbyteorder("=").name
     return EXACT.get(name) or _IF_SMALL.get(name)
 
 
 def to_mode_dtype(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """Converts an array to the dtype of a mode. Raises :class:`DecodeError` if a value would change, or no mode
-    fits; ``what`` is the subject of that message."""
-    name, target = array.dtype.newbyteorder("=").name, mode_dtype(array.dtype)
+    """Converts an array to the dtype of a mode; True becomes 255.
+
+    Raises :class:`DecodeError` if a value would change, or no mode fits; ``what`` is the subject of that message.
+    """
+    name, target = array.dtype.newbyteorder("=").name, find_mode_dtype(array.dtype)
     if target is None:
         raise DecodeError(f"{what} of {name} values, which packstore does not read")
     values = array.astype(target)

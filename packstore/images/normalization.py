@@ -41,6 +41,8 @@ def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None
 
 
 def _parse_text(text: str, mode: Mode) -> Normalization | None:
+    """Parses a name or ``"M,M,M/S,S,S"``. Raises :class:`UsageError`, also for ``"auto"``, which only packing can
+    compute."""
     if text == "none":
         return None
     if text in NORMALIZATIONS:
@@ -65,6 +67,8 @@ _NORMALIZATION_EXPECTED = (
 
 
 def _convert_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
+    """Makes a normalisation from numbers or texts. Raises :class:`ValueError` or :class:`ManifestError` for wrong
+    ones."""
     return Normalization(tuple(map(float, mean)), tuple(map(float, std)))
 
 
@@ -75,10 +79,11 @@ def _check_scale(normalization: Normalization, mode: Mode) -> Normalization:
         hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"
         raise UsageError(
             "a normalisation should have means from 0 to 1 and standard deviations above 0 and up to 1, got "
-            f"{_join_values(normalization.mean)}/{_join_values(normalization.std)}: {hint}"
+            f"{_format_values(normalization.mean)}/{_format_values(normalization.std)}: {hint}"
         )
     return normalization
 
 
-def _join_values(values: tuple[float, ...]) -> str:
+def _format_values(values: tuple[float, ...]) -> str:
+    """Joins numbers with commas, for messages."""
     return ",".join(f"{value:g}" for value in values)

@@ -44,8 +44,9 @@ CROPS: tuple[Window, ...] = tuple(
 """Windows that stand for all crops by 5% of both sides."""
 
 
-def shrink(image: Pixels) -> Pixels:
-    """Shrinks an image, uint8 ``(H, W, 3)``, to ``(64, 64, 3)`` by box averages; ignores the aspect ratio."""
+def shrink_to_side(image: Pixels) -> Pixels:
+    """Shrinks an image, uint8 ``(H, W, 3)``, to ``(64, 64, 3)`` by box averages; ignores the aspect ratio. Returns an
+    image of that size itself."""
     from PIL import Image
 
     if image.shape[:2] == (SIDE, SIDE):
@@ -54,16 +55,16 @@ def shrink(image: Pixels) -> Pixels:
 
 
 def to_grey(images: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Computes the luminance, 0 … 255, of images ``(n, 64, 64, 3)``: ``(n, 64, 64)``."""
+    """Computes the luminance, 0 … 255, of images ``(n, 64, 64, 3)``, as float32 ``(n, 64, 64)``."""
     luminance: NDArray[np.float32] = images.astype(np.float32) @ _GREY
     return luminance
 
 
 def hash_windows(greys: NDArray[np.float32], windows: Sequence[Window] = (WHOLE,)) -> NDArray[np.uint64]:
-    """Hashes windows of grey images ``(n, 64, 64)``: uint64 ``(n, windows, 4)``."""
+    """Hashes each window of each grey image ``(n, 64, 64)``: uint64 ``(n, windows, 4)``."""
     found = np.empty((len(greys), len(windows), WORDS), np.uint64)
     for number, (top, bottom, left, right) in enumerate(windows):
-        waves = _dct_matrix(top, bottom) @ greys @ _dct_matrix(left, right).T
+        waves = _make_dct_matrix(top, bottom) @ greys @ _make_dct_matrix(left, right).T
         waves = waves.reshape(len(greys), _FREQUENCIES**2)
         bits = waves > np.median(waves, 1, keepdims=True)
         found[:, number] = np.packbits(bits, axis=1).view(np.uint64)
@@ -71,7 +72,7 @@ def hash_windows(greys: NDArray[np.float32], windows: Sequence[Window] = (WHOLE,
 
 
 def hamming_distances(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Counts the bits in which hashes differ, summed along the last axis."""
+    """Counts the bits in which hashes differ, over all words of a hash: the last axis."""
     counted: NDArray[np.int64] = count_bits(a ^ b).sum(-1, dtype=np.int64)
     return counted
 
@@ -83,20 +84,20 @@ def count_bits(words: NDArray[np.uint64]) -> NDArray[np.uint8]:
         counted = np.bitwise_count(words)
         return counted
     halves = np.ascontiguousarray(words).view(np.uint16).reshape(*words.shape, 4)
-    counted = _bit_counts()[halves].sum(-1, dtype=np.uint8)
+    counted = _make_bit_counts()[halves].sum(-1, dtype=np.uint8)
     return counted
 
 
 @functools.cache
-def _bit_counts() -> NDArray[np.uint8]:
-    """Returns the number of one bits of each 16-bit number."""
+def _make_bit_counts() -> NDArray[np.uint8]:
+    """Returns the number of one bits of each 16-bit number, for numpy 1."""
     bits = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16)
     counted: NDArray[np.uint8] = bits.sum(1).astype(np.uint8)
     return counted
 
 
 @functools.cache
-def _dct_matrix(start: float, stop: float) -> NDArray[np.float32]:
+def _make_dct_matrix(start: float, stop: float) -> NDArray[np.float32]:
     """Returns the float32 ``(16, 64)`` matrix from 64 samples to the DCT-II frequencies 1 … 16 of their part from
     ``start`` to ``stop``."""
     edges = (start + (stop - start) * np.arange(_SAMPLES + 1) / _SAMPLES) * SIDE

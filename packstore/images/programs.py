@@ -99,7 +99,7 @@ the colour: red, green, blue from the lowest."""
 
 
 def new_program(count: int, steps: int = 1) -> Program:
-    """Returns a program of ``steps`` identity steps for ``count`` images."""
+    """Returns a program of ``steps`` identity steps for each of ``count`` images."""
     return np.zeros((count, steps), STEP)
 
 
@@ -111,7 +111,7 @@ def step(count: int, code: Code, *parameters: Any, flags: Any = 0, where: Any = 
         code: The operation.
         parameters: ``p[0]``, ``p[1]``, …: one number for all images, or arrays ``(count,)``.
         flags: One number, or an array ``(count,)``.
-        where: bool, or bool ``(count,)``: images to run it on; the others get an identity step.
+        where: bool, or bool ``(count,)``: images to run the step on; the others get an identity step.
     """
     program = new_program(count)
     column = program[:, 0]
@@ -125,13 +125,14 @@ def step(count: int, code: Code, *parameters: Any, flags: Any = 0, where: Any = 
 
 
 def pad_program(program: Program, steps: int) -> Program:
-    """Pads ``program`` with identity steps to ``steps`` steps."""
+    """Pads ``program`` with identity steps to ``steps`` steps. A longer program is returned unchanged."""
     missing = steps - program.shape[1]
     return np.concatenate([program, new_program(len(program), missing)], 1) if missing > 0 else program
 
 
 def join_programs(programs: Sequence[Program], count: int) -> Program:
-    """Concatenates programs for the same ``count`` images."""
+    """Concatenates programs for the same ``count`` images, in order. Returns a single program itself, without a
+    copy."""
     if len(programs) == 1:
         return programs[0]
     joined = np.empty((count, sum(each.shape[1] for each in programs)), STEP)
@@ -142,8 +143,21 @@ def join_programs(programs: Sequence[Program], count: int) -> Program:
     return joined
 
 
+def check_programs(programs: Program, count: int) -> Program:
+    """Returns ``programs`` as a contiguous array. Raises :class:`ValueError` unless they are ``(count, n)`` steps."""
+    if programs.dtype != STEP or programs.ndim != 2 or len(programs) != count:
+        raise ValueError(f"programs of {programs.shape}, {programs.dtype}, for {count} images")
+    return np.ascontiguousarray(programs)
+
+
 def warp_flags(interpolation: Any, fill: Sequence[int] | None, way: str = "blend") -> Any:
-    """Packs the ``flags`` of a warp: index in :data:`INTERPOLATIONS` (or an array of indices), and a fill colour."""
+    """Packs the ``flags`` of a warp.
+
+    Args:
+        interpolation: Index in :data:`INTERPOLATIONS`, or an array of indices.
+        fill: Colour outside the source; None for zeros.
+        way: How the colour is filled in, one of :data:`WARP_FILLS`.
+    """
     if fill is None:
         return interpolation
     red, green, blue = fill
@@ -152,6 +166,6 @@ def warp_flags(interpolation: Any, fill: Sequence[int] | None, way: str = "blend
 
 
 def unpack_fill(flags: int) -> tuple[int, int, int]:
-    """Returns the fill colour in the ``flags`` of a warp."""
+    """Returns the fill colour in the ``flags`` of a warp: red, green, blue."""
     bits = (flags & 0xFFFFFFFF) >> 8
     return bits & 255, bits >> 8 & 255, bits >> 16

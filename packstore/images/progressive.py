@@ -38,7 +38,7 @@ def make_baseline(data: bytes) -> bytes:
         NotBaselineError: The library finds the file damaged.
         UsageError: The library is missing.
     """
-    library = _load()
+    library = _load_transform()
     handle = library.tjInitTransform()  # one a call, so that threads share nothing
     if not handle:
         raise MemoryError
@@ -59,14 +59,17 @@ def make_baseline(data: bytes) -> bytes:
         library.tjDestroy(handle)
 
 
-def baseline_version() -> str:
-    """Returns the version of the library, on which the bytes depend. Raises :class:`UsageError` if it is missing."""
-    _load()
+def find_baseline_version() -> str:
+    """Returns name and version of the library, on which the bytes depend. Raises :class:`UsageError` if it is
+    missing."""
+    _load_transform()
     return f"libjpeg-turbo {turbo_version(find_library(*_FUNCTIONS)) or 'of unknown version'}"
 
 
 @functools.cache
-def _load() -> Any:
+def _load_transform() -> Any:
+    """Loads TurboJPEG's transformation once. Raises :class:`UsageError` that says what to install if the library is
+    missing."""
     name = find_library(*_FUNCTIONS)
     if name is None:
         raise UsageError(

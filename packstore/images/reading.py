@@ -43,16 +43,18 @@ EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Mode in which images are read, and how other images are converted to it.
+    """Mode in which images are read, and how other images are converted to it. Raises :class:`UsageError` for an
+    unknown value.
 
     Attributes:
         mode: Name of the mode of all images.
         depth: Conversion of values of more bits to 8 bits: ``scale`` (from the range of the file's bits, or of their
             dtype; floating point from 0 … 1), ``clip`` (values above 255 become 255) or ``window:LO,HI`` (these become
-            0 and 255). None: unanswered.
-        alpha: For a mode without alpha: ``drop`` or ``over:COLOUR``. None: unanswered, and dropped.
-        frames: ``first``, or the number of a frame from 0. None: unanswered, and the first is read.
-        chosen: The user named the mode. Else it is that of the first image, and no other loses channels for it.
+            0 and 255). None: the user gave none.
+        alpha: For a mode without alpha: ``drop`` or ``over:COLOUR``. None: the user gave none, and alpha is dropped.
+        frames: ``first``, or the number of a frame from 0. None: the user gave none, and the first is read.
+        chosen: The user named the mode. Else it is that of the first image, and no other image may lose channels for
+            it.
     """
 
     mode: str = RGB.name
@@ -88,6 +90,7 @@ class Reading:
 
     @property
     def frame(self) -> int:
+        """Number of the frame to read, from 0."""
         return int(self.frames) if self.frames is not None and self.frames.isdigit() else 0
 
     @property
@@ -96,7 +99,7 @@ class Reading:
         return self.mode == RGB.name and self.depth is None and self.alpha in (None, "drop") and not self.frame
 
     def answers(self) -> dict[str, str]:
-        """Returns the given answers by name, as a manifest stores them."""
+        """Returns the options that are set (depth, alpha, frames) by name, as a manifest stores them."""
         given = {name: getattr(self, name) for name in EXPECTED}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -109,8 +112,10 @@ class Reading:
 
     @classmethod
     def of_column(cls, column: Column, options: Mapping[str, Any]) -> Reading:
-        """Restores the reading of any column of image files: by its own answers, else by those of all columns. The
-        number of a frame among the latter is for the main image alone."""
+        """Restores the reading of any column of image files: by its own options, else by those of all columns.
+
+        A number of a frame among the options of all columns counts for the main image alone.
+        """
         found = cls.restore(column.mode, options)
         if column.name != "image":
             own = {name: options.get(f"{column.name}.{name}") for name in EXPECTED}
@@ -125,7 +130,7 @@ PLAIN = Reading()
 
 
 def convert_pixels(pixels: NDArray[Any], found: Mode, reading: Reading, bits: int | None = None) -> NDArray[Any]:
-    """Converts pixels to the mode of a reading; returns them unchanged if they have it.
+    """Converts pixels to the mode of a reading. Returns ``pixels`` itself if they have that mode.
 
     Args:
         pixels: ``(H, W, C)`` of the mode ``found``.
@@ -135,7 +140,7 @@ def convert_pixels(pixels: NDArray[Any], found: Mode, reading: Reading, bits: in
         bits: Number of the dtype's bits that the file uses.
 
     Raises:
-        DecodeError: Values of another dtype, and the reading does not say how to convert them.
+        DecodeError: Values of another dtype, and the reading does not say how to convert them; or too few channels.
     """
     wanted = reading.pixels
     if found == wanted:
@@ -149,6 +154,7 @@ def convert_pixels(pixels: NDArray[Any], found: Mode, reading: Reading, bits: in
 
 
 def _drop_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[Any]:
+    """Returns the colours without alpha; blends them over the reading's colour if it names one."""
     colours, match = pixels[..., :-1], _OVER.fullmatch(reading.alpha or "")
     if match is None:
         return colours
@@ -162,6 +168,8 @@ def _drop_alpha(pixels: NDArray[Any], found: Mode, reading: Reading) -> NDArray[
 
 
 def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Reading, bits: int | None) -> NDArray[Any]:
+    """Converts values to uint8 as the reading's depth says; values that are not numbers become 0. Raises
+    :class:`DecodeError` without a depth, or for another dtype."""
     if wanted.dtype != "uint8" or reading.depth is None:
         raise DecodeError(
             f"an image of mode {found}, and {wanted} is read; depth says how values become 8 bits: {EXPECTED['depth']}"
@@ -177,6 +185,8 @@ def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Rea
 
 
 def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
+    """Repeats, drops or mixes colour channels, and adds opaque alpha if it is wanted. Raises :class:`DecodeError` for
+    too few channels."""
     colours, alpha = wanted.channels - wanted.has_alpha, pixels[..., found.channels - 1 :] if found.has_alpha else None
     given = pixels[..., : found.channels - found.has_alpha]
     if given.shape[-1] < colours and given.shape[-1] != 1:

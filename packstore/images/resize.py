@@ -31,7 +31,7 @@ FITS: tuple[Fit, ...] = ("crop", "pad", "squash")
 
 
 class TooLargeError(ValueError):
-    """Resizing would need too many pixels on the way.
+    """Error if resizing would need too many pixels on the way.
 
     Attributes:
         reason: Text that follows the name of a file in messages.
@@ -43,7 +43,7 @@ class TooLargeError(ValueError):
 
 
 def target_size(size: Size) -> tuple[int, int]:
-    """Returns ``size`` as ``(height, width)``."""
+    """Returns ``size`` as ``(height, width)``; one number is a square."""
     return (size, size) if isinstance(size, int) else size
 
 
@@ -84,18 +84,19 @@ def resize(image: Pixels, height: int, width: int) -> Pixels:
     return np.ascontiguousarray(result)
 
 
-def limit(image: Pixels, resize_to: int | None = None, max_side: int | None = None) -> Pixels:
+def shrink_to_limits(image: Pixels, resize_to: int | None = None, max_side: int | None = None) -> Pixels:
     """Shrinks ``image`` until its shorter side is at most ``resize_to`` and its longer side at most ``max_side``
     pixels.
 
-    Keeps the aspect ratio, and never enlarges. Returns ``image`` itself if it is small enough.
+    Keeps the aspect ratio, and never enlarges. Returns ``image`` itself if it is small enough. Raises
+    :class:`TooLargeError`.
     """
     height, width = image.shape[:2]
-    return resize(image, *limit_size(height, width, resize_to, max_side))
+    return resize(image, *limited_size(height, width, resize_to, max_side))
 
 
-def limit_size(height: int, width: int, resize_to: int | None, max_side: int | None) -> tuple[int, int]:
-    """Returns the size that :func:`limit` gives an image."""
+def limited_size(height: int, width: int, resize_to: int | None, max_side: int | None) -> tuple[int, int]:
+    """Returns the ``(height, width)`` that :func:`shrink_to_limits` gives an image of this size."""
     if resize_to is not None and min(height, width) > resize_to:
         height, width = size_by_shorter_side(height, width, resize_to)
     longer = max(height, width)
@@ -108,7 +109,7 @@ def limit_size(height: int, width: int, resize_to: int | None, max_side: int | N
     return height, width
 
 
-def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
+def resize_to_fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
     """Resizes ``image``, ``(H, W, C)``, to exactly ``size``; enlarges smaller images.
 
     ``crop``: resizes to cover the target (a square: shorter side to S, as torchvision's ``Resize``), then crops the
@@ -134,7 +135,7 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
         if large and image.dtype == np.uint8:
             return resize_centre(image, covering, (target_height, target_width))
         resized = resize(image, *covering)
-        top, left = _centred_start(covering[0], target_height), _centred_start(covering[1], target_width)
+        top, left = _find_centre_start(covering[0], target_height), _find_centre_start(covering[1], target_width)
         return np.ascontiguousarray(resized[top : top + target_height, left : left + target_width])
     if mode == "pad":
         if target_height * width >= target_width * height:
@@ -149,7 +150,7 @@ def fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
 
 
 def resize_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int]) -> Pixels:
-    """Computes the centre of ``resize(image, *covering)``, with equal pixels, without the rest.
+    """Computes the middle of ``resize(image, *covering)`` with equal pixels, without computing the rest.
 
     Args:
         image: uint8 ``(H, W, C)``.
@@ -158,18 +159,18 @@ def resize_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int
     """
     # As torch: first along the rows, then along the columns, rounded to uint8 in between.
     height, width = image.shape[:2]
-    rows = _make_taps(height, covering[0], _centred_start(covering[0], size[0]), size[0])
+    rows = _compute_taps(height, covering[0], _find_centre_start(covering[0], size[0]), size[0])
     image = image[rows.first : rows.last]
     if covering[1] == size[1]:
         image = resize(image, len(image), size[1])
     else:
-        columns = _make_taps(width, covering[1], _centred_start(covering[1], size[1]), size[1])
+        columns = _compute_taps(width, covering[1], _find_centre_start(covering[1], size[1]), size[1])
         image = _apply_taps(image[:, columns.first : columns.last], columns, 1)
     return _apply_taps(image, rows, 0)
 
 
 class _Taps(NamedTuple):
-    """Source pixels and weights for an enlarged axis.
+    """Source pixels and weights for the pixels of an enlarged axis.
 
     Attributes:
         first: First source pixel that is needed.
@@ -184,7 +185,7 @@ class _Taps(NamedTuple):
     weights: NDArray[np.int32]
 
 
-def _make_taps(source: int, target: int, start: int, count: int) -> _Taps:
+def _compute_taps(source: int, target: int, start: int, count: int) -> _Taps:
     """Computes the taps of pixels ``start`` to ``start + count`` of an axis that is enlarged from ``source`` to
     ``target``.
 
@@ -203,7 +204,7 @@ def _make_taps(source: int, target: int, start: int, count: int) -> _Taps:
 
 
 def _apply_taps(image: Pixels, taps: _Taps, axis: int) -> Pixels:
-    """Computes an enlarged axis from its taps."""
+    """Enlarges an axis of a uint8 image by its taps, in blocks of bounded memory."""
     count, channels = taps.places.shape[1], image.shape[2]
     result = np.empty((count, image.shape[1], channels) if axis == 0 else (len(image), count, channels), np.uint8)
     step = max(1, _BLEND_VALUES // max(1, result.shape[1] * channels))
@@ -222,13 +223,14 @@ _BLEND_VALUES = 1 << 20
 """Maximum number of int32 values that :func:`_apply_taps` holds in memory."""
 
 
-def _centred_start(length: int, part: int) -> int:
+def _find_centre_start(length: int, part: int) -> int:
     """Returns the start of the middle ``part`` of ``length`` pixels, by the formula of torchvision's ``CenterCrop``."""
     return round((length - part) / 2.0)
 
 
 @functools.cache
 def _import_torch() -> tuple[Any, Any]:
+    """Imports torch. Returns its functions ``interpolate`` and ``from_numpy``."""
     import torch
 
     return torch.nn.functional.interpolate, torch.from_numpy

@@ -16,7 +16,7 @@ from packstore.images.engine import engine_problem, get_engine
 
 
 def wants_index(asked: bool | None, encoding: str) -> bool:
-    """Tells if a store of this encoding is packed with a seek index. ``asked`` None adds one if the engine is
+    """Tells if a store of this encoding gets a seek index. ``asked`` None: image files get one if the engine is
     available.
 
     Raises:
@@ -40,5 +40,9 @@ def make_indexes(files: Sequence[Any]) -> list[bytes]:
 
 
 def index_values(columns: Iterable[Column], files: Sequence[Any]) -> dict[str, list[bytes]]:
-    """Computes the values of the seek index column; an empty dict if the store has no such column."""
+    """Computes the values of the seek index column, by its name. Empty if ``columns`` have no seek index.
+
+    Raises:
+        EngineError: The engine is missing.
+    """
     return {SEEK_INDEX.name: make_indexes(files)} if any(c.name == SEEK_INDEX.name for c in columns) else {}

@@ -28,7 +28,8 @@ def library_from_environment() -> str | None:
 
 
 def find_library(*symbols: str) -> str | None:
-    """Finds a library, name or path for :mod:`ctypes`, that has all functions ``symbols``; None if there is none.
+    """Returns name or path, for :mod:`ctypes`, of a library that has all functions ``symbols``. Returns None if there
+    is none.
 
     Raises:
         UsageError: ``PACKSTORE_TURBOJPEG`` names a file that cannot be loaded, or is not TurboJPEG's.
@@ -38,6 +39,8 @@ def find_library(*symbols: str) -> str | None:
 
 @functools.cache
 def _find_with_symbols(wanted: str | None, symbols: tuple[str, ...]) -> str | None:
+    """Loads the library ``wanted``, or the system's if it is None, and returns its name if it has all ``symbols``.
+    Caches the result. See :func:`find_library`."""
     if wanted == "":
         return None
     name = wanted or _NAME
@@ -58,8 +61,8 @@ def _find_with_symbols(wanted: str | None, symbols: tuple[str, ...]) -> str | No
 
 
 def turbo_version(name: str | None = None) -> str | None:
-    """Reads the version of a libturbojpeg, by default the system's, from the text in its file, or returns None if
-    unknown. Loads the library."""
+    """Reads the version of a libturbojpeg, by default the system's, from the text in its file. Loads the library.
+    Returns None if unknown."""
     name = name or ctypes.util.find_library("turbojpeg")
     if name is None:
         return None

@@ -1,4 +1,5 @@
-"""Recognises images that packstore does not read, by suffix and first bytes, so that messages can name their kind."""
+"""Recognises images that packstore does not read, by suffix and first bytes, so that messages can name what they
+are."""
 
 from __future__ import annotations
 
@@ -39,9 +40,11 @@ UNREAD_BYTES = 348
 _STARTS = tuple(magic for magic, _ in _MAGICS)
 
 
-def unread_kind(start: bytes) -> str | None:
-    """Returns the kind of an unread image by the first bytes of its file, such as ``a Photoshop``, or None for no
-    image, or a kind that packstore reads."""
+def find_unread_kind(start: bytes) -> str | None:
+    """Returns what an image is that packstore does not read, such as ``a Photoshop``, by the first bytes of its file.
+
+    Returns None for anything else.
+    """
     if start[128:132] == _DICOM:
         return "a DICOM"
     if not start.startswith(_STARTS):  # one call for nearly all
@@ -49,25 +52,29 @@ def unread_kind(start: bytes) -> str | None:
     return next(kind for magic, kind in _MAGICS if start.startswith(magic))
 
 
-def unread_file(name: str, start: bytes) -> str | None:
-    """Returns the kind of an unread image by name and first :data:`UNREAD_BYTES` bytes of its file; None as
-    :func:`unread_kind`. A ``.hdr`` may be of several kinds."""
+def find_unread_file_kind(name: str, start: bytes) -> str | None:
+    """Returns what an image is that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes of its file.
+
+    Returns None as :func:`find_unread_kind`. A ``.hdr`` may be of several kinds.
+    """
     lower = name.lower()
     if lower.endswith(".hdr"):
         radiance = start.startswith(RADIANCE)
-        return None if radiance else unread_kind(start) or f"the header of {_header_kind(start)}"
+        return None if radiance else find_unread_kind(start) or f"the header of {_describe_header(start)}"
     by_name = next((kind for suffix, kind in UNREAD_SUFFIXES.items() if lower.endswith(suffix)), None)
-    return by_name or unread_kind(start)
+    return by_name or find_unread_kind(start)
 
 
-def _header_kind(start: bytes) -> str:
+def _describe_header(start: bytes) -> str:
+    """Returns which kind of header a ``.hdr`` file is: NIfTI, ENVI or unknown."""
     if any(int.from_bytes(start[:4], order) in _NIFTI_SIZES for order in _ORDERS):
         return "a NIfTI"
     return "an ENVI" if start.startswith(b"ENVI") else "an unknown"
 
 
-def unread_reason(kind: str) -> str:
-    """Returns why a file of ``kind`` is refused, as a text to follow its name."""
+def unread_kind_message(kind: str) -> str:
+    """Returns why a file of ``kind`` is refused, as a text to follow its name; names the source that reads it, if there
+    is one."""
     if (source := _SOURCES.get(kind)) is not None:
         return f"is {kind} image: pack a folder of them with --source {source}, and other images by themselves"
     return f"is {kind} image, which packstore does not read: convert it to PNG, TIFF or JPEG"

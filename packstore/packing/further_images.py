@@ -14,7 +14,7 @@ from packstore.core.modes import RGB
 from packstore.core.registry import ENCODINGS
 from packstore.images.decoders import native
 from packstore.images.encode import EncodeOptions, SourceImages
-from packstore.images.losses import examine
+from packstore.images.losses import examine_losses
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo
 from packstore.packing.column_answers import KEEP, format_answers
@@ -160,8 +160,8 @@ class FileChecks:
             for number, data in enumerate(column.traits.files(column, stored[column.name])):
                 where = f"column {column.name!r}" + (f": image {number}" if column.form == "files" else "")
                 try:
-                    _, info = images.file(key, data if isinstance(data, bytes) else memoryview(data))
-                    losses = examine(data, info, reading).losses if info is not None else {}
+                    _, info = images.check_file(key, data if isinstance(data, bytes) else memoryview(data))
+                    losses = examine_losses(data, info, reading).losses if info is not None else {}
                 except HeaderError as error:
                     raise SampleError(key, f"{where}: {error.reason}") from error
                 except DecodeError as error:
@@ -173,7 +173,7 @@ class FileChecks:
         self, column: Column, reading: Reading, losses: Mapping[str, str], data: Any, info: ImageInfo
     ) -> str:
         """Returns the text about a file that would lose something, with the options that allow or avoid it."""
-        described = native.describe(memoryview(data), info)
+        described = native.describe_image(memoryview(data), info)
         mode = "" if described is None else described.mode.name
         has = f"it has {'; and '.join(losses.values())}. The images of this column are read as "
         has += f"{reading.pixels}. "

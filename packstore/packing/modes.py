@@ -143,7 +143,7 @@ def read_file_mode(data: Buffer, where: str, max_pixels: int) -> Mode:
     """Reads the mode of an image file. Raises :class:`SourceError`, which begins with ``where``, for a damaged or
     unknown file."""
     try:
-        described = native.describe(memoryview(data), check_header(data))
+        described = native.describe_image(memoryview(data), check_header(data))
         if described is None:
             native.decode(memoryview(data), max_pixels)  # raises with the reason
     except HeaderError as error:

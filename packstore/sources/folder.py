@@ -7,7 +7,7 @@ from pathlib import Path
 
 from packstore.core.errors import SampleError, printable
 from packstore.images.sniff import max_file_bytes
-from packstore.images.unread import UNREAD_BYTES, unread_file, unread_reason
+from packstore.images.unread import UNREAD_BYTES, find_unread_file_kind, unread_kind_message
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import Entry, Source, SourceOptions
 from packstore.sources.ledger import count_replaced_members, list_files
@@ -73,9 +73,9 @@ class FolderSource(Source):
     def _refuse_odd_suffix(self, key: str, suffix: str) -> None:
         """Reads the first bytes of a file without an image's suffix. Raises :class:`SampleError` if packstore does not
         read its format, or, with ``by_suffix``, if it is an image with another suffix."""
-        kind = unread_file(key, self.tree.first_bytes(key, UNREAD_BYTES))
+        kind = find_unread_file_kind(key, self.tree.first_bytes(key, UNREAD_BYTES))
         if kind is not None:
-            raise SampleError(key, unread_reason(kind))
+            raise SampleError(key, unread_kind_message(kind))
         if self.by_suffix and suffix not in (*IMAGE_SUFFIXES, ARRAY):
             raise SampleError(key, "is an image by its first bytes, but not by its name: rename it (.jpg, .png …)")
 

@@ -116,7 +116,7 @@ class FrameFilesSource(WrappedSource):
         """Decodes a frame in the mode of a reading, ``(H, W, C)``. Raises :class:`SampleError` with the key of the
         sample."""
         try:
-            pixels, own = reader.read(frame)
+            pixels, own = reader.read_frame(frame)
             drops = own.has_alpha and not reading.pixels.has_alpha and reading.alpha is None
             if drops and pixels[..., -1].min() < own.white:
                 raise SampleError(key, f"frame {frame} has transparent pixels; say with --alpha what becomes of them")
@@ -130,7 +130,7 @@ class FrameFilesSource(WrappedSource):
         try:
             info = check_header(data)
             for layout in count_frames(data, info).layouts:
-                native.describe(memoryview(data), info, layout)
+                native.describe_image(memoryview(data), info, layout)
         except HeaderError as error:
             raise SampleError(key, error.reason) from None
         except DecodeError as error:
@@ -163,7 +163,7 @@ class FrameFilesSource(WrappedSource):
             data = bytes(self._source.image(entry))
             info = check_header(data)
             frames = count_frames(data, info)
-            found = [native.describe(memoryview(data), info, layout) for layout in frames.layouts]
+            found = [native.describe_image(memoryview(data), info, layout) for layout in frames.layouts]
         except (SampleError, HeaderError, DecodeError):
             return _BROKEN, (0, 0), set()
         modes = {each.mode for each in found if each is not None}

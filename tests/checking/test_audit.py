@@ -21,7 +21,7 @@ from packstore.core.column import CHECKSUM, KEY, ROW_CHECKSUM
 from packstore.core.errors import UsageError
 from packstore.core.findings import DEFAULT_DROP, KINDS
 from packstore.core.progress import no_progress
-from packstore.images.perceptual import CROPS, THRESHOLD, hamming_distances, hash_windows, shrink, to_grey
+from packstore.images.perceptual import CROPS, THRESHOLD, hamming_distances, hash_windows, shrink_to_side, to_grey
 from packstore.stores import create_store
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
@@ -414,7 +414,7 @@ def test_a_temporary_directory_without_room_is_told_beforehand(tmp_path: Path, m
 
 def test_a_hash_is_the_signs_of_a_cosine_transform() -> None:
     scipy_fft = pytest.importorskip("scipy.fft")
-    small = shrink(np.asarray(scene(5)))
+    small = shrink_to_side(np.asarray(scene(5)))
     found = np.unpackbits(hash_windows(to_grey(small[None]))[0, 0].view(np.uint8)).astype(bool)
     halved = to_grey(small[None])[0].reshape(32, 2, 32, 2).mean((1, 3))
     waves = scipy_fft.dctn(halved, type=2)[1:17, 1:17].ravel()
@@ -425,10 +425,10 @@ def test_a_hash_of_a_crop_is_that_of_the_cropped_image() -> None:
     image = scene(6, 200, 400)
     top, bottom, left, right = CROPS[1]
     part = image.crop((round(left * 400), round(top * 200), round(right * 400), round(bottom * 200)))
-    ours = hash_windows(to_grey(shrink(np.asarray(image))[None]), CROPS)[0, 1]
-    other = hash_windows(to_grey(shrink(np.asarray(part))[None]))[0, 0]
+    ours = hash_windows(to_grey(shrink_to_side(np.asarray(image))[None]), CROPS)[0, 1]
+    other = hash_windows(to_grey(shrink_to_side(np.asarray(part))[None]))[0, 0]
     assert hamming_distances(ours, other) <= 12
-    assert hamming_distances(hash_windows(to_grey(shrink(np.asarray(image))[None]))[0, 0], other) > 20
+    assert hamming_distances(hash_windows(to_grey(shrink_to_side(np.asarray(image))[None]))[0, 0], other) > 20
 
 
 def test_bits_are_counted_with_older_numpy_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,21 @@ from packstore.diagnose.bench import (
     BenchOptions,
     BenchReport,
     bench,
-    loader_decode_rate,
+    compute_loader_decode_rate,
     make_augmentation,
     trials,
 )
-from packstore.diagnose.bench.advice import Rates, Trial, advise, ceilings, core_seconds, cores_for, efficiency, judge
-from packstore.diagnose.bench.measure import Clock, EndToEnd, measure_reading, random_records
+from packstore.diagnose.bench.advice import (
+    Rates,
+    Trial,
+    advise,
+    compute_core_seconds,
+    compute_efficiency,
+    count_cores_for,
+    find_ceilings,
+    find_limiting_stage,
+)
+from packstore.diagnose.bench.measure import Clock, EndToEnd, choose_random_records, measure_reading
 from packstore.diagnose.bench.trials import choose_candidates
 from packstore.seeing.charts import check_chart
 from packstore.training.augment import RandomCrop, RandomResizedCrop
@@ -52,19 +61,19 @@ QUICK: dict[str, Any] = {"seconds": 0.01, "batch_size": 4, "workers": 2, "size":
 
 
 def test_decoding_is_the_limit_until_copying_is() -> None:
-    verdict = judge(JPEG)
+    verdict = find_limiting_stage(JPEG)
     assert verdict.stage == "decode"
     assert verdict.shares["decode"] == pytest.approx(1 / (1 + 0.25 + 0.025))
     assert sum(verdict.shares.values()) == pytest.approx(1)
     # 2 cores give 2 / 1.275 ms = 1,569 images/s at most, of which the loader reaches 1,550.
-    assert efficiency(JPEG) == pytest.approx(1550 * 1.275e-3 / 2)
+    assert compute_efficiency(JPEG) == pytest.approx(1550 * 1.275e-3 / 2)
     assert verdict.then == "copy"
-    assert verdict.cores == cores_for(64e3, JPEG) == 83  # 64,000 / 775 a core = 82.6
+    assert verdict.cores == count_cores_for(64e3, JPEG) == 83  # 64,000 / 775 a core = 82.6
 
 
 def test_a_target_says_how_many_cores_are_needed() -> None:
     rates = replace(JPEG, target=4000.0)
-    verdict = judge(rates)
+    verdict = find_limiting_stage(rates)
     assert (verdict.stage, verdict.then, verdict.cores) == ("decode", "model", 6)  # 4,000 / 775 = 5.2
     (advice,) = advise(rates, verdict, [], format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
     assert "6 cores" in advice.what
@@ -72,7 +81,7 @@ def test_a_target_says_how_many_cores_are_needed() -> None:
 
 def test_a_target_that_is_reached_leaves_nothing_to_do() -> None:
     rates = replace(JPEG, target=1000.0)
-    verdict = judge(rates)
+    verdict = find_limiting_stage(rates)
     assert verdict.stage == "model"
     trials = [Trial("", 1500, 100), Trial("--encoding uint8", 9000, 500)]
     (advice,) = advise(rates, verdict, trials, format="hdf5", payload_bytes=1e5, disk_bytes=1e5)
@@ -81,7 +90,7 @@ def test_a_target_that_is_reached_leaves_nothing_to_do() -> None:
 
 def test_a_disk_that_gives_less_than_the_cores_is_the_limit() -> None:
     rates = replace(JPEG, read_first=500.0, disk_share=1.0, loader=450.0)
-    verdict = judge(rates)
+    verdict = find_limiting_stage(rates)
     assert (verdict.stage, verdict.then, verdict.then_rate) == ("read", "read", 500.0)
     assert verdict.cores == 1
     trials = [
@@ -96,36 +105,38 @@ def test_a_disk_that_gives_less_than_the_cores_is_the_limit() -> None:
     assert "block=1024" in found[2].what
     assert found[0].why == "0.25 times the bytes; the pixels stay the same"
     # A store that stays in the page cache waits for the disk once.
-    assert judge(replace(rates, held=True)).stage == "decode"
+    assert find_limiting_stage(replace(rates, held=True)).stage == "decode"
 
 
 def test_the_page_cache_is_no_ceiling_and_a_quick_disk_neither() -> None:
     assert not replace(JPEG, read_first=500.0, disk_share=0.1).from_disk
     assert not replace(JPEG, disk_share=1.0).from_disk
-    assert set(ceilings(JPEG)) == {"copy"}
-    assert set(ceilings(replace(JPEG, read_first=500.0, disk_share=1.0, target=5.0))) == {"copy", "read", "model"}
+    assert set(find_ceilings(JPEG)) == {"copy"}
+    assert set(find_ceilings(replace(JPEG, read_first=500.0, disk_share=1.0, target=5.0))) == {"copy", "read", "model"}
 
 
 def test_augmenting_or_copying_is_the_limit_where_it_is_slowest() -> None:
-    assert judge(replace(JPEG, decode=None, loader=6000.0)).stage == "augment"
+    assert find_limiting_stage(replace(JPEG, decode=None, loader=6000.0)).stage == "augment"
     measure_copying = replace(JPEG, copy=900.0, on_gpu=True, loader=880.0)
-    assert judge(measure_copying).stage == "copy"
-    (advice,) = advise(measure_copying, judge(measure_copying), [], format="pth", payload_bytes=1, disk_bytes=1)
+    assert find_limiting_stage(measure_copying).stage == "copy"
+    (advice,) = advise(
+        measure_copying, find_limiting_stage(measure_copying), [], format="pth", payload_bytes=1, disk_bytes=1
+    )
     assert "resident=True" in advice.what
 
 
 def test_what_is_resident_has_no_stages() -> None:
     rates = replace(JPEG, resident=True, loader=1e6)
-    verdict = judge(rates)
+    verdict = find_limiting_stage(rates)
     assert (verdict.stage, verdict.shares, verdict.cores, verdict.then) == ("loader", {}, None, None)
-    assert judge(replace(rates, target=100.0)).stage == "model"
+    assert find_limiting_stage(replace(rates, target=100.0)).stage == "model"
 
 
 def test_more_threads_are_advised_only_where_there_are_cores_for_them() -> None:
     rates = replace(JPEG, threads=2, cores=8)
-    (advice,) = advise(rates, judge(rates), [], format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
+    (advice,) = advise(rates, find_limiting_stage(rates), [], format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
     assert advice.what == "use more threads: workers=8"
-    assert advise(JPEG, judge(JPEG), [], format="lmdb", payload_bytes=1e5, disk_bytes=1e5) == []
+    assert advise(JPEG, find_limiting_stage(JPEG), [], format="lmdb", payload_bytes=1e5, disk_bytes=1e5) == []
 
 
 def test_a_packing_is_advised_when_it_was_faster_the_fastest_first() -> None:
@@ -135,7 +146,7 @@ def test_a_packing_is_advised_when_it_was_faster_the_fastest_first() -> None:
         Trial("--encoding original --index", 1100, 101),
         Trial("--encoding uint8", 8000, 150, "resident"),
     ]
-    found = advise(JPEG, judge(JPEG), trials, format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
+    found = advise(JPEG, find_limiting_stage(JPEG), trials, format="lmdb", payload_bytes=1e5, disk_bytes=1e5)
     assert [advice.options for advice in found] == ["--encoding uint8", "--encoding jpeg --resize 256"]
     assert found[0].why == "8.0 times as fast on a sample, 1.5 times the bytes; the pixels stay the same"
     assert found[1].why == "1.6 times as fast on a sample, 0.25 times the bytes; they shrink"
@@ -144,12 +155,18 @@ def test_a_packing_is_advised_when_it_was_faster_the_fastest_first() -> None:
 
 def test_small_records_in_lmdb_are_said_to_waste_the_disk() -> None:
     for format, disk, count in (("lmdb", 4096, 1), ("lmdb", 3000, 0), ("hdf5", 4096, 0)):
-        assert len(advise(JPEG, judge(JPEG), [], format=format, payload_bytes=2200, disk_bytes=disk)) == count
+        assert (
+            len(advise(JPEG, find_limiting_stage(JPEG), [], format=format, payload_bytes=2200, disk_bytes=disk))
+            == count
+        )
 
 
 def test_a_loader_far_below_its_stages_says_so() -> None:
     rates = replace(JPEG, loader=500.0)
-    assert "nothing else runs" in advise(rates, judge(rates), [], format="pth", payload_bytes=1, disk_bytes=1)[-1].what
+    assert (
+        "nothing else runs"
+        in advise(rates, find_limiting_stage(rates), [], format="pth", payload_bytes=1, disk_bytes=1)[-1].what
+    )
 
 
 positive = st.floats(1, 1e7)
@@ -175,16 +192,16 @@ positive = st.floats(1, 1e7)
     )
 )
 def test_there_is_a_verdict_for_any_rates(rates: Rates) -> None:
-    verdict = judge(rates)
+    verdict = find_limiting_stage(rates)
     assert verdict.why
     if rates.resident:
         return
-    assert verdict.stage in {*core_seconds(rates), "copy", "read", "model"}
+    assert verdict.stage in {*compute_core_seconds(rates), "copy", "read", "model"}
     assert sum(verdict.shares.values()) == pytest.approx(1)
-    assert verdict.then_rate == min(ceilings(rates).values())
+    assert verdict.then_rate == min(find_ceilings(rates).values())
     assert verdict.cores is not None
     # As many cores give the rate, and one fewer does not.
-    a_core = efficiency(rates) / sum(core_seconds(rates).values())
+    a_core = compute_efficiency(rates) / sum(compute_core_seconds(rates).values())
     assert verdict.cores * a_core >= verdict.then_rate * (1 - 1e-6)
     assert verdict.cores == 1 or (verdict.cores - 1) * a_core < verdict.then_rate * (1 + 1e-6)
     assert (verdict.stage == "model") == (rates.target is not None and rates.loader >= rates.target)
@@ -195,11 +212,11 @@ def test_decoding_of_a_part_is_what_the_threads_spent_without_the_augmenting() -
     def spent(seconds: float) -> EndToEnd:
         return EndToEnd(0, 0, 0, seconds, "streaming", "")
 
-    assert loader_decode_rate(1000, 4000, spent(1.2e-3)) == pytest.approx(1000 / 0.95)
-    assert loader_decode_rate(1000, 4000, spent(0.75e-3)) == pytest.approx(2000)
-    assert loader_decode_rate(1000, 4000, spent(9e-3)) == 1000  # never less than whole images give
-    assert loader_decode_rate(1000, 4000, spent(0.2e-3)) == pytest.approx(100_000)  # never nothing
-    assert loader_decode_rate(1000, None, spent(0)) == 1000
+    assert compute_loader_decode_rate(1000, 4000, spent(1.2e-3)) == pytest.approx(1000 / 0.95)
+    assert compute_loader_decode_rate(1000, 4000, spent(0.75e-3)) == pytest.approx(2000)
+    assert compute_loader_decode_rate(1000, 4000, spent(9e-3)) == 1000  # never less than whole images give
+    assert compute_loader_decode_rate(1000, 4000, spent(0.2e-3)) == pytest.approx(100_000)  # never nothing
+    assert compute_loader_decode_rate(1000, None, spent(0)) == 1000
 
 
 # What is measured ---------------------------------------------------------------------------------------------------
@@ -366,8 +383,8 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
 def test_reading_ends_with_the_store_and_covers_it(folder: Path, tmp_path: Path) -> None:
     path = packstore.convert(folder, tmp_path / "a.lmdb").destination
     dataset = PackedDataset(path, "val")
-    assert sorted(random_records(dataset, 100)) == list(range(9, 18))
-    assert len(random_records(dataset, 4)) == len(set(random_records(dataset, 4))) <= 4
+    assert sorted(choose_random_records(dataset, 100)) == list(range(9, 18))
+    assert len(choose_random_records(dataset, 4)) == len(set(choose_random_records(dataset, 4))) <= 4
     found = measure_reading(Clock(0.01, 1, no_progress), dataset, 3)
     assert min(found.first, found.again, found.one) > 0
 
@@ -441,11 +458,12 @@ def test_a_plot_without_matplotlib_is_a_clear_error(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_a_plot(folder: Path, tmp_path: Path) -> None:
+    from packstore.diagnose.bench.plot import plot_report
+
     pytest.importorskip("matplotlib")
-    from packstore.diagnose.bench.plot import plot
 
     path = packstore.convert(folder, tmp_path / "a.lmdb").destination
-    plot(bench(path, BenchOptions(split="train", **QUICK)), tmp_path / "a.png")
+    plot_report(bench(path, BenchOptions(split="train", **QUICK)), tmp_path / "a.png")
     from PIL import Image
 
     with Image.open(tmp_path / "a.png") as image:

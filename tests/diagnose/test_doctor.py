@@ -21,8 +21,8 @@ from packstore.diagnose.doctor import (
     _gpu_facts,
     _library_fact,
     examine,
+    find_matching_torchvision,
     machine,
-    matching_torchvision,
 )
 from packstore.diagnose.doctor.jpeg import decoder_facts, rate_facts
 
@@ -75,8 +75,10 @@ def test_libraries_that_are_broken_in_any_way_are_reported(tmp_path: Path, monke
     (tmp_path / "xxhash.py").write_text("__version__ = 7; print('noise', end='')")
     monkeypatch.syspath_prepend(tmp_path)
     asked = ("h5py", "lmdb", "jpeg4py", "cv2", "xxhash", "numpy")
-    probe = doctor_package._probe  # asking the others takes seconds, which the test before spends
-    monkeypatch.setattr(doctor_package, "_probe", lambda name: probe(name) if name in asked else {"error": "not asked"})
+    probe = doctor_package._run_probe  # asking the others takes seconds, which the test before spends
+    monkeypatch.setattr(
+        doctor_package, "_run_probe", lambda name: probe(name) if name in asked else {"error": "not asked"}
+    )
     versions = {fact.name: fact for fact in examine(tmp_path, disk=False).facts if fact.section == "versions"}
     assert "RuntimeError: two lines" in str(versions["h5py"].problem)
     assert "signal 6" in str(versions["lmdb"].problem)
@@ -110,7 +112,7 @@ def test_a_needed_library_that_is_missing_is_a_problem_and_an_optional_one_is_no
         assert f"pip install --force-reinstall --no-deps 'torchvision=={wanted}.*', from the index" in problem
     missing = _library_fact(by_name["torchvision"], answer, "2.13.0")
     assert "pip install 'torchvision==0.28.*'" in missing.text
-    assert all(matching_torchvision(version) is None for version in ("", "3.0", "of unknown version"))
+    assert all(find_matching_torchvision(version) is None for version in ("", "3.0", "of unknown version"))
     fact = _library_fact(by_name["torch"], {"version": "3.0", "details": ["CPU build"]})
     assert (fact.value, fact.text, fact.problem) == ("3.0", "3.0, CPU build", None)
 
@@ -199,12 +201,12 @@ def test_limits_of_containers(files: dict[str, str], cores: float | None, memory
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert machine.cpu_quota(tmp_path) == cores
-    assert machine.memory_limit(tmp_path) == memory
+    assert machine.read_cpu_quota(tmp_path) == cores
+    assert machine.read_memory_limit(tmp_path) == memory
 
 
 def test_a_quota_below_the_cores_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "cpu_quota", lambda: 2.5)
+    monkeypatch.setattr(machine, "read_cpu_quota", lambda: 2.5)
     monkeypatch.setattr(machine, "default_workers", lambda: 8)
     quota = next(fact for fact in machine.processor_facts() if fact.name == "quota of the container")
     assert "workers=2" in str(quota.problem)
@@ -227,17 +229,17 @@ def test_the_folder_of_a_store_is_the_one_it_lies_in(tmp_path: Path) -> None:
     (tmp_path / "s.lmdb" / "data.mdb").touch()
     (tmp_path / "f.h5").touch()
     for path in (tmp_path / "s.lmdb", tmp_path / "f.h5", tmp_path, tmp_path / "a" / "b"):
-        assert machine.existing_folder(path) == tmp_path
+        assert machine.find_existing_folder(path) == tmp_path
 
 
 def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    there = machine.path_exists_fact(tmp_path, machine.existing_folder(tmp_path))
+    there = machine.path_exists_fact(tmp_path, machine.find_existing_folder(tmp_path))
     assert (there.text, there.problem) == (str(tmp_path), None)
     new = machine.path_exists_fact(tmp_path / "new.h5", tmp_path)
     assert (new.text, new.problem) == (f"{tmp_path}/new.h5, which does not exist yet", None)
     lost = tmp_path / "a" / "b.h5"
     assert f"the disk of {tmp_path} is examined instead" in str(
-        machine.path_exists_fact(lost, machine.existing_folder(lost)).problem
+        machine.path_exists_fact(lost, machine.find_existing_folder(lost)).problem
     )
 
 

@@ -477,7 +477,7 @@ def test_auto_takes_the_first_available(fresh: pytest.MonkeyPatch) -> None:
 def test_without_any_library_every_attempt_is_listed(fresh: pytest.MonkeyPatch) -> None:
     for name in DECODERS[:-1]:
         fresh.setitem(backends._LOADERS, name, missing)
-    fresh.setattr("packstore.images.decoders.pillow.version", missing)
+    fresh.setattr("packstore.images.decoders.pillow.find_version", missing)
     with pytest.raises(UsageError, match=r"turbojpeg: .*simplejpeg: .*jpeg4py: .*opencv: .*pillow: "):
         get_decoder()
     assert list(available_decoders()) == list(DECODERS)

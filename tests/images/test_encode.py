@@ -28,7 +28,7 @@ from packstore.images.encode import (
 from packstore.images.encode.floats import cast_floats, normalization_tables, normalize, to_float32
 from packstore.images.encode.jpeg import encode_jpeg, worst_patch
 from packstore.images.normalization import parse_normalization
-from packstore.images.resize import fit, limit
+from packstore.images.resize import resize_to_fit, shrink_to_limits
 from tests.conftest import SharedData
 from tests.makers.datasets import pixels
 from tests.makers.images import all_images
@@ -348,7 +348,7 @@ def test_jpeg_records_are_ordinary_files(quality: int) -> None:
     assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (48, 32))
     assert [component[1:3] for component in image.layer] == [(2, 2), (1, 1), (1, 1)]  # 4:2:0
     # Pillow takes the accurate DCT at any quality, simplejpeg from 96 on.
-    wanted = limit(decoded(file(64, 96)), 32)
+    wanted = shrink_to_limits(decoded(file(64, 96)), 32)
     out = io.BytesIO()
     Image.fromarray(wanted).save(out, "JPEG", quality=quality, subsampling=2)
     assert image.quantization == Image.open(out).quantization
@@ -370,7 +370,7 @@ def test_jpeg_of_arrays() -> None:
     image.flags.writeable = False
     record, shape, *_ = Encoder(EncodeOptions("jpeg", max_side=25), "uint8")("key", image)
     assert shape == (20, 25, 3)
-    assert record == encode_jpeg(limit(image, None, 25), 90)
+    assert record == encode_jpeg(shrink_to_limits(image, None, 25), 90)
 
 
 def test_what_is_too_long_for_jpeg_is_named() -> None:
@@ -385,7 +385,7 @@ def test_ragged_pixels() -> None:
     encoder = Encoder(EncodeOptions("uint8", max_side=50))
     for height, width in ((20, 30), (100, 60)):
         data = file(height, width)
-        expected = limit(decoded(data), None, 50)
+        expected = shrink_to_limits(decoded(data), None, 50)
         record, shape, *_ = encoder("key", data)
         assert shape == expected.shape
         assert bytes(record) == expected.tobytes()
@@ -396,7 +396,7 @@ def test_ragged_pixels() -> None:
 def test_fixed_pixels(mode: str, size: int | tuple[int, int]) -> None:
     data = file(50, 70)
     encoder = Encoder(EncodeOptions("uint8", size=size, fit=mode))
-    expected = fit(decoded(data), size, mode)
+    expected = resize_to_fit(decoded(data), size, mode)
     record, shape, *_ = encoder("key", data)
     assert shape == expected.shape == encoder.columns()[0].shape
     assert bytes(record) == expected.tobytes()
@@ -431,7 +431,7 @@ def test_floats_of_files(encoding: str) -> None:
     data = file(50, 70)
     record, shape, *_ = Encoder(EncodeOptions(encoding, size=(24, 20), normalization=IMAGENET))("key", data)
     assert shape == (24, 20, 3)
-    expected = normalized(fit(decoded(data), (24, 20)), IMAGENET).to(TORCH[encoding])
+    expected = normalized(resize_to_fit(decoded(data), (24, 20)), IMAGENET).to(TORCH[encoding])
     assert torch.equal(torch.frombuffer(bytearray(record), dtype=TORCH[encoding]).reshape(3, 24, 20), expected)
 
 
@@ -692,7 +692,7 @@ def test_real_images_compare_across_decoders_and_resizers(shared_data: SharedDat
             data = path.read_bytes()
             image = decoded(data)
             if options.resize is not None:
-                height, width, _ = limit(image, options.resize).shape
+                height, width, _ = shrink_to_limits(image, options.resize).shape
                 image = np.array(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
             record = encode_jpeg(image, 90) if options.encoding == "jpeg" else image.tobytes()
             assert encoder.compare(path.name, data, record, image.shape) is None

@@ -31,7 +31,7 @@ from packstore.core.errors import DecodeError, EngineError
 from packstore.core.manifest import NORMALIZATIONS, Normalization
 from packstore.core.modes import parse_mode
 from packstore.images.decoders import backends, get_decoder
-from packstore.images.engine import Engine, OutputFormat, Requests, engine_problem, get_engine, native
+from packstore.images.engine import Engine, OutputFormat, Requests, compiled, engine_problem, get_engine
 from packstore.images.programs import Code, step
 from packstore.images.reading import Reading
 from packstore.training.augment import CenterCrop, RandomCrop, RandomHorizontalFlip, RandomResizedCrop, Resize
@@ -73,7 +73,7 @@ SOURCE = ROOT / "packstore" / "images" / "engine"
 
 def engines() -> list[Engine]:
     """With vector instructions, where the processor has them, and without."""
-    library = native._library()[0]
+    library = compiled.load_once()[0]
     assert library is not None
     return [Engine(library, True), Engine(library, False)]
 
@@ -224,7 +224,7 @@ def test_rows_of_another_shape_are_not_written() -> None:
     images = np.zeros((2, 5, 4, 3), np.uint8)
     requests, whole = Requests.of_array(images, np.array([1])), np.array([[0, 0, 5, 4]])
     with pytest.raises(ValueError, match="nothing is wanted"):
-        requests.part(0, 1)
+        requests.locate(0, 1)
     for other in (
         np.empty((1, 4, 5, 3), np.float32),
         np.empty((1, 5, 4, 3), np.float64),
@@ -279,7 +279,7 @@ def test_crops_of_real_images_by_their_indexes(shared_data: SharedData) -> None:
     indexes = vectors.make_indexes(files)
     assert indexes == plain.make_indexes(files)
     assert 0 < sum(map(len, indexes)) < 0.008 * sum(map(len, files))
-    sizes, rng = Requests(files).sizes(), np.random.default_rng(SEED)
+    sizes, rng = Requests(files).read_sizes(), np.random.default_rng(SEED)
     parts = np.ceil(sizes * rng.uniform(0.1, 1, sizes.shape)).astype(np.int64)
     boxes = np.concatenate([rng.integers(0, sizes - parts + 1), parts], 1)
     made = []
@@ -308,7 +308,7 @@ def test_rows_are_in_their_order_and_nothing_else_is_written() -> None:
     engine = engines()[0]
     out = np.full((4, 9, 11, 3), 77, np.uint8)
     requests = Requests([data, b"nothing", data, data])
-    assert requests.sizes().tolist() == [[*image.shape[:2]], [0, 0], [*image.shape[:2]], [*image.shape[:2]]]
+    assert requests.read_sizes().tolist() == [[*image.shape[:2]], [0, 0], [*image.shape[:2]], [*image.shape[:2]]]
     wanted = np.array([(n, 2 * n, 9, 11) for n in range(4)])
     requests.set_outputs(wanted, wanted[:, 2:], np.tile([0, 0, 9, 11], (4, 1)), None, out)
     assert engine.run(requests, 0, 3, MAX_PIXELS).tolist() == [False, True, False]
@@ -363,7 +363,7 @@ def test_what_is_accepted_turbojpeg_accepts_with_the_same_pixels(choice: st.Data
     if found is None or plain is None:
         return
     np.testing.assert_array_equal(found, plain)
-    decode = backends.load("simplejpeg").decode
+    decode = backends.load_decoder_library("simplejpeg").decode
     assert decode is not None
     np.testing.assert_array_equal(decode(memoryview(bytes(data))), found)
 
@@ -423,27 +423,27 @@ def test_sanitizers_find_nothing_in_a_million(fuzzer: tuple[Path, list[Path]]) -
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    native._library.cache_clear()
+    compiled.load_once.cache_clear()
     yield
-    native._library.cache_clear()
+    compiled.load_once.cache_clear()
 
 
 def test_another_version_is_not_used(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_INTERFACE", 12345)
+    monkeypatch.setattr(compiled, "_INTERFACE", 12345)
     assert "another version" in str(engine_problem())
     with pytest.raises(EngineError, match=r"cannot be used here: .* is of another version of packstore: delete it"):
         get_engine()
 
 
 def test_what_was_not_compiled(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
     with pytest.raises(EngineError, match=r"it is not compiled in .*; install packstore again"):
         get_engine()
 
 
 def test_what_cannot_be_loaded(anew: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / ("_engine" + native.EXTENSION_SUFFIXES[0])).write_bytes(b"no library")
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
+    (tmp_path / ("_engine" + compiled.EXTENSION_SUFFIXES[0])).write_bytes(b"no library")
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
     with pytest.raises(EngineError, match=r"cannot be loaded: .*; install packstore again"):
         get_engine()
 
@@ -752,7 +752,7 @@ def test_the_default_decoder_is_the_engine(stores: dict[str, Path]) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="versions of symbols are of glibc")
 def test_it_needs_no_new_glibc(need: Callable[[str, bool], None]) -> None:
     """So that a wheel with it installs wherever torch does, from glibc 2.28 on."""
-    library = Path(native._library()[0]._name).read_bytes()
+    library = Path(compiled.load_once()[0]._name).read_bytes()
     versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_([0-9.]+)\0", library)}
     assert max(versions, default=(2, 0)) <= (2, 28)
 

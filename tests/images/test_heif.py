@@ -124,7 +124,7 @@ def deep_heic(mode: str) -> tuple[bytes, NDArray[np.uint16]]:
 
 def decoded(data: bytes) -> tuple[NDArray[Any], str]:
     pixels, mode = native.decode(memoryview(data), 10**6)
-    described = native.describe(memoryview(data), check_header(data))
+    described = native.describe_image(memoryview(data), check_header(data))
     assert described is not None
     assert described.mode == mode
     return pixels, mode.name

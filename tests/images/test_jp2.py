@@ -42,7 +42,7 @@ def test_pixels_and_mode(channels: int, dtype: str, bits: int | None, mode: str,
     info = check_header(data)
     assert (info.kind, info.width, info.height, info.components) == ("jp2", 14, 11, channels)
     assert info.precision == (bits or 8 * pixels.itemsize)
-    described = native.describe(memoryview(data), info)
+    described = native.describe_image(memoryview(data), info)
     assert described is not None
     assert described.mode.name == mode
     found, found_mode = native.decode(memoryview(data), 10**6)

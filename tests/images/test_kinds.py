@@ -70,7 +70,7 @@ def to_npy(array: NDArray[Any]) -> bytes:
 def decoded(data: bytes) -> tuple[NDArray[Any], str]:
     """The pixels and mode of a file, after a check that header and description say the same."""
     info = check_header(data)
-    found = native.describe(memoryview(data), info)
+    found = native.describe_image(memoryview(data), info)
     pixels, mode = native.decode(memoryview(data), 10**6)
     assert found is not None
     assert found.mode == mode
@@ -168,7 +168,7 @@ def test_openexr(name: str) -> None:
     data = (EXR / f"{name}.exr").read_bytes()
     info = check_header(data)
     assert (info.kind, info.height, info.width) == ("exr", 11, 14)
-    assert exr.mode(data, info).name == EXR_MODES[name]
+    assert exr.find_mode(data, info).name == EXR_MODES[name]
     pytest.importorskip("OpenEXR")
     pixels, _ = decoded(data)
     np.testing.assert_array_equal(pixels, np.arange(pixels.size).reshape(pixels.shape) * 3 % 251)
@@ -345,4 +345,4 @@ def test_a_missing_library_is_named(
 
 
 def test_frames_of_jpeg_xl_are_told_by_the_header() -> None:
-    assert jxl.frames(to_jxl(noise(3, "uint8"))) == 1
+    assert jxl.count_frames(to_jxl(noise(3, "uint8"))) == 1

@@ -17,7 +17,7 @@ from PIL import Image
 
 from packstore import DecodeError
 from packstore.images import masks
-from packstore.images.engine import native, png_rows
+from packstore.images.engine import compiled, png_rows
 from packstore.images.masks import decode_mask, read_mask_header
 from tests.makers.engine_checks import guarded
 from tests.makers.sanitizers import build_sanitized
@@ -107,7 +107,7 @@ def test_damaged_streams_are_refused_or_what_zlib_gives() -> None:
 
 
 def test_nothing_behind_the_stream_is_read() -> None:
-    library = native._library()[0]
+    library = compiled.load_once()[0]
     assert library is not None
     to = np.empty((41, 301), np.uint8)
     for values in CONTENTS.values():

@@ -64,8 +64,8 @@ def no_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: object) -> int:
         raise AssertionError("Pillow was asked")
 
-    monkeypatch.setattr(ours.pillow, "orientation", asked)
-    monkeypatch.setattr(ours.pillow, "orientation_of_exif", asked)
+    monkeypatch.setattr(ours.pillow, "read_orientation", asked)
+    monkeypatch.setattr(ours.pillow, "parse_exif_orientation", asked)
 
 
 @pytest.mark.parametrize("kind", KINDS)

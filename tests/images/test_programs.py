@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.engine import OutputFormat, Requests, get_engine
-from packstore.images.engine.native import Engine, _library, augment
+from packstore.images.engine.compiled import load_once
+from packstore.images.engine.engine import Engine, augment
 from packstore.images.programs import (
     INTERPOLATIONS,
     STEP,
@@ -60,7 +61,7 @@ def photos(count: int, height: int, width: int, seed: int = 0) -> Images:
 
 def run(images: Images, program: Program, vectors: bool = True) -> Images:
     """The images after their programs."""
-    library = _library()[0]
+    library = load_once()[0]
     assert library is not None
     result = images.copy()
     Engine(library, vectors).augment(result, program)

@@ -87,7 +87,7 @@ def test_files_are_read_whole(name: str) -> None:
     assert found.name == mode
     assert pixels.dtype == wanted.dtype
     assert np.array_equal(pixels, as_hwc(wanted))
-    described = native.describe(memoryview(data), check_header(data))
+    described = native.describe_image(memoryview(data), check_header(data))
     assert described is not None
     assert described.mode == found
     decoder = get_decoder(reading=Reading(mode))

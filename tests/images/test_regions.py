@@ -43,7 +43,7 @@ def library(need: Need) -> Iterator[None]:
         else:
             patch.delenv("PACKSTORE_TURBOJPEG", raising=False)
         try:
-            found = backends.load("turbojpeg")
+            found = backends.load_decoder_library("turbojpeg")
         except backends.UnavailableError:
             found = None
         need("turbojpeg3", found is not None and load_region() is not None)
@@ -177,7 +177,7 @@ def test_a_library_that_was_asked_for_and_does_not_do(name: str, monkeypatch: py
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", name)
     shown = re.escape(printable(name))
     with pytest.raises(backends.UnavailableError):
-        backends.load("turbojpeg")
+        backends.load_decoder_library("turbojpeg")
     monkeypatch.setattr(decoders, "_loaded", {})
     monkeypatch.setattr(decoders, "_reasons", {})
     with pytest.raises(UsageError, match=f"PACKSTORE_TURBOJPEG names .*{shown}"):

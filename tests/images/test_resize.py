@@ -20,11 +20,11 @@ from packstore.images.decoders import get_decoder
 from packstore.images.resize import (
     FITS,
     TooLargeError,
-    fit,
-    limit,
-    limit_size,
+    limited_size,
     resize,
     resize_centre,
+    resize_to_fit,
+    shrink_to_limits,
     size_by_shorter_side,
     target_size,
 )
@@ -87,7 +87,7 @@ def test_real_images_are_close_to_pillow(shared_data: SharedData) -> None:
     values = unequal = beyond = 0
     for path in [p for p in sorted((shared_data / "imagenet-600").rglob("*")) if p.is_file()][::6]:
         image = get_decoder("pillow").decode(path.read_bytes())
-        found = limit(image, 224)
+        found = shrink_to_limits(image, 224)
         difference = np.abs(found.astype(np.int16) - pillow(image, *found.shape[:2]))
         assert difference.max() <= 2
         values += difference.size
@@ -127,7 +127,7 @@ def test_tiny_images(height: int, width: int) -> None:
 def test_the_same_size_is_the_same_object(image: Pixels) -> None:
     height, width, _ = image.shape
     assert resize(image, height, width) is image
-    assert limit(image, max(height, width), max(height, width)) is image
+    assert shrink_to_limits(image, max(height, width), max(height, width)) is image
 
 
 def test_arrays_that_are_read_only_or_not_contiguous() -> None:
@@ -163,7 +163,7 @@ def test_sizes_are_torchvisions(height: int, width: int, size: int) -> None:
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.none() | st.integers(1, 600), st.none() | st.integers(1, 900))
 def test_limits_hold_and_never_enlarge(height: int, width: int, to: int | None, side: int | None) -> None:
-    new_height, new_width = limit_size(height, width, to, side)
+    new_height, new_width = limited_size(height, width, to, side)
     assert 1 <= new_height <= height
     assert 1 <= new_width <= width
     if to is not None:
@@ -172,7 +172,7 @@ def test_limits_hold_and_never_enlarge(height: int, width: int, to: int | None, 
         assert max(new_height, new_width) <= side
     fits = (to is None or min(height, width) <= to) and (side is None or max(height, width) <= side)
     assert fits == ((new_height, new_width) == (height, width))
-    assert limit_size(new_height, new_width, to, side) == (new_height, new_width)
+    assert limited_size(new_height, new_width, to, side) == (new_height, new_width)
     if to is not None and side is not None and to < side and min(height, width) > to:
         expected = torchvision_size(height, width, to, side)
         # torchvision may round a side to nothing, and fails then.
@@ -181,41 +181,41 @@ def test_limits_hold_and_never_enlarge(height: int, width: int, to: int | None, 
 
 def test_limit() -> None:
     image = pixels(100, 300, 1)
-    assert limit(image, 50).shape == (50, 150, 3)
-    assert limit(image, 50, 120).shape == (40, 120, 3)
-    assert limit(image, None, 150).shape == (50, 150, 3)
-    assert limit(image, 200, 400) is image
-    assert_close(limit(image, 50), pillow(image, 50, 150))
+    assert shrink_to_limits(image, 50).shape == (50, 150, 3)
+    assert shrink_to_limits(image, 50, 120).shape == (40, 120, 3)
+    assert shrink_to_limits(image, None, 150).shape == (50, 150, 3)
+    assert shrink_to_limits(image, 200, 400) is image
+    assert_close(shrink_to_limits(image, 50), pillow(image, 50, 150))
 
 
 @given(images(), SIDES)
 def test_crop_is_torchvisions_resize_and_center_crop(image: Pixels, size: int) -> None:
     height, width = torchvision_size(*image.shape[:2], size)
     whole = resize(image, height, width)
-    np.testing.assert_array_equal(fit(image, size), torchvision_center_crop(whole, size))
-    assert_close(fit(image, size), torchvision_center_crop(pillow(image, height, width), size))
+    np.testing.assert_array_equal(resize_to_fit(image, size), torchvision_center_crop(whole, size))
+    assert_close(resize_to_fit(image, size), torchvision_center_crop(pillow(image, height, width), size))
 
 
 @given(images(), SIDES, SIDES, st.sampled_from(FITS))
 def test_fit_gives_exactly_the_size(image: Pixels, height: int, width: int, mode: str) -> None:
-    result = fit(image, (height, width), mode)
+    result = resize_to_fit(image, (height, width), mode)
     assert result.shape == (height, width, 3)
     assert result.flags.c_contiguous
     if height == width:
-        np.testing.assert_array_equal(fit(image, height, mode), result)
+        np.testing.assert_array_equal(resize_to_fit(image, height, mode), result)
 
 
 @given(images(), SIDES, SIDES)
 def test_squash_is_a_plain_resize(image: Pixels, height: int, width: int) -> None:
-    np.testing.assert_array_equal(fit(image, (height, width), "squash"), resize(image, height, width))
+    np.testing.assert_array_equal(resize_to_fit(image, (height, width), "squash"), resize(image, height, width))
 
 
 @given(SIDES, SIDES, SIDES, SIDES)
 def test_crop_covers_and_pad_shows_everything(height: int, width: int, to_height: int, to_width: int) -> None:
     """On a white image: a crop has no border; a pad has black only outside one centred rectangle of its proportions."""
     white = np.full((height, width, 3), 255, np.uint8)
-    assert (fit(white, (to_height, to_width), "crop") == 255).all()
-    padded = fit(white, (to_height, to_width), "pad")[..., 0]
+    assert (resize_to_fit(white, (to_height, to_width), "crop") == 255).all()
+    padded = resize_to_fit(white, (to_height, to_width), "pad")[..., 0]
     rows, columns = np.flatnonzero(padded.any(1)), np.flatnonzero(padded.any(0))
     inner = padded[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     assert (inner == 255).all()
@@ -230,7 +230,7 @@ def test_crop_covers_and_pad_shows_everything(height: int, width: int, to_height
 def test_the_crop_is_from_the_centre() -> None:
     image = np.zeros((10, 31, 3), np.uint8)
     image[:, 10:20] = 200
-    assert (fit(image, 10) == image[:, 10:20]).all()
+    assert (resize_to_fit(image, 10) == image[:, 10:20]).all()
 
 
 LONG = st.one_of(st.integers(1, 12), st.integers(1, 90), st.integers(90, 3000))
@@ -249,7 +249,7 @@ def test_the_centre_alone_has_the_pixels_of_the_whole(
     whole = resize(image, *covering)
     top, left = round((covering[0] - to_height) / 2.0), round((covering[1] - to_width) / 2.0)
     expected = whole[top : top + to_height, left : left + to_width]
-    np.testing.assert_array_equal(fit(image, (to_height, to_width)), expected)
+    np.testing.assert_array_equal(resize_to_fit(image, (to_height, to_width)), expected)
     if covering[0] >= height and covering[1] >= width:
         np.testing.assert_array_equal(resize_centre(image, covering, (to_height, to_width)), expected)
 
@@ -259,7 +259,7 @@ def test_large_parts_of_large_images_have_the_pixels_of_the_whole() -> None:
     image = pixels(500, 70, 1)
     for turned in (image, image.transpose(1, 0, 2)):
         size = (600, 900) if turned is image else (900, 600)
-        expected = fit(np.ascontiguousarray(turned), size)
+        expected = resize_to_fit(np.ascontiguousarray(turned), size)
         covering = (int(900 * 500 / 70), 900) if turned is image else (900, int(900 * 500 / 70))
         np.testing.assert_array_equal(resize_centre(turned, covering, size), expected)
 
@@ -270,13 +270,13 @@ def test_thin_images_need_little_memory() -> None:
     """60,000 x 1 pixels enlarged to cover 224 x 224 would have 3 GPixel."""
     code = """
 import resource, numpy
-from packstore.images.resize import fit
-fit(numpy.zeros((30, 30, 3), numpy.uint8), 224)
+from packstore.images.resize import resize_to_fit
+resize_to_fit(numpy.zeros((30, 30, 3), numpy.uint8), 224)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 column = numpy.arange(180000, dtype=numpy.uint32).astype(numpy.uint8).reshape(60000, 1, 3)
 for mode in ("crop", "pad", "squash"):
     for image in (column, column.transpose(1, 0, 2)):
-        assert fit(image, 224, mode).shape == (224, 224, 3)
+        assert resize_to_fit(image, 224, mode).shape == (224, 224, 3)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -288,14 +288,14 @@ def test_what_is_too_large_on_the_way_is_refused() -> None:
     with pytest.raises(
         TooLargeError, match=r"is 900000 x 1 pixels .* 201600000 pixels would be made on the way to 224"
     ):
-        fit(column, 224, "squash")
+        resize_to_fit(column, 224, "squash")
     with pytest.raises(TooLargeError, match="limit of 178956970"):
         resize(np.zeros((1, 1, 3), np.uint8), 20_000, 20_000)
 
 
 def test_pad_keeps_the_image_between_black_bars() -> None:
     image = pixels(20, 40, 3)
-    padded = fit(image, 40, "pad")
+    padded = resize_to_fit(image, 40, "pad")
     np.testing.assert_array_equal(padded[10:30], image)
     assert not padded[:10].any()
     assert not padded[30:].any()
@@ -308,7 +308,7 @@ def test_target_size() -> None:
 
 def test_an_unknown_fit_lists_the_known() -> None:
     with pytest.raises(UsageError, match="crop, pad, squash, got 'stretch'"):
-        fit(pixels(5, 5, 1), 3, "stretch")
+        resize_to_fit(pixels(5, 5, 1), 3, "stretch")
 
 
 def test_threads_give_the_same_pixels() -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from packstore.images.engine import Requests, get_engine
-from packstore.images.engine.native import Engine, _library
+from packstore.images.engine.compiled import load_once
+from packstore.images.engine.engine import Engine
 from tests.makers.datasets import pixels
 
 SAMPLINGS = ("bilinear", "nearest", "bicubic", "box", "lanczos")
@@ -35,7 +36,7 @@ def by_library(image: NDArray[np.uint8], size: tuple[int, int], sampling: str) -
 def wanted(image: Any, sizes: Any, box: Any, size: Any, window: Any, mirrored: bool, number: int) -> list[Any]:
     """The window as both engines have it; None if refused."""
     found = []
-    library = _library()[0]
+    library = load_once()[0]
     assert library is not None
     for engine in (Engine(library), Engine(library, vectors=False)):
         out = np.empty((1, *window[2:], 3), np.uint8)

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from packstore.images.engine.native import _FIELDS, Engine, OutputFormat, Requests, _Form
+from packstore.images.engine.engine import Engine
+from packstore.images.engine.requests import _FIELDS, OutputFormat, Requests, _Form
 from packstore.images.programs import Code, step
 from packstore.images.resize import resize
 from packstore.training.augment import resample

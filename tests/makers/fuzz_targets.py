@@ -123,7 +123,7 @@ def _orientation(data: bytes) -> None:
     """Of a file, and of EXIF alone, which Pillow reads as we do."""
     assert 1 <= read_orientation(memoryview(data)) <= 8
     tiff = data[:65000]
-    assert read_orientation(jpeg_with_exif(tiff)) == (pillow.orientation_of_exif(b"Exif\0\0" + tiff) or 1)
+    assert read_orientation(jpeg_with_exif(tiff)) == (pillow.parse_exif_orientation(b"Exif\0\0" + tiff) or 1)
 
 
 def jpeg_with_exif(tiff: bytes) -> bytes:
@@ -158,7 +158,7 @@ def _engine(data: bytes) -> None:
     """Whole, and boxes; resized, mirrored and cut."""
     engine = get_engine()
     requests = Requests([data] * 3)
-    height, width = requests.sizes()[0].tolist()
+    height, width = requests.read_sizes()[0].tolist()
     if not 0 < height * width <= 1 << 22:
         return
     engine.decode(data, 1 << 22)
@@ -665,11 +665,11 @@ def _mat(data: bytes) -> None:
 
 
 TARGETS = (
-    Target("sniff", _sniff, (HeaderError,), ("sniff.py",)),
+    Target("sniff", _sniff, (HeaderError,), ("images/sniff.py", "images/jpeg_header.py", "images/tiff_header.py")),
     Target("jpeg", _jpeg, (), ("images/jpeg.py",)),
     Target("orientation", _orientation, (), ("decoders/orientation.py",)),
-    Target("seek_index", _seek_index, (), ("engine/native.py",), _repair_seek_index),
-    Target("engine", _engine, (), ("engine/native.py",)),
+    Target("seek_index", _seek_index, (), ("engine/requests.py", "engine/engine.py"), _repair_seek_index),
+    Target("engine", _engine, (), ("engine/requests.py", "engine/engine.py")),
     Target("cifar_pickle", _pickle, (BatchError,), ("cifar/pickles.py", "pickle_machine.py")),
     Target("cifar_binary", _cifar_directory(1), (PackstoreError,), ("cifar/__init__.py", "cifar/files.py")),
     Target("cifar_archive", _cifar_archive, (PackstoreError,), ("cifar/__init__.py", "cifar/files.py", "inflating.py")),

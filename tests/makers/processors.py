@@ -19,7 +19,8 @@ import torch
 
 import packstore
 from packstore import PackedDataset, PackedLoader
-from packstore.images.engine.native import Engine, Requests, _library
+from packstore.images.engine import Engine, Requests
+from packstore.images.engine.compiled import load_once
 from packstore.images.programs import INTERPOLATIONS, Code, join_programs, step, warp_flags
 from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
 from tests.makers.engine_checks import noisy, run, save
@@ -169,7 +170,7 @@ def main(what: str, folder: Path) -> None:
     if what == "prepare":
         prepare(folder)
         return
-    library = _library()[0]
+    library = load_once()[0]
     assert library is not None, "the engine was not compiled"
     for vectors in (True, False) if what == "digests" else (True,):
         engine = Engine(library, vectors)

@@ -256,12 +256,12 @@ def test_torchvision_knows_them_as_images(store: Path) -> None:
 
 
 def test_sheets_and_pages_show_them(tmp_path: Path) -> None:
-    from packstore.seeing.view.images import Images
+    from packstore.seeing.view.images import BrowserImages
     from packstore.seeing.view.record import describe_record
 
     store = write(tmp_path / "a.lmdb")
     with packstore.open(store) as reader:
-        images = Images(reader)
+        images = BrowserImages(reader)
         about = describe_record(reader, images, 3)
         pages = next(each for each in about["columns"] if each["name"] == "pages")
         assert pages["value"] == [len(file) for file in PAGES[3]]

@@ -194,9 +194,9 @@ def test_the_summary_names_what_is_kept(folder: Path, tmp_path: Path) -> None:
 @pytest.fixture
 def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PACKSTORE_TURBOJPEG", "")
-    progressive._load.cache_clear()
+    progressive._load_transform.cache_clear()
     yield
-    progressive._load.cache_clear()
+    progressive._load_transform.cache_clear()
 
 
 def test_without_the_library_it_is_an_error_with_advice(folder: Path, tmp_path: Path, no_library: None) -> None:
@@ -208,7 +208,7 @@ def test_without_the_library_it_is_an_error_with_advice(folder: Path, tmp_path: 
 
 def test_an_older_library_is_used_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of before version 3 it does not know the option for optimal tables."""
-    progressive._load()
+    progressive._load_transform()
     data = scans(61, 83)
     optimal = progressive.make_baseline(data)
     monkeypatch.setattr(progressive, "_OPTIMIZE", 0)

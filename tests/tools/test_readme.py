@@ -119,7 +119,7 @@ def test_a_page_runs(
         request.getfixturevalue("s3")
     if "torchvision" in text_of(name):
         import_torchvision()
-    monkeypatch.setattr(doctor, "_probe", lambda name: NOT_ASKED)
+    monkeypatch.setattr(doctor, "_run_probe", lambda name: NOT_ASKED)
     for registry in (FORMATS, SOURCES, ENCODINGS, COLUMN_TYPES):
         monkeypatch.setattr(registry, "_objects", {**registry._objects})
     if name != "readme":

@@ -24,10 +24,10 @@ CHECK = """
 import sys, numpy, torch, packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.augment import RandomHorizontalFlip, RandomResizedCrop
-from packstore.images.engine import Engine, engine_problem, native
+from packstore.images.engine import Engine, compiled, engine_problem
 assert packstore.__file__.startswith(sys.prefix), packstore.__file__
 assert engine_problem() is None, engine_problem()
-assert native._library()[0]._name.startswith(sys.prefix)
+assert compiled.load_once()[0]._name.startswith(sys.prefix)
 asked, run = [], Engine.run
 def counted(self, requests, first, stop, max_pixels):
     refused = run(self, requests, first, stop, max_pixels)
@@ -213,7 +213,8 @@ def test_what_ziglang_compiles_passes_all_checks(tmp_path: Path, need: Need) -> 
     (engine,) = (tmp_path / "wheel").rglob("*.so")
     check = """
 import sys
-from packstore.images.engine.native import Engine, load_library
+from packstore.images.engine.compiled import load_library
+from packstore.images.engine.engine import Engine
 from tests.makers.engine_checks import check_all
 for vectors in (True, False):
     check_all(Engine(load_library(sys.argv[1]), vectors))

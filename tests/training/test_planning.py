@@ -150,8 +150,8 @@ def test_requests_without_rows_do_not_run() -> None:
     whole = np.tile([0, 0, 5, 4], (3, 1))
     requests.set_outputs(whole, whole[:, 2:], whole, None, np.empty((0, 5, 4, 3), np.uint8))
     with pytest.raises(ValueError, match="no rows to write yet"):
-        requests.part(0, 1)
-    part = requests.rows(1, 3)
+        requests.locate(0, 1)
+    part = requests.select_rows(1, 3)
     for wrong in (
         np.empty((3, 5, 4, 3), np.uint8),
         np.empty((2, 5, 4, 3), np.float32),
@@ -160,12 +160,12 @@ def test_requests_without_rows_do_not_run() -> None:
         with pytest.raises(ValueError, match="2 of"):
             part.write_to(wrong)
     part.write_to(np.empty((2, 5, 4, 3), np.uint8))
-    part.part(0, 2)
-    none = requests.rows(1, 1)
+    part.locate(0, 2)
+    none = requests.select_rows(1, 1)
     none.set_outputs(whole[:0], whole[:0, 2:], whole[:0], None, np.empty((0, 5, 4, 3), np.uint8))
-    none.part(0, 0)
+    none.locate(0, 0)
     with pytest.raises(ValueError, match="no rows to write yet"):
-        requests.part(0, 1)
+        requests.locate(0, 1)
 
 
 def test_recipes_are_planned_together(photos: Path, tmp_path: Path, plans: list[bool]) -> None:

@@ -24,7 +24,7 @@ from packstore import convert
 from packstore.core.parallel import default_workers
 from packstore.images.decoders import get_decoder
 from packstore.images.encode import EncodeOptions
-from packstore.images.resize import limit
+from packstore.images.resize import shrink_to_limits
 from packstore.sources import open_source
 
 
@@ -35,7 +35,7 @@ def bare(paths: list[Path], workers: int) -> None:
     def work(part: list[Path]) -> int:
         size = 0
         for path in part:
-            pixels = limit(decoder.decode(path.read_bytes()), resize_to=256)
+            pixels = shrink_to_limits(decoder.decode(path.read_bytes()), resize_to=256)
             size += len(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
         return size
 

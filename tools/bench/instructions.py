@@ -39,7 +39,7 @@ def boxes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def main(counts: Path, files: list[bytes]) -> None:
     engine = get_engine()
-    sizes = Requests(files).sizes()
+    sizes = Requests(files).read_sizes()
     files, sizes = [f for f, known in zip(files, sizes[:, 0] > 0, strict=True) if known], sizes[sizes[:, 0] > 0]
     indexes, crops = engine.make_indexes(files), boxes(sizes)
 

@@ -71,7 +71,7 @@ def decoding(folder: Path, side: int) -> Callable[[], object]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpeg", ".jpg"))
     files = [path.read_bytes() for path in paths[:: max(1, len(paths) // COUNT)][:COUNT]]
     requests = Requests(files)
-    crops = RandomResizedCrop(side).plan_crops(Crops.full(requests.sizes()), Draws(0, 0, np.arange(len(files))))
+    crops = RandomResizedCrop(side).plan_crops(Crops.full(requests.read_sizes()), Draws(0, 0, np.arange(len(files))))
     flips = np.arange(len(files)) % 2 == 0
     requests.set_outputs(crops.box, crops.size, crops.window, flips, np.empty((len(files), side, side, 3), np.uint8))
     return lambda: engine.run(requests, 0, len(files), 1 << 30)

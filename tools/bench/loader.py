@@ -248,7 +248,7 @@ def gray(source: Path, scratch: Path, repeats: int, threads: int) -> None:
 
     reader, engine = datasets["RGB"].reader, get_engine()
     files = [bytes(reader.read(record)) for record in range(len(datasets["RGB"]))]
-    sizes = Requests(files).sizes()
+    sizes = Requests(files).read_sizes()
     files, sizes = [file for file, size in zip(files, sizes, strict=True) if size[0]], sizes[sizes[:, 0] > 0]
     indexes = engine.make_indexes(files)
     crops = RandomResizedCrop(SIZE).plan_crops(Crops.full(sizes), Draws(0, 0, np.arange(len(files))))

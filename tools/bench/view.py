@@ -28,7 +28,7 @@ from playwright.sync_api import sync_playwright
 from shards import make_store
 
 from packstore.core.parallel import default_workers
-from packstore.seeing.view.images import Images
+from packstore.seeing.view.images import BrowserImages
 from packstore.stores import open_store
 
 REPEATS = 5
@@ -73,7 +73,7 @@ def thumbnails(store: Path) -> tuple[float, float]:
     waits, used = [], []
     with open_store(store) as reader, ThreadPoolExecutor(default_workers()) as pool:
         for repeat in range(REPEATS):
-            images = Images(reader)
+            images = BrowserImages(reader)
             records = [(repeat * THUMBNAILS + i) % len(reader) for i in range(THUMBNAILS)]
             began, cpu = time.perf_counter(), time.process_time()
             list(pool.map(lambda record, images=images: images.get_thumbnail(record, SIDE), records))

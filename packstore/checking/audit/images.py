@@ -21,7 +21,7 @@ from packstore.images.display import denormalize, to_display
 from packstore.images.encode.options import readers_transpose
 from packstore.images.losses import find_losses
 from packstore.images.masks import decode_mask, read_mask_header
-from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, hash_windows, shrink, to_grey
+from packstore.images.perceptual import CROPS, SIDE, WHOLE, WORDS, hash_windows, shrink_to_side, to_grey
 from packstore.images.reading import Reading
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from packstore.stores.base import Reader
@@ -143,7 +143,7 @@ class ImageInspector:
             seen.pixels[row] = xxh3_64_intdigest(np.ascontiguousarray(image).data, seed=image.shape[1])
             seen.sizes[row] = image.shape[:2]
             shown = to_display(image, self._mode)
-            small[row] = shrink(shown)
+            small[row] = shrink_to_side(shown)
             self._check_values(record, image, seen)
             seen.detailed[row] = not self._check_pixels(record, image, shown, small[row], seen)
             seen.greys[row] = seen.detailed[row] and _is_grey(small[row])

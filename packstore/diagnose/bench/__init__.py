@@ -23,7 +23,7 @@ from packstore.core.files import refuse_empty
 from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
-from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advise, judge
+from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advise, find_limiting_stage
 from packstore.diagnose.bench.measure import (
     Clock,
     EndToEnd,
@@ -50,7 +50,7 @@ DEFAULT_SIZE = 224
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of :func:`bench`.
+    """Options of :func:`bench`. Raises :class:`UsageError` for numbers out of range and unknown operations.
 
     Attributes:
         split: The split; None for the only one.
@@ -97,7 +97,7 @@ class BenchOptions:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A row of the report.
+    """A row of the report: the rate of a stage of loading.
 
     Attributes:
         name: ``read``, ``read again``, ``decode``, ``decode crop``, ``augment``, the name of an operation, ``copy`` or
@@ -156,7 +156,8 @@ class BenchReport:
 def bench(
     path: str | os.PathLike[str], options: BenchOptions | None = None, progress: bool | ProgressCallback = False
 ) -> BenchReport:
-    """Measures the store at ``path``, which takes about ten times ``options.seconds``.
+    """Measures the store at ``path``, which takes about ten times ``options.seconds``. Packs samples in a temporary
+    directory unless ``options.tries`` is False.
 
     Args:
         path: The store.
@@ -165,7 +166,7 @@ def bench(
 
     Raises:
         StoreError: The store does not open.
-        UsageError: The split is unknown, or the options do not fit the store.
+        UsageError: The split is unknown or empty, or the options do not fit the store.
         DecodeError, CorruptRecordError: A record is damaged; the message names it.
     """
     options = options or BenchOptions()
@@ -180,7 +181,8 @@ def bench(
 
 
 def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
-    """Measures all stages, tries packing options, and makes the report."""
+    """Measures all stages, tries packing options, and makes the report. Raises :class:`UsageError` for an empty
+    split."""
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()
@@ -202,7 +204,7 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
     assembler = loader.pipeline.assembler
     row = tuple(sample.pixels[0].shape) if loader.pipeline.form is not None else assembler.shape
     copied = measure_copying(clock, row, assembler.dtype, options.batch_size, dataset.device)
-    decode = None if whole is None else loader_decode_rate(whole[0], augment, single)
+    decode = None if whole is None else compute_loader_decode_rate(whole[0], augment, single)
 
     rates = Rates(
         threads=threads,
@@ -220,15 +222,15 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
         target=options.target,
         on_gpu=dataset.device.type == "cuda",
     )
-    sizes = _image_sizes(manifest, sample.pixels)
+    sizes = _list_image_sizes(manifest, sample.pixels)
     trials: list[Trial] = []
     if options.tries:
-        crop = _crop_side(manifest, options) if options.augment == "crop" else None
+        crop = _choose_crop_side(manifest, options) if options.augment == "crop" else None
         ways = choose_candidates(manifest, sizes, crop)
         trials = run_trials(
             clock, dataset, sample, ways, lambda m: make_augmentation(m, options), options.batch_size, threads
         )
-    verdict = judge(rates)
+    verdict = find_limiting_stage(rates)
     disk = dataset.reader.disk_bytes() / max(1, manifest.records)
     return BenchReport(
         path=dataset.path,
@@ -251,10 +253,11 @@ def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: Progress
 
 
 def make_augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[str, Any], str]:
-    """Returns the loader options with the operations to measure (``augment`` or ``views``), and their description."""
+    """Returns the loader options with the operations to measure (``augment`` or ``views``), and a description of the
+    operations."""
     if options.augment not in AUGMENTS:
         return parse_options(options.augment), options.augment
-    own, side = _fixed_size(manifest), _crop_side(manifest, options)
+    own, side = _find_fixed_size(manifest), _choose_crop_side(manifest, options)
     if options.augment == "none":
         if own is not None:
             return {}, "whole images"
@@ -268,11 +271,12 @@ def make_augmentation(manifest: Manifest, options: BenchOptions) -> tuple[dict[s
     return {"augment": (RandomResizedCrop(side), RandomHorizontalFlip())}, f"random resized crop to {side} and flip"
 
 
-def loader_decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:
-    """Computes the images a second that one thread of the loader decodes; it may decode only the region of a crop.
+def compute_loader_decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> float:
+    """Computes the images a second that one thread of the loader decodes. It may decode only the region of a crop.
 
-    The loader measures decoding and augmenting together; the time of augmenting is subtracted. ``whole`` is the rate
-    of decoding whole images, which is the least result."""
+    The loader measures decoding and augmenting together; the time of augmenting is subtracted. ``whole`` is the rate of
+    decoding whole images, which is the least result.
+    """
     spent = alone.decode_seconds - (1 / augment if augment else 0.0)
     # The difference of two measurements is noisy: it is at least a twentieth, and at most the time of whole images.
     return 1 / min(1 / whole, max(spent, alone.decode_seconds / 20)) if alone.decode_seconds else whole
@@ -280,7 +284,7 @@ def loader_decode_rate(whole: float, augment: float | None, alone: EndToEnd) -> 
 
 def drop_page_cache(path: Path) -> None:
     """Drops the files at ``path`` from the page cache, except mapped pages. Raises :class:`UsageError` if the system
-    cannot."""
+    has no call for that."""
     if not hasattr(os, "posix_fadvise"):
         raise UsageError("this system cannot drop files from the page cache; leave --cold out")
     for file in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
@@ -291,8 +295,8 @@ def drop_page_cache(path: Path) -> None:
             os.close(handle)
 
 
-def _fixed_size(manifest: Manifest) -> tuple[int, int] | None:
-    """Returns height and width of all images, or None if they differ."""
+def _find_fixed_size(manifest: Manifest) -> tuple[int, int] | None:
+    """Returns height and width of all images. Returns None if they differ."""
     image = manifest.image
     if image.kind != "fixed":
         return None
@@ -300,14 +304,15 @@ def _fixed_size(manifest: Manifest) -> tuple[int, int] | None:
     return height, width
 
 
-def _crop_side(manifest: Manifest, options: BenchOptions) -> int:
-    """Returns the side of crops in pixels."""
-    own = _fixed_size(manifest)
+def _choose_crop_side(manifest: Manifest, options: BenchOptions) -> int:
+    """Returns the side of crops in pixels: that of the options, else the shorter side of images of one size, else
+    224."""
+    own = _find_fixed_size(manifest)
     return options.size or (DEFAULT_SIZE if own is None else min(own))
 
 
-def _image_sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[int, int]]:
-    """Returns height and width of each image."""
+def _list_image_sizes(manifest: Manifest, pixels: Sequence[Any]) -> list[tuple[int, int]]:
+    """Returns height and width of each image of ``pixels``."""
     chw = manifest.image.layout == "CHW"
     return [tuple(image.shape[1:] if chw else image.shape[:2]) for image in pixels]
 
@@ -321,7 +326,17 @@ def _make_stages(
     record_bytes: float,
     operations: Sequence[tuple[str, float]],
 ) -> tuple[Stage, ...]:
-    """Makes the rows of the table of rates."""
+    """Makes the rows of the table of rates.
+
+    Args:
+        rates: The measured rates.
+        whole: Rates of decoding whole images with one thread and all; None for stores of pixels.
+        crops: The loader may decode only regions of images.
+        alone: Measurement of the loader with one thread.
+        together: Measurement of the loader with all threads.
+        record_bytes: Mean bytes of a record's image.
+        operations: Name and rate of each operation.
+    """
     # If the page cache holds the store, the second pass is more exact: the first one may be very short.
     rate = rates.read_first if rates.from_disk else rates.read_again
     where = "from the disk" if rates.from_disk else "from the page cache"

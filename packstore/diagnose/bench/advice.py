@@ -99,7 +99,13 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """An advice: what to do, the measurement behind it, and options of ``packstore convert``, if any."""
+    """A piece of advice.
+
+    Attributes:
+        what: What to do.
+        why: The measurement behind it.
+        options: Options of ``packstore convert``; empty if none.
+    """
 
     what: str
     why: str
@@ -128,14 +134,16 @@ class Verdict:
     then_rate: float | None
 
 
-def core_seconds(rates: Rates) -> dict[str, float]:
-    """Computes the seconds of one core that an image takes, by stage."""
+def compute_core_seconds(rates: Rates) -> dict[str, float]:
+    """Computes the seconds of one core that an image takes, by stage of the processor. Leaves out stages that were not
+    measured."""
     found = {name: getattr(rates, name) for name in CPU_STAGES}
     return {name: 1 / rate for name, rate in found.items() if rate}
 
 
-def ceilings(rates: Rates) -> dict[str, float]:
-    """Returns the rates that do not depend on the number of cores, by stage, in images a second."""
+def find_ceilings(rates: Rates) -> dict[str, float]:
+    """Returns the rates that do not depend on the number of cores (copying, the disk, the model), by stage, in images a
+    second."""
     found = {"copy": rates.copy}
     if rates.disk_limits:
         found["read"] = rates.read_first
@@ -144,32 +152,33 @@ def ceilings(rates: Rates) -> dict[str, float]:
     return found
 
 
-def efficiency(rates: Rates) -> float:
-    """Computes the loader's rate as a share of the rate that its stages allow, 0.05 … 1; never 0, so it can divide."""
-    allowed = min(_processor_rate(rates), *(rate for name, rate in ceilings(rates).items() if name != "model"))
+def compute_efficiency(rates: Rates) -> float:
+    """Computes the loader's rate as a share of the rate that its stages allow. The result is 0.05 … 1, so that it can
+    divide."""
+    allowed = min(_processor_rate(rates), *(rate for name, rate in find_ceilings(rates).items() if name != "model"))
     return min(1.0, max(0.05, rates.loader / allowed))
 
 
-def cores_for(rate: float, rates: Rates) -> int:
+def count_cores_for(rate: float, rates: Rates) -> int:
     """Computes the number of cores for ``rate`` images a second, at the loader's measured efficiency."""
-    return max(1, math.ceil(rate * sum(core_seconds(rates).values()) / efficiency(rates) - 1e-9))
+    return max(1, math.ceil(rate * sum(compute_core_seconds(rates).values()) / compute_efficiency(rates) - 1e-9))
 
 
-def judge(rates: Rates) -> Verdict:
-    """Finds the stage that limits training, and the number of cores with which another stage would."""
+def find_limiting_stage(rates: Rates) -> Verdict:
+    """Finds the stage that limits training, and the number of cores with which another stage would limit it."""
     if rates.resident:
         enough = rates.target is not None and rates.loader >= rates.target
         where = "device memory" if rates.on_gpu else "memory"
         why = f"all images are in {where}: nothing is read or decoded, {rates.loader:,.0f} images/s"
         return Verdict("model" if enough else "loader", why, {}, None, None, None)
-    costs = core_seconds(rates)
+    costs = compute_core_seconds(rates)
     total = sum(costs.values())
     shares = {name: cost / total for name, cost in costs.items()}
-    limits = ceilings(rates)
+    limits = find_ceilings(rates)
     then = min(limits, key=lambda name: limits[name])
     if rates.target is not None and rates.loader >= rates.target:
         why = f"the loader gives {rates.loader:,.0f} images/s, and the model takes {rates.target:,.0f}"
-        return Verdict("model", why, shares, cores_for(limits[then], rates), then, limits[then])
+        return Verdict("model", why, shares, count_cores_for(limits[then], rates), then, limits[then])
     busiest = max(shares, key=lambda name: shares[name])
     fixed = {name: rate for name, rate in limits.items() if name != "model"}
     lowest = min(fixed, key=lambda name: fixed[name])
@@ -180,17 +189,17 @@ def judge(rates: Rates) -> Verdict:
     else:
         why = f"{shares[busiest]:.0%} of the {total * 1e3:.2g} ms of one core that an image takes"
         stage = busiest
-    return Verdict(stage, why, shares, cores_for(limits[then], rates), then, limits[then])
+    return Verdict(stage, why, shares, count_cores_for(limits[then], rates), then, limits[then])
 
 
 def advise(
     rates: Rates, verdict: Verdict, trials: Sequence[Trial], *, format: str, payload_bytes: float, disk_bytes: float
 ) -> list[Advice]:
-    """Returns advice that the measurements support, the most useful first; may be empty.
+    """Returns advice that the measurements support, the most useful first. May be empty.
 
     Args:
         rates: The measured rates.
-        verdict: The result of :func:`judge`.
+        verdict: The result of :func:`find_limiting_stage`.
         trials: Tried packing options; the first is the sample with the present options.
         format: Name of the store's format.
         payload_bytes: Mean bytes of a record's image.
@@ -203,8 +212,8 @@ def advise(
         found += _advise_threads(rates, verdict)
         found += _advise_packing(rates, verdict, trials)
         found += _advise_reading(rates, verdict)
-        if not rates.resident and efficiency(rates) < REACHED:
-            why = f"the loader reaches {efficiency(rates):.0%} of the rate that its stages allow"
+        if not rates.resident and compute_efficiency(rates) < REACHED:
+            why = f"the loader reaches {compute_efficiency(rates):.0%} of the rate that its stages allow"
             found.append(
                 Advice("measure again while nothing else runs: something other than the stages slows loading", why)
             )
@@ -219,19 +228,19 @@ def advise(
 
 
 def _processor_rate(rates: Rates) -> float:
-    """Computes the images a second that the loader's threads could process."""
-    return min(rates.threads, rates.cores) / sum(core_seconds(rates).values())
+    """Computes the images a second that the cores could process with the loader's threads."""
+    return min(rates.threads, rates.cores) / sum(compute_core_seconds(rates).values())
 
 
 def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """Advises more threads or cores if processor time is the limit."""
-    if verdict.stage not in CPU_STAGES or ceilings(rates).get(verdict.stage) is not None:
+    """Advises more threads or cores if processor time is the limit; else returns none."""
+    if verdict.stage not in CPU_STAGES or find_ceilings(rates).get(verdict.stage) is not None:
         return []
     per_thread = rates.loader / rates.threads
     if rates.threads < rates.cores:
         why = f"{rates.threads} of {rates.cores} cores were used, at {per_thread:,.0f} images/s each"
         return [Advice(f"use more threads: workers={rates.cores}", why)]
-    needed = None if rates.target is None else cores_for(rates.target, rates)
+    needed = None if rates.target is None else count_cores_for(rates.target, rates)
     if rates.target is None or needed is None or needed <= rates.cores:
         return []
     why = f"the model takes {rates.target:,.0f} images/s, and a core gives {per_thread:,.0f} with this store"
@@ -239,7 +248,7 @@ def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> list[Advice]:
-    """Advises packing options with which a sample loaded clearly faster, the fastest first."""
+    """Advises packing options with which a sample loaded at least 1.15 times as fast, the fastest first."""
     if len(trials) < 2 or verdict.stage not in (*CPU_STAGES, "loader"):
         return []
     now, others = trials[0], trials[1:]
@@ -262,7 +271,7 @@ def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> 
 
 
 def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """Advises more memory or block shuffling if every epoch waits for the disk."""
+    """Advises more memory or block shuffling if every epoch waits for the disk; else returns none."""
     if verdict.stage != "read" or not rates.disk_limits:
         return []
     why = f"{rates.read_first:,.0f} images/s at first, {rates.read_again:,.0f} when they were read again"
@@ -273,5 +282,5 @@ def _advise_reading(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 
 def _format_ratio(ratio: float) -> str:
-    """Describes a size as a multiple of the present one."""
+    """Describes a size in words as a multiple of the present one."""
     return f"{ratio:.2g} times the bytes" if ratio < 0.95 or ratio > 1.05 else "about the same bytes"

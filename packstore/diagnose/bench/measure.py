@@ -56,15 +56,18 @@ class Clock:
         self._begun += 1
 
     def measure_rate(self, stage: str, work: Callable[[int], int], threads: int = 1, share: float = 1.0) -> float:
-        """Measures images a second of ``work``, called with 0, 1, 2 … by ``threads`` threads until the time is over.
+        """Measures images a second of ``work``, which ``threads`` threads call with 0, 1, 2 … until ``share`` of the
+        time is over.
 
         In these threads torch uses one thread, as in the loader's: otherwise small work takes many times as long.
-        ``work`` returns the number of images done, or 0 to end early. Every thread calls it at least once.
+        ``work`` returns the number of images done, or 0 to end its thread early. Every thread calls ``work`` at least
+        once.
         """
         self.begin(stage)
         numbers, until = count(), time.perf_counter() + self.seconds * share
 
         def worker(_: int) -> int:
+            """Calls ``work`` until the time is over. Returns the number of images done."""
             done = 0
             for number in numbers:  # next() of a count is one operation under the GIL
                 did = work(number)
@@ -83,7 +86,14 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class ReadRates:
-    """Images a second of reading: first, again, again with one thread; and the share of bytes from the disk."""
+    """Images a second of reading.
+
+    Attributes:
+        first: First reading, with all threads.
+        again: Reading the same records again, with all threads.
+        one: Reading them again with one thread.
+        disk_share: Share of the first reading's bytes that came from the disk.
+    """
 
     first: float
     again: float
@@ -93,12 +103,13 @@ class ReadRates:
 
 def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadRates:
     """Measures reading records in random order: first from disk or page cache, then again from the page cache."""
-    reader, order = dataset.reader, random_records(dataset, _ORDERED)
+    reader, order = dataset.reader, choose_random_records(dataset, _ORDERED)
     chunks = [order[i : i + CHUNK].tolist() for i in range(0, len(order), CHUNK)]
     seen: list[int] = []
     blocks = resource.getrusage(resource.RUSAGE_SELF).ru_inblock
 
     def fresh(number: int) -> int:
+        """Reads the next records, and notes that they were read. Returns 0 after the last."""
         if number >= len(chunks):
             return 0
         seen.append(number)
@@ -110,6 +121,7 @@ def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadR
     wanted = sum(len(reader.view(record)) for number in known for record in chunks[number])
 
     def again(number: int) -> int:
+        """Reads records that were read before."""
         return _copy_records(reader, chunks[known[number % len(known)]])
 
     many, one = (
@@ -120,7 +132,7 @@ def measure_reading(clock: Clock, dataset: PackedDataset, threads: int) -> ReadR
 
 
 def _copy_records(reader: Reader, records: Sequence[int]) -> int:
-    """Reads records by copying their bytes; returns their number."""
+    """Reads records by copying their bytes. Returns the number of records."""
     for record in records:
         source = np.frombuffer(reader.view(record), np.uint8)
         # numpy releases the GIL while it copies, so that threads wait for the disk in parallel, as decoders do.
@@ -128,8 +140,8 @@ def _copy_records(reader: Reader, records: Sequence[int]) -> int:
     return len(records)
 
 
-def random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64]:
-    """Returns at most ``most`` record numbers of the split in random order."""
+def choose_random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64]:
+    """Returns at most ``most`` record numbers of the split in random order; always the same ones."""
     rng, length = np.random.default_rng(0), len(dataset)
     chosen = rng.permutation(length) if length <= most else np.unique(rng.integers(0, length, most))
     return np.asarray(rng.permutation(chosen)[:most] + dataset.reader.split(dataset.split).start, np.int64)
@@ -137,7 +149,13 @@ def random_records(dataset: PackedDataset, most: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sampled records in memory: numbers, bytes, and the pixels of the first ones."""
+    """Sampled records in memory.
+
+    Attributes:
+        records: Numbers of the records.
+        data: Bytes of their images.
+        pixels: Pixels of the first of them.
+    """
 
     records: list[int]
     data: list[bytes]
@@ -145,13 +163,14 @@ class Sample:
 
 
 def take_sample(dataset: PackedDataset) -> Sample:
-    """Reads and decodes a random sample of bounded size. Raises :class:`DecodeError`, which names the record."""
+    """Reads a random sample of at most 512 records and about 96 MiB, and decodes the first of them. Raises
+    :class:`DecodeError` that names the record."""
     reader, held = dataset.reader, 0
     records: list[int] = []
     data: list[bytes] = []
     pixels: list[NDArray[Any]] = []
     encoded = dataset.manifest.holds_files
-    for record in random_records(dataset, _SAMPLE_RECORDS).tolist():
+    for record in choose_random_records(dataset, _SAMPLE_RECORDS).tolist():
         if data and held >= _SAMPLE_BYTES:
             break
         records.append(record)
@@ -163,7 +182,7 @@ def take_sample(dataset: PackedDataset) -> Sample:
 
 
 def decode_whole(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np.uint8]:
-    """Decodes a whole image. Raises :class:`DecodeError`, which names the record."""
+    """Decodes a whole image. Raises :class:`DecodeError` that names the record."""
     try:
         return dataset.decoder.decode(data)
     except DecodeError as error:
@@ -172,7 +191,7 @@ def decode_whole(dataset: PackedDataset, record: int, data: bytes) -> NDArray[np
 
 
 def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threads: int) -> tuple[float, float]:
-    """Measures decoding of whole images in images a second, with one thread and with all."""
+    """Measures decoding of whole images. Returns images a second with one thread and with all."""
 
     def work(number: int) -> int:
         index = number % len(sample.data)
@@ -183,7 +202,8 @@ def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threa
 
 
 def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
-    """Measures the loader's operations on decoded pixels in images a second, with one thread; None without any."""
+    """Measures the loader's operations on decoded pixels in images a second, with one thread. Returns None without
+    operations."""
     operations = tuple(loader.options.augment)
     if loader.pipeline.views is not None:
         return _measure_views(clock, loader, sample)
@@ -231,7 +251,8 @@ def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> f
 
 
 def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
-    """Measures cutting all crops of a record's views; None if there are no views to cut."""
+    """Measures cutting all crops of a record's views (sets of crops), in records a second. Returns None if no views are
+    cut."""
     cuts = [one for _, one, _ in _make_view_cutters(loader, sample)]
 
     def work(number: int) -> int:
@@ -243,15 +264,18 @@ def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float 
 
 
 def _cut_crops(one: Callable[[int], int], count: int, number: int) -> int:
-    """Cuts all ``count`` crops of record ``number``; returns 1, the number of records."""
+    """Calls ``one`` for all ``count`` crops of record ``number``. Returns 1, the number of records."""
     for crop in range(count):
         one(number * count + crop)
     return 1
 
 
 def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
-    """Returns for each view its name, a function that cuts all its crops of a sampled record, and their number. Cuts
-    each crop once, to touch the memory."""
+    """Returns for each view (set of crops) its name, a function that cuts its crops of a sampled record, and their
+    number.
+
+    Cuts each crop once, since the first write to new memory takes longer.
+    """
     assert loader.pipeline.views is not None
     found: list[tuple[str, Callable[[int], int], int]] = []
     sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
@@ -270,7 +294,8 @@ def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, 
 
 
 def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
-    """Measures each pixel operation of the decoding threads, or each view: name, images a second with one thread."""
+    """Measures each pixel operation of the decoding threads, or each view. Returns name and images a second with one
+    thread."""
     programs = loader.pipeline.programs
     if loader.pipeline.views is not None:
         return [
@@ -293,7 +318,7 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> li
 
 
 def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
-    """Measures one pixel operation on copies of ``images`` in images a second, with one thread."""
+    """Measures one pixel operation on copies of ``images``, in images a second with one thread."""
     assert program is not None
     pixels = images.copy()
 
@@ -307,7 +332,7 @@ def _measure_operation(clock: Clock, programs: Programs, program: Program | None
 
 
 def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
-    """Draws the random values of pixel operations for the sampled records; None if there is nothing to run."""
+    """Draws the random values of pixel operations for the sampled records. Returns None if there is nothing to run."""
     height, width = crops.window[0, 2:].tolist()
     return programs.draw_program(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
 
@@ -315,7 +340,7 @@ def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program |
 def _make_engine_work(
     sample: Sample, crops: Crops, program: Program | None
 ) -> tuple[Callable[[int], int], NDArray[Any]]:
-    """Returns a function that augments a sampled image with the engine, and the array to which it writes."""
+    """Returns a function that augments a sampled image with the engine, by number, and the array to which it writes."""
     pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
     planes = pixels[0].dtype != np.uint8
     height, width = crops.window[0, 2:].tolist()
@@ -342,8 +367,8 @@ def _plan_crops(loader: PackedLoader, sample: Sample) -> Crops:
     )
 
 
-def _batch_length(item: Any) -> int:
-    """Returns the number of records of a batch."""
+def _count_batch_records(item: Any) -> int:
+    """Returns the number of records in a batch of any structure."""
     while not isinstance(item, torch.Tensor | list):
         item = next(iter(item.values())) if isinstance(item, dict) else item[0]
     return len(item)
@@ -352,7 +377,8 @@ def _batch_length(item: Any) -> int:
 def measure_copying(
     clock: Clock, row: tuple[int, ...], dtype: torch.dtype, batch_size: int, device: torch.device
 ) -> float:
-    """Measures copying batches in images a second: from page-locked memory to a GPU, else within memory."""
+    """Measures copying of batches in images a second: from page-locked memory to a GPU, or within memory if ``device``
+    is no GPU."""
     host = torch.ones((batch_size, *row), dtype=dtype, device="cpu")
     if device.type == "cuda":
         host = host.pin_memory()
@@ -370,7 +396,16 @@ def measure_copying(
 
 @dataclass(frozen=True, slots=True)
 class EndToEnd:
-    """Measurement of a loader: images a second, busy cores, and thread seconds of reading and decoding an image."""
+    """Measurement of a loader.
+
+    Attributes:
+        images_per_second: Rate of the loader.
+        cores_busy: Mean number of busy cores.
+        read_seconds: Thread seconds of reading an image.
+        decode_seconds: Thread seconds of decoding an image.
+        mode: ``resident`` or ``streaming``.
+        reason: Reason for the mode.
+    """
 
     images_per_second: float
     cores_busy: float
@@ -381,7 +416,8 @@ class EndToEnd:
 
 
 def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict[str, Any]) -> PackedLoader:
-    """Creates a shuffling loader with the options ``how``; repeats a small dataset, so that epochs are long."""
+    """Creates a shuffling loader with the options ``how``. Repeats the records of a small dataset, so that epochs are
+    long."""
     times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
     collate: dict[str, Collate] = {
@@ -393,7 +429,8 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict
 
 
 def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
-    """Measures the loader for the clock's time. The first batch is not counted, since it includes the start."""
+    """Measures the loader for a share of the clock's time, over several epochs if needed. Does not count the first
+    batch, which includes the start."""
     clock.begin(stage)
     images, start, cpu, elapsed = 0, 0.0, 0.0, 0.0
     while not images or elapsed < clock.seconds * share:
@@ -403,7 +440,7 @@ def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float 
                 start, cpu = now, _cpu_seconds()
                 loader.reset_stats()
                 continue
-            images += _batch_length(item)
+            images += _count_batch_records(item)
             elapsed = now - start
             if elapsed >= clock.seconds * share:
                 break

@@ -8,8 +8,8 @@ from packstore.diagnose.bench import BenchReport
 from packstore.seeing.charts import draw_bars, draw_legend, new_chart, save_chart, set_titles
 
 
-def plot(report: BenchReport, path: Path) -> None:
-    """Writes a chart of the rates of all stages, and of all trials, to ``path``."""
+def plot_report(report: BenchReport, path: Path) -> None:
+    """Writes a chart of the rates of all stages, and of all trials if there are any, to ``path``."""
     title = f"{report.path.name}: {report.augment}; limit: {report.verdict.stage}"
     figure, axes = new_chart(title, 2 if report.trials else 1)
     series = [

@@ -43,7 +43,7 @@ class Candidate:
 
 
 def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int | None) -> list[Candidate]:
-    """Returns packing options that may be faster for a store of image files; none for a store of pixels.
+    """Returns packing options that may be faster for a store of image files. Returns none for a store of pixels.
 
     Args:
         manifest: The store's manifest.
@@ -83,7 +83,19 @@ def run_trials(
     threads: int,
 ) -> list[Trial]:
     """Packs the sample with the present options and with each of ``ways``, in a temporary directory, and measures the
-    loader with each. Returns no trials if ``ways`` is empty."""
+    loader with each.
+
+    Returns no trials if ``ways`` is empty. Packs at most 128 records.
+
+    Args:
+        clock: Time of each measurement.
+        dataset: The dataset that the bench measures.
+        sample: Sampled records.
+        ways: Packing options to try.
+        make_augment: Returns the loader options and their description for a store.
+        batch_size: Images in a batch.
+        threads: Threads of packing and loading.
+    """
     trials: list[Trial] = []
     if not ways:
         return trials
@@ -92,7 +104,7 @@ def run_trials(
         folder = Path(scratch) / "images" / "sample"
         folder.mkdir(parents=True)
         for number, data in enumerate(sample.data[:RECORDS]):
-            (folder / f"{number:05}{_suffix(data)}").write_bytes(data)
+            (folder / f"{number:05}{_choose_suffix(data)}").write_bytes(data)
         indexed = dataset.manifest.has_column(SEEK_INDEX.name)
         for number, way in enumerate([Candidate("", {"encoding": "original", "index": indexed}), *ways]):
             path = Path(scratch) / str(number)
@@ -112,8 +124,8 @@ def run_trials(
     return trials
 
 
-def _suffix(data: bytes) -> str:
-    """Returns the file suffix for an image's content."""
+def _choose_suffix(data: bytes) -> str:
+    """Returns the file suffix for an image's content; ``.jpg`` for unknown content."""
     try:
         kind = sniff(data).kind
     except HeaderError:

@@ -33,7 +33,14 @@ PROBE_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """A library to examine: import name, common name, whether packstore requires it, and how to install it."""
+    """A library to examine.
+
+    Attributes:
+        module: Name to import.
+        name: Common name.
+        needed: packstore requires it.
+        install: How to install it.
+    """
 
     module: str
     name: str
@@ -70,13 +77,17 @@ LIBRARIES = (
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report:
-    """The doctor's report: facts in order."""
+    """The doctor's report.
+
+    Attributes:
+        facts: All facts, in order.
+    """
 
     facts: tuple[Fact, ...]
 
     @property
     def problems(self) -> tuple[Fact, ...]:
-        """Facts that need attention."""
+        """Facts that have a problem."""
         return tuple(fact for fact in self.facts if fact.problem is not None)
 
     def __repr__(self) -> str:
@@ -84,14 +95,15 @@ class Report:
 
 
 def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCallback = no_progress) -> Report:
-    """Examines the installation and the machine.
+    """Examines the installation and the machine. Starts a process for each library, and may write a temporary file of
+    64 MiB.
 
     Args:
         path: An existing or future store; its folder's disk is examined. None for the working directory.
         disk: Measure the speed of that disk with a temporary file.
         progress: Called when each part begins.
     """
-    folder = machine.existing_folder(path or Path.cwd())
+    folder = machine.find_existing_folder(path or Path.cwd())
     progress(Progress("libraries", 0, 3, 0))
     facts = [
         Fact("versions", "packstore", __version__),
@@ -100,8 +112,8 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     ]
     names = [library.module for library in LIBRARIES]
     names += ["cuda", "plug-ins"]
-    found = dict(zip(names, _probe_all(names), strict=True))
-    found["decoders"] = _probe("decoders")  # alone, since it measures times
+    found = dict(zip(names, _run_probes(names), strict=True))
+    found["decoders"] = _run_probe("decoders")  # alone, since it measures times
     torch_version = str(found["torch"].get("version", ""))
     facts += [_library_fact(library, found[library.module], torch_version) for library in LIBRARIES]
     facts += _plug_in_facts(found["plug-ins"])
@@ -120,17 +132,20 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
     return Report(tuple(facts))
 
 
-def matching_torchvision(torch_version: str) -> str | None:
-    """Returns the releases of torchvision for a release of torch, 0.N+15 for 2.N, as pip writes them, or None if the
-    version is not of torch 2."""
+def find_matching_torchvision(torch_version: str) -> str | None:
+    """Returns the releases of torchvision for a release of torch, as pip writes them: 0.N+15 for 2.N. Returns None if
+    the version is not of torch 2."""
     release = re.match(r"2\.(\d+)(?:\.|$)", torch_version)
     return f"torchvision==0.{int(release[1]) + 15}.*" if release else None
 
 
 def _library_fact(library: Library, found: dict[str, Any], torch_version: str = "") -> Fact:
-    """Returns the fact of a library; ``torch_version`` decides which torchvision to install."""
+    """Returns the fact about a library from the answer of its probe: version, or a problem if it is missing or broken.
+
+    ``torch_version`` decides which torchvision to install.
+    """
     install = library.install
-    if library.module == "torchvision" and (matching := matching_torchvision(torch_version)):
+    if library.module == "torchvision" and (matching := find_matching_torchvision(torch_version)):
         install = install.replace("torchvision", f"'{matching}'", 1)
     if "error" not in found:
         text = ", ".join([found["version"], *found.get("details", ())])
@@ -146,7 +161,7 @@ def _library_fact(library: Library, found: dict[str, Any], torch_version: str = 
 
 
 def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
-    """Returns a fact for each plug-in."""
+    """Returns a fact for each plug-in, or one with the problem if plug-ins do not load."""
     if "error" in found:
         return [Fact("plug-ins", "all", None, "unknown: they do not load", found["error"])]
     return [
@@ -156,7 +171,7 @@ def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
 
 
 def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
-    """Reports the GPUs and the speed of copies to them, or why torch uses none."""
+    """Returns facts about the GPUs and the speed of copies to them, or why torch uses none."""
     if "error" in cuda:
         text = "unknown, since torch does not work" if "error" in torch else "unknown"
         return [Fact("GPU", "CUDA", None, text, None if "error" in torch else cuda["error"])]
@@ -185,10 +200,10 @@ def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
     return facts
 
 
-def _probe_all(names: Iterable[str]) -> list[dict[str, Any]]:
-    """Runs several probes, up to eight at a time."""
+def _run_probes(names: Iterable[str]) -> list[dict[str, Any]]:
+    """Runs several probes, up to eight at a time. Returns their answers in order."""
     with ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 2))) as pool:
-        return list(pool.map(_probe, names))
+        return list(pool.map(_run_probe, names))
 
 
 _CHILD = """
@@ -200,8 +215,9 @@ sys.stdout.write("\\n" + json.dumps(found))
 """
 
 
-def _probe(name: str) -> dict[str, Any]:
-    """Runs :func:`packstore.diagnose.doctor.probes.probe` in a process of its own; returns its answer or failure."""
+def _run_probe(name: str) -> dict[str, Any]:
+    """Runs :func:`packstore.diagnose.doctor.probes.probe` in a process of its own. Returns its answer, or ``error`` if
+    the process fails or takes over 120 seconds."""
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name]
     try:
         done = subprocess.run(

@@ -11,7 +11,7 @@ FASTER = 1.15
 
 
 def decoder_facts(found: dict[str, Any]) -> list[Fact]:
-    """Converts the answer of the ``decoders`` probe to facts."""
+    """Converts the answer of the probe ``decoders`` to facts."""
     facts = []
     if "error" in found:
         facts.append(Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}"))
@@ -48,7 +48,7 @@ def _describe_speed(decoder: dict[str, Any]) -> str:
 
 
 def _crops_fact(used: str, regions: str | None) -> Fact:
-    """Reports how much of a file the decoder in use decodes for a crop."""
+    """Returns a fact: how much of a file the decoder in use decodes for a crop."""
     if used == "engine":
         text = "little more than the crop is decoded if the file has a seek index, else also all that precedes it"
     elif regions is not None:
@@ -64,7 +64,8 @@ def _crops_fact(used: str, regions: str | None) -> Fact:
 
 
 def _libturbojpeg_facts(version: str | None) -> list[Fact]:
-    """Returns a fact with the way to a newer libjpeg-turbo if the version is below 3."""
+    """Returns a fact that names the way to a newer libjpeg-turbo if the version is below 3. Returns none for newer or
+    unknown versions."""
     if version is None or int(version.partition(".")[0]) >= 3:
         return []
     text = (
@@ -75,7 +76,7 @@ def _libturbojpeg_facts(version: str | None) -> list[Fact]:
 
 
 def _engine_fact(reason: str | None) -> Fact:
-    """Reports whether packstore's engine loads."""
+    """Returns a fact: whether packstore's engine loads, or the reason."""
     if reason is None:
         return Fact("JPEG", "engine", True, "loaders decode, crop and resize with it")
     return Fact("JPEG", "engine", False, "not usable", f"loaders need packstore's engine: {reason}")

@@ -26,8 +26,9 @@ NETWORK = ("nfs", "cifs", "smb", "fuse", "ceph", "gluster", "lustre", "beegfs", 
 _BLOCK = 4 << 20
 
 
-def existing_folder(path: Path) -> Path:
-    """Returns ``path`` if it is a directory, else the closest existing parent. For a store, returns its parent."""
+def find_existing_folder(path: Path) -> Path:
+    """Returns ``path`` if it is a directory, else its closest parent that is. For a store in a directory, returns the
+    directory's parent."""
     path = path.absolute()
     if path.is_dir() and ((path / "data.mdb").exists() or (path / "manifest.json").exists()):
         return path.parent
@@ -37,7 +38,10 @@ def existing_folder(path: Path) -> Path:
 
 
 def path_exists_fact(path: Path, folder: Path) -> Fact:
-    """Reports whether ``path`` and its parent exist; ``folder`` is the result of :func:`existing_folder`."""
+    """Returns a fact: whether ``path`` exists. Its problem is that neither ``path`` nor its parent exists.
+
+    ``folder`` is the result of :func:`find_existing_folder`.
+    """
     name = printable(str(path))
     if path.exists():
         return Fact("disk", "path", str(path), name)
@@ -48,8 +52,8 @@ def path_exists_fact(path: Path, folder: Path) -> Fact:
 
 
 def processor_facts() -> list[Fact]:
-    """Reports the model of the processor, the cores that this process may use, the container's quota, and the load."""
-    usable, all_cores, quota = default_workers(), os.cpu_count() or 1, cpu_quota()
+    """Returns facts about the processor: model, cores that this process may use, quota of the container, and load."""
+    usable, all_cores, quota = default_workers(), os.cpu_count() or 1, read_cpu_quota()
     facts = [
         Fact("processor", "model", _cpu_model()),
         Fact("processor", "cores", usable, f"{usable} of {all_cores} usable"),
@@ -72,8 +76,8 @@ def processor_facts() -> list[Fact]:
     return facts
 
 
-def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Returns the cores that the control group (version 2, else 1) allows, or None without a limit."""
+def read_cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """Returns the cores that the control group (version 2, else 1) allows. Returns None without a limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()[:2]
     except (OSError, ValueError):
@@ -90,13 +94,13 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
-    """Reports RAM, the container's memory limit, and /dev/shm."""
+    """Returns facts about memory: RAM, the container's limit, and /dev/shm. Leaves out those that are unknown."""
     facts = []
     total, available = _read_meminfo()
     if total is not None and available is not None:
         text = f"{total / 1e9:.1f} GB, {available / 1e9:.1f} GB available"
         facts.append(Fact("memory", "RAM", {"total": total, "available": available}, text))
-    limit = memory_limit(root)
+    limit = read_memory_limit(root)
     if limit is not None and (total is None or limit < total):
         facts.append(Fact("memory", "limit of the container", limit, f"{limit / 1e9:.1f} GB, page cache included"))
     shm = Path("/dev/shm")
@@ -112,8 +116,8 @@ def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
     return facts
 
 
-def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Returns the memory limit of the control group in bytes, or None without a limit."""
+def read_memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Returns the memory limit of the control group in bytes. Returns None without a limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             text = (root / name).read_text().strip()
@@ -125,7 +129,7 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def _read_meminfo() -> tuple[int | None, int | None]:
-    """Reads total and available memory in bytes; None for each that is unknown."""
+    """Returns total and available memory in bytes, None for each that is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -136,7 +140,8 @@ def _read_meminfo() -> tuple[int | None, int | None]:
 
 
 def limit_facts() -> list[Fact]:
-    """Reports the limits of this process that may affect loading."""
+    """Returns facts about the limits of this process that may affect loading: open files, locked memory, address
+    space."""
     facts = []
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < FEW_FILES
@@ -161,7 +166,11 @@ def limit_facts() -> list[Fact]:
 
 
 def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
-    """Reports kind and free space of the disk of ``folder``; with ``measure`` also its sequential speed."""
+    """Returns facts about the disk of ``folder``: file system and free space; with ``measure`` also its sequential
+    speed.
+
+    Measures nothing if less than 256 MiB are free.
+    """
     facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]
     kind = _find_file_system(folder)
     if kind is not None:
@@ -191,9 +200,9 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
 
 
 def measure_disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, float]:
-    """Measures writing to the disk, and reading back after dropping the page cache, in bytes a second.
+    """Measures writing to the disk, and reading back after dropping the page cache. Returns both in bytes a second.
 
-    Uses an unnamed temporary file, which disappears in any case. Raises :class:`OSError`.
+    Uses an unnamed temporary file, which disappears in any case. Stops each after 10 seconds. Raises :class:`OSError`.
     """
     block = os.urandom(_BLOCK)  # not zeros, which some disks do not store
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -212,7 +221,7 @@ def measure_disk_speed(folder: Path, nbytes: int = DISK_BYTES) -> tuple[float, f
 
 
 def _find_file_system(folder: Path) -> str | None:
-    """Returns the kind of ``folder``'s file system, or None if unknown."""
+    """Returns the type of ``folder``'s file system, such as ``ext4``. Returns None if unknown."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:
@@ -230,7 +239,7 @@ def _find_file_system(folder: Path) -> str | None:
 
 
 def _cpu_model() -> str:
-    """Returns the model of the processor."""
+    """Returns the model of the processor, or its architecture if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -240,12 +249,12 @@ def _cpu_model() -> str:
 
 
 def _limit_or_none(limit: int) -> int | None:
-    """Returns a limit, or None for no limit."""
+    """Returns a limit, or None for an infinite one."""
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _format_limit(limit: int, bytes: bool = False) -> str:
-    """Formats a limit for people."""
+    """Formats a limit for people, as a number or in MB."""
     if limit == resource.RLIM_INFINITY:
         return "unlimited"
     return f"{limit / 1e6:,.1f} MB" if bytes else f"{limit:,}"

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import PackstoreError, printable
+from packstore.core.errors import PackstoreError, error_line, printable
 from packstore.core.registry import COLUMN_TYPES, ENCODINGS, EXPORTS, FORMATS, SOURCES
 
 Answer = dict[str, Any]
@@ -26,24 +26,25 @@ _DISTRIBUTIONS = {"PIL": "pillow", "turbojpeg": "PyTurboJPEG", "cv2": "opencv-py
 
 
 def probe(name: str) -> Answer:
-    """Imports and examines a module, or examines ``"decoders"``, ``"cuda"`` or ``"plug-ins"``. Never raises."""
+    """Imports and examines a module, or examines ``"decoders"``, ``"cuda"`` or ``"plug-ins"``. Never raises: the answer
+    has the error."""
     try:
         special = _SPECIAL.get(name)
         return special() if special is not None else _examine_library(name)
     except ModuleNotFoundError as error:
-        return {"error": _error_line(error), "missing": error.name == name}
+        return {"error": _describe_error(error), "missing": error.name == name}
     except BaseException as error:  # a broken library may raise anything, also SystemExit
-        return {"error": _error_line(error)}
+        return {"error": _describe_error(error)}
 
 
-def _error_line(error: BaseException) -> str:
-    """Returns the text of an error in one line; with its type, unless packstore raised it."""
-    words = " ".join(str(error).split())
-    return (words if isinstance(error, PackstoreError) else f"{type(error).__name__}: {words}")[:300]
+def _describe_error(error: BaseException) -> str:
+    """Returns the text of an error in one line; begins with the error's type unless packstore raised it."""
+    line = error_line(error)
+    return line if isinstance(error, PackstoreError) else f"{type(error).__name__}: {line}"
 
 
 def _examine_library(name: str) -> Answer:
-    """Imports a library; answers with its version and details."""
+    """Imports a library. Returns its version and details. Raises what the import raises."""
     module = importlib.import_module(name)
     found = getattr(module, "__version__", None)
     if not isinstance(found, str):
@@ -56,25 +57,30 @@ def _examine_library(name: str) -> Answer:
 
 
 def _describe_torch(torch: Any) -> list[str]:
+    """Returns the CUDA version of the build, and the number of threads."""
     return [f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build", f"{torch.get_num_threads()} threads"]
 
 
 def _describe_lmdb(lmdb: Any) -> list[str]:
+    """Returns the version of LMDB itself."""
     return ["LMDB " + ".".join(map(str, lmdb.version()))]
 
 
 def _describe_h5py(h5py: Any) -> list[str]:
+    """Returns the version of HDF5."""
     return [f"HDF5 {h5py.version.hdf5_version}"]
 
 
 def _describe_pillow(_: Any) -> list[str]:
+    """Returns the version of Pillow's JPEG library."""
     features = importlib.import_module("PIL.features")
     found = features.version("libjpeg_turbo")
     return [f"libjpeg-turbo {found}" if found else "libjpeg without turbo"]
 
 
 def _describe_turbojpeg(module: Any) -> list[str]:
-    """Describes the library that PyTurboJPEG loads. Raises :class:`ImportError` for another module of this name."""
+    """Loads PyTurboJPEG's library and returns its version. Raises :class:`ImportError` for another module of this name,
+    and the library's errors."""
     if not hasattr(module, "TurboJPEG"):
         raise ImportError("the module turbojpeg is not PyTurboJPEG's (pip uninstall turbojpeg)")
     from packstore.images.turbojpeg_library import library_from_environment, turbo_version
@@ -95,9 +101,11 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 def _probe_decoders() -> Answer:
     """Examines all decoders: version, or the reason why one is not available; images a second on a generated photo.
-    Also names the decoder in use, the library that decodes regions, and the engine's problem."""
+
+    Also names the decoder in use, the library that decodes regions, and the engine's problem.
+    """
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
-    from packstore.images.decoders.region import region_library
+    from packstore.images.decoders.region import find_region_library
     from packstore.images.engine import engine_problem
     from packstore.images.turbojpeg_library import library_from_environment, turbo_version
 
@@ -107,11 +115,13 @@ def _probe_decoders() -> Answer:
             found[name] = {"available": False, "reason": text.removeprefix(UNAVAILABLE)}
         else:
             found[name] = {"available": True, "version": text}
-    seconds = _best_seconds({name: get_decoder(name) for name in found if found[name]["available"]}, _make_photo())
+    seconds = _measure_best_seconds(
+        {name: get_decoder(name) for name in found if found[name]["available"]}, _make_photo()
+    )
     for name, best in seconds.items():
         found[name]["images_per_second"] = 1 / best
     used = get_decoder()
-    library = region_library() if used.has_regions else None
+    library = find_region_library() if used.has_regions else None
     version_of = None if library is None else turbo_version(library) or "3"
     regions = None if library is None else f"libjpeg-turbo {version_of} ({printable(library)})"
     return {
@@ -135,8 +145,9 @@ def _make_photo() -> bytes:
     return buffer.getvalue()
 
 
-def _best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
-    """Measures the fastest of many decodes of each decoder, in turn, so that other work disturbs all alike."""
+def _measure_best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
+    """Measures the fastest of many decodes of each decoder, in seconds. The decoders take turns, so that other work
+    disturbs all alike."""
     best = dict.fromkeys(decoders, float("inf"))
     until = time.perf_counter() + _TIMED_SECONDS * len(decoders)
     while True:
@@ -149,8 +160,8 @@ def _best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, float]:
 
 
 def _probe_cuda() -> Answer:
-    """Examines torch's CUDA: devices with their free memory, and rates of copies to the first one; or the reason for
-    no device."""
+    """Examines torch's CUDA: devices with their free memory, and rates of copies to the first one; or the reason for no
+    device."""
     torch: Any = importlib.import_module("torch")
     reason = None
     try:
@@ -158,8 +169,14 @@ def _probe_cuda() -> Answer:
         if torch.version.cuda and not available:
             torch.cuda.init()  # raises with the reason
     except (RuntimeError, AssertionError) as error:
-        available, reason = False, _error_line(error)
-    answer = {"built": torch.version.cuda, "driver": _driver_version(), "devices": [], "reason": reason, "pinned": {}}
+        available, reason = False, _describe_error(error)
+    answer = {
+        "built": torch.version.cuda,
+        "driver": _find_driver_version(),
+        "devices": [],
+        "reason": reason,
+        "pinned": {},
+    }
     if not available:
         return answer
     for number in range(torch.cuda.device_count()):
@@ -167,16 +184,16 @@ def _probe_cuda() -> Answer:
         answer["devices"].append({"name": torch.cuda.get_device_name(number), "free": free, "total": total})
     try:
         answer["pinned"] = {
-            "pinned": _copy_rate(torch, torch.empty(_COPIED_BYTES, dtype=torch.uint8).pin_memory()),
-            "pageable": _copy_rate(torch, torch.ones(_COPIED_BYTES, dtype=torch.uint8)),
+            "pinned": _measure_copy_rate(torch, torch.empty(_COPIED_BYTES, dtype=torch.uint8).pin_memory()),
+            "pageable": _measure_copy_rate(torch, torch.ones(_COPIED_BYTES, dtype=torch.uint8)),
         }
     except RuntimeError as error:
-        answer["pinned"] = {"error": _error_line(error)}
+        answer["pinned"] = {"error": _describe_error(error)}
     return answer
 
 
-def _copy_rate(torch: Any, host: Any) -> float:
-    """Measures copying ``host`` to the first GPU in bytes a second."""
+def _measure_copy_rate(torch: Any, host: Any) -> float:
+    """Measures copying ``host`` to the first GPU. Returns bytes a second of the fastest of four copies."""
     there = torch.empty_like(host, device="cuda")
     seconds = []
     for _ in range(4):
@@ -188,8 +205,8 @@ def _copy_rate(torch: Any, host: Any) -> float:
     return float(host.nbytes) / min(seconds)
 
 
-def _driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver, or None if there is none."""
+def _find_driver_version() -> str | None:
+    """Returns the version of the NVIDIA driver. Returns None if there is none."""
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
         found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())
@@ -203,7 +220,7 @@ def _driver_version() -> str | None:
 
 
 def _probe_plug_ins() -> Answer:
-    """Examines the plug-ins of all registries."""
+    """Examines the plug-ins of all registries: name, distribution and problem of each."""
     return {
         "found": [
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}

@@ -93,7 +93,7 @@ class Decoder:
         self.name = name
         self.max_pixels = max_pixels
         self.reading = reading
-        self._fast, self.version = _load(name)
+        self._fast, self.version = _load_library(name)
         self._region = load_region() if name in _WITH_TURBOJPEG else None
         gray = reading.pixels.channels == 1 and reading.pixels.dtype == "uint8" and not reading.frame
         self._channels = 1 if gray else 3
@@ -118,14 +118,14 @@ class Decoder:
             DecodeError: Not an image, of an unknown kind, damaged, truncated, or of more than ``max_pixels`` pixels.
         """
         view = memoryview(data).cast("B")
-        image = self._decode(view, info)
+        image = self._decode_whole(view, info)
         return upright(image, read_orientation(view, info)) if exif_transpose else image
 
     def decode_each(
         self, files: Sequence[Buffer], *, exif_transpose: bool = False
     ) -> Iterator[NDArray[Any] | DecodeError]:
-        """Decodes several files: yields the result of :meth:`decode` for each, or its error. Our engine decodes them
-        faster together."""
+        """Decodes several files; yields for each its pixels as :meth:`decode`, or the :class:`DecodeError`. The engine
+        decodes them faster together."""
         views = [memoryview(data).cast("B") for data in files]
         known = get_engine().decode_each(views, self.max_pixels, self._channels) if self.has_engine else repeat(None)
         for view, pixels in zip(views, known, strict=False):
@@ -139,24 +139,28 @@ class Decoder:
         """Decodes a small version of an image, for display.
 
         A JPEG is scaled by 1/2, 1/4 or 1/8 while it is decoded, as long as both sides keep at least ``side`` pixels.
-        Other files are decoded in full size.
+        Other files, and all files for a reading other than 8-bit RGB, are decoded in full size.
 
         Returns and raises as :meth:`decode`.
         """
         view = memoryview(data).cast("B")
-        header = _fast_header(view, None) if self.reading.is_plain else None
+        header = _parse_ordinary_jpeg(view, None) if self.reading.is_plain else None
         if header is None or min(header.height, header.width) < 2 * side:
             return self.decode(view, exif_transpose=exif_transpose)
         image = _pillow.decode(view, self.max_pixels, side)
         return upright(image, read_orientation(view)) if exif_transpose else image
 
     def describe_flaw(self, data: Buffer) -> str | None:
-        """Describes a flaw in a JPEG that :meth:`decode` accepts: missing or damaged data, which decodes to grey or
-        wrong pixels. None without a flaw, and for other kinds."""
+        """Describes a flaw in a JPEG that :meth:`decode` accepts: missing or damaged data, which decode to grey or
+        wrong pixels.
+
+        Returns None for a JPEG without a flaw, for other kinds of files, and if only Pillow decodes. Raises
+        :class:`DecodeError` for too many pixels or scans.
+        """
         view = memoryview(data).cast("B")
         if self._fast is None or (self.has_engine and get_engine().decode(view, self.max_pixels) is not None):
             return None
-        header = _fast_header(view, None)
+        header = _parse_ordinary_jpeg(view, None)
         if header is None:
             with suppress(HeaderError):
                 if sniff(view).progressive and not is_complete_jpeg(view):
@@ -213,18 +217,22 @@ class Decoder:
 
     @property
     def has_regions(self) -> bool:
+        """True if it can decode a box of any JPEG without the rest, by libjpeg-turbo 3."""
         return self._region is not None
 
     def decodes_parts(self, info: ImageInfo) -> bool:
-        """Tells if :meth:`decode_crop` may decode only a part of such a file."""
+        """Tells if :meth:`decode_crop` may decode a file with this header in part."""
         return self.has_regions and info.kind == "jpeg"
 
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes ``box`` with a library that decodes regions, or returns None if there is none, or the file does not
-        allow it."""
+        """Decodes ``box`` with a library that decodes regions.
+
+        Returns None if there is no such library, the box is nearly the whole image, or the file is damaged or unusual.
+        Raises :class:`DecodeError` for too many pixels or scans.
+        """
         # Check the end marker: a truncated file may have all rows of the box.
         known = self._region is not None and self.reading.is_plain and data[-2:] == _END
-        header = _fast_header(data, info) if known else None
+        header = _parse_ordinary_jpeg(data, info) if known else None
         if header is None or not _is_within(box, header.height, header.width):
             return None
         if box[2] > _WORTH * header.height and box[3] > _WORTH * header.width:
@@ -238,12 +246,15 @@ class Decoder:
             return None
         return image if image.shape == (*box[2:], 3) else None
 
-    def _decode(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
+    def _decode_whole(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
+        """Decodes a whole file with the engine, or otherwise if the engine refuses the file. Ignores EXIF
+        orientation."""
         pixels = get_engine().decode(data, self.max_pixels, None, self._channels) if self.has_engine else None
         return self._decode_without_engine(data, info) if pixels is None else pixels
 
     def _decode_without_engine(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
-        """Decodes a file that our engine refuses."""
+        """Decodes a file that the engine refuses: with the fast library if it is an ordinary JPEG, else with Pillow, or
+        in the mode of the reading."""
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
@@ -253,7 +264,7 @@ class Decoder:
             pixels, found = native.decode(data, self.max_pixels, self.reading.frame, gray=gray)
             has_bits = self.reading.depth == "scale" and not found.has_alpha
             return convert_pixels(pixels, found, self.reading, sniff(data).precision if has_bits else None)
-        header = _fast_header(data, info) if self._fast is not None else None
+        header = _parse_ordinary_jpeg(data, info) if self._fast is not None else None
         if header is None and bytes(data[:12]).startswith(_NOT_PILLOWS):
             return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
         if self._fast is None or header is None:
@@ -270,8 +281,8 @@ class Decoder:
         return image
 
     def _decode_luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. None for other files and for damaged ones."""
-        header = _fast_header(data, info)
+        """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. Returns None for other files and for damaged ones."""
+        header = _parse_ordinary_jpeg(data, info)
         if header is None:
             return None
         _pillow.check_cost(data, header.width, header.height, self.max_pixels)
@@ -292,8 +303,8 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Re
     decodes JPEG files in mode ``L`` itself.
 
     Raises:
-        UsageError: An unknown name, or a decoder that is not available here (with the reason); or the environment
-            variable ``PACKSTORE_TURBOJPEG`` names something else than TurboJPEG's library.
+        UsageError: An unknown name, ``max_pixels`` below 1, or a decoder that is not available here (with the reason);
+            or the environment variable ``PACKSTORE_TURBOJPEG`` names something else than TurboJPEG's library.
     """
     if max_pixels < 1:
         raise UsageError(f"max_pixels should be at least 1, got {max_pixels}")
@@ -301,7 +312,7 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Re
         return Decoder(name, max_pixels, reading)
     for candidate in DECODERS:
         try:
-            _load(candidate)
+            _load_library(candidate)
         except UsageError:
             continue
         return Decoder(candidate, max_pixels, reading)
@@ -310,20 +321,23 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Re
 
 
 def available_decoders() -> dict[str, str]:
-    """Returns the version of every decoder in order of preference, or ``"not available: "`` and the reason. Loads
-    all libraries."""
+    """Returns the version of every decoder in order of preference, or ``"not available: "`` and the reason. Loads all
+    libraries."""
     found = {}
     for name in DECODERS:
         try:
-            found[name] = _load(name).version
+            found[name] = _load_library(name).version
         except UsageError:
             found[name] = UNAVAILABLE + _reasons[name]
     return found
 
 
-def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
+def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
     """Returns the header if ``data`` is a JPEG that all libraries decode alike: 8 bits, Huffman coding, 1 or 3
-    components, complete. Else None."""
+    components, complete.
+
+    Returns None for any other file.
+    """
     header = info
     if header is None:
         if bytes(data[:2]) != b"\xff\xd8":
@@ -344,20 +358,23 @@ def _fast_header(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
 
 
 def _is_within(box: Box, height: int, width: int) -> bool:
+    """Tells if a box has pixels and lies within an image of ``height`` x ``width``."""
     top, left, rows, columns = box
     return min(top, left) >= 0 and min(rows, columns) > 0 and top + rows <= height and left + columns <= width
 
 
-def _load(name: str) -> backends.DecoderLibrary:
-    """Loads a library once; caches it, or the reason for its absence. Raises :class:`UsageError` if it is
-    unavailable."""
+def _load_library(name: str) -> backends.DecoderLibrary:
+    """Loads a decoder's library once; remembers it, or the reason for its absence. Raises :class:`UsageError` if the
+    name is unknown or the library unavailable."""
     if name not in DECODERS:
         raise UsageError(f"unknown decoder {name!r}; decoders: auto, {', '.join(DECODERS)}")
     with _lock:
         if name not in _loaded and name not in _reasons:
             try:
                 _loaded[name] = (
-                    backends.DecoderLibrary(None, _pillow.version()) if name == "pillow" else backends.load(name)
+                    backends.DecoderLibrary(None, _pillow.find_version())
+                    if name == "pillow"
+                    else backends.load_decoder_library(name)
                 )
             except (backends.UnavailableError, ImportError) as error:
                 _reasons[name] = str(error)

@@ -26,7 +26,7 @@ class Decode(Protocol):
 
 
 class DecoderLibrary(NamedTuple):
-    """Loaded library. For the engine: the library that decodes files the engine refuses.
+    """A loaded library that decodes JPEG files. For the engine: the library for files that the engine refuses.
 
     Attributes:
         decode: Decodes whole images; None for Pillow, which has another interface.
@@ -41,8 +41,8 @@ class UnavailableError(Exception):
     """Raised if a library cannot be used here; the message says why."""
 
 
-def load(name: str) -> DecoderLibrary:
-    """Loads the library ``name``. Raises :class:`UnavailableError`."""
+def load_decoder_library(name: str) -> DecoderLibrary:
+    """Loads the library of the decoder ``name``. Raises :class:`UnavailableError` with the remedy if that fails."""
     try:
         return _LOADERS[name]()
     except ImportError as error:
@@ -53,6 +53,8 @@ def load(name: str) -> DecoderLibrary:
 
 
 def _load_turbojpeg() -> DecoderLibrary:
+    """Loads PyTurboJPEG so that it raises an error for damaged data, where it would warn. Raises
+    :class:`UnavailableError` for a version that cannot do that."""
     module = importlib.import_module("turbojpeg")
     base: Any = getattr(module, "TurboJPEG", None)
     if base is None:
@@ -64,6 +66,7 @@ def _load_turbojpeg() -> DecoderLibrary:
         )
 
     def report_error(self: Any, handle: Any) -> None:
+        """Raises :class:`OSError` with libjpeg's message."""
         # PyTurboJPEG turns libjpeg's "corrupt data" into warnings.warn and returns the pixels, right or wrong.
         raise OSError(self._TurboJPEG__get_error_string(handle))
 
@@ -73,6 +76,7 @@ def _load_turbojpeg() -> DecoderLibrary:
     rgb = module.TJPF_RGB
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
+        """Decodes a JPEG to RGB."""
         image: NDArray[np.uint8] = library.decode(data, rgb)
         return image
 
@@ -80,9 +84,11 @@ def _load_turbojpeg() -> DecoderLibrary:
 
 
 def _load_simplejpeg() -> DecoderLibrary:
+    """Loads simplejpeg in its strict mode, which refuses damaged data."""
     module = importlib.import_module("simplejpeg")
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
+        """Decodes a JPEG to RGB."""
         image: NDArray[np.uint8] = module.decode_jpeg(data, "RGB", strict=True)
         return image
 
@@ -90,7 +96,8 @@ def _load_simplejpeg() -> DecoderLibrary:
 
 
 def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
-    """Decodes the luma of a JPEG: uint8 ``(H, W, 1)``. None if simplejpeg finds a flaw."""
+    """Decodes the luma of a JPEG with simplejpeg: uint8 ``(H, W, 1)``. Returns None if that fails or simplejpeg is
+    missing."""
     try:
         image: NDArray[np.uint8] = importlib.import_module("simplejpeg").decode_jpeg(data, "GRAY", strict=True)
     except MemoryError:
@@ -101,10 +108,12 @@ def decode_luma(data: memoryview) -> NDArray[np.uint8] | None:
 
 
 def _load_jpeg4py() -> DecoderLibrary:
+    """Loads jpeg4py and its TurboJPEG library."""
     module = importlib.import_module("jpeg4py")
     importlib.import_module("jpeg4py._cffi").initialize()
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
+        """Decodes a JPEG to RGB."""
         jpeg = module.JPEG(np.frombuffer(data, np.uint8))
         jpeg.parse_header()
         image = np.empty((jpeg.height, jpeg.width, 3), np.uint8)
@@ -115,10 +124,12 @@ def _load_jpeg4py() -> DecoderLibrary:
 
 
 def _load_opencv() -> DecoderLibrary:
+    """Loads OpenCV, which gets only JPEG files that are complete."""
     cv2 = importlib.import_module("cv2")
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
+        """Decodes a JPEG to RGB. Raises :class:`ValueError` for an incomplete file."""
         if not is_complete_jpeg(data):
             raise ValueError("the JPEG is irregular")  # OpenCV would return a part of the image without an error
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -130,15 +141,17 @@ def _load_opencv() -> DecoderLibrary:
     return DecoderLibrary(decode, f"OpenCV {cv2.__version__}")
 
 
-def _engine_fallback() -> DecoderLibrary:
-    """Loads the library that decodes what the engine refuses: the first that is available, or none for Pillow.
-    Raises :class:`UnavailableError` if the engine is missing."""
+def _load_engine_fallback() -> DecoderLibrary:
+    """Loads the library that decodes files that the engine refuses: the first that is available, or none for Pillow.
+
+    Raises :class:`UnavailableError` if the engine is missing.
+    """
     problem = engine_problem()
     if problem is not None:
         raise UnavailableError(problem)
     for name in _BESIDE_ENGINE:
         try:
-            beside = load(name)
+            beside = load_decoder_library(name)
         except UnavailableError:
             continue
         return beside._replace(version=f"packstore's engine; for other files {beside.version}")
@@ -155,7 +168,7 @@ _PACKAGES = {
     "opencv": "opencv-python-headless",
 }
 _LOADERS: dict[str, Callable[[], DecoderLibrary]] = {
-    "engine": _engine_fallback,
+    "engine": _load_engine_fallback,
     "turbojpeg": _load_turbojpeg,
     "simplejpeg": _load_simplejpeg,
     "jpeg4py": _load_jpeg4py,

@@ -1,7 +1,7 @@
-"""Pixels as image files have them: all channels, bits and alpha, any frame.
+"""Decodes image files without loss: all channels, bits and alpha, any frame.
 
-Pillow reads most; netpbm of 16 bits is read here, since Pillow rescales it; TIFF that Pillow has no mode for is
-tifffile's. TIFF tags are those of TIFF 6.0.
+Pillow reads most files. Netpbm of 16 bits is read here, since Pillow rescales it; tifffile reads TIFF that Pillow has
+no mode for. TIFF tags are those of TIFF 6.0.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from packstore.core.errors import DecodeError
 from packstore.core.modes import Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
 from packstore.images.decoders.png import decode_png, split_transparent_colour
-from packstore.images.decoders.tiff import TiffPages, import_tifffile, pillow_reads_all, tiff_dtype, tiff_mode
-from packstore.images.frames import tiff_pages
+from packstore.images.decoders.tiff import TiffPages, find_tiff_dtype, find_tiff_mode, import_tifffile, pillow_reads_all
+from packstore.images.frames import list_tiff_pages
 from packstore.images.kinds import KINDS
 from packstore.images.mode_dtypes import EXACT
 from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, ImageInfo, sniff, too_many_values
@@ -59,15 +59,18 @@ class ImageDescription(NamedTuple):
     is_certain: bool = True
 
 
-def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescription | None:
-    """Reads mode and frames from the header of a file, and decodes its alpha if it has one; of a TIFF, those of one
-    page. None for a file that cannot be opened. Raises :class:`DecodeError` if its library is missing."""
+def describe_image(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescription | None:
+    """Reads mode and frames from the header of a file, and decodes its alpha if it has one; for a TIFF, those of page
+    ``frame``.
+
+    Returns None for a file that cannot be opened. Raises :class:`DecodeError` if the library for the file is missing.
+    """
     if info.kind == "jpeg":
         return ImageDescription(parse_mode("L" if info.components == 1 else "RGB"))
     if info.kind in KINDS:
-        return _describe_kind(bytes(data), info)
+        return _describe_special_kind(bytes(data), info)
     if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
-        plain = describe(rest[0], info)
+        plain = describe_image(rest[0], info)
         if plain is None:
             return None
         try:
@@ -77,21 +80,20 @@ def describe(data: memoryview, info: ImageInfo, frame: int = 0) -> ImageDescript
         return ImageDescription(with_alpha, plain.frames, bool((pixels[..., -1] < with_alpha.white).any()))
     if info.kind == "tiff":
         return _describe_tiff(data, info, frame)
-    found = pillow.describe(data)
+    found = pillow.describe_file(data)
     if info.kind == "avif" and info.precision > 8:
         _import_imagecodecs(_DEEP_AVIF)
     if info.kind == "jp2" and not _pillow_reads_jp2(data, info):
         _import_imagecodecs(_DEEP_JP2)
-        return ImageDescription(_jp2_mode(data, info, found))
+        return ImageDescription(_find_jp2_mode(data, info, found))
     if found is None:
         return None
-    mode = _mode_of_pillow(found.mode, found.has_alpha, info)
+    mode = _find_pillow_mode(found.mode, found.has_alpha, info)
     return ImageDescription(mode, found.frames, found.transparent)
 
 
 def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
-    """Decodes an image in the mode that represents it exactly; returns its pixels, ``(H, W, C)``, freshly allocated,
-    and the mode.
+    """Decodes an image in the mode that represents it exactly. Returns new pixels ``(H, W, C)``, and the mode.
 
     Values stay as coded, except that 65,535 is opaque: with alpha, 9 to 15 bits are scaled to 16.
 
@@ -104,12 +106,14 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
     Raises:
         DecodeError: The image is damaged, too large, has no such frame, or needs a library that is missing.
     """
-    return FrameReader(data, max_pixels).read(frame, gray=gray)
+    return FrameReader(data, max_pixels).read_frame(frame, gray=gray)
 
 
 class FrameReader:
-    """Decodes frames of one file as :func:`decode`, and keeps it open: a frame of a GIF, PNG or WebP is drawn over the
-    frames before it. Reading them in order is fastest. Not thread-safe."""
+    """Decodes frames of one file as :func:`decode`, and keeps the file open. Not thread-safe.
+
+    A frame of a GIF, PNG or WebP is drawn over the frames before it, so reading them in order is fastest.
+    """
 
     def __init__(self, data: memoryview, max_pixels: int) -> None:
         """Raises :class:`DecodeError` for a damaged header and a file of too many pixels."""
@@ -130,10 +134,11 @@ class FrameReader:
         """Bits a sample, as the header says."""
         return self._info.precision
 
-    def read(self, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
+    def read_frame(self, frame: int = 0, *, gray: bool = False) -> tuple[NDArray[Any], Mode]:
+        """Decodes a frame and returns its pixels and mode, see :func:`decode`. Raises :class:`DecodeError`."""
         data, info = self.data, self._info
         if info.kind in KINDS:
-            return _stretch(*_decode_kind(bytes(data), info, frame), info)
+            return _scale_to_dtype(*_decode_special_kind(bytes(data), info, frame), info)
         if info.kind == "png" and not frame and (rest := split_transparent_colour(data)) is not None:
             colours, mode = decode(rest[0], self._max_pixels)
             mode = mode_of(mode.channels + 1, mode.dtype)
@@ -147,28 +152,31 @@ class FrameReader:
         if info.kind == "pnm" and info.precision > 8 and not frame:
             return _read_netpbm(bytes(data), info)
         if info.kind in _HEIF and info.precision > 8:
-            return _stretch(*_decode_deep_heif(data, info, frame), info)
+            return _scale_to_dtype(*_decode_deep_heif(data, info, frame), info)
         if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
-            return _stretch(*_decode_jp2(data, info), info)
-        if info.kind == "tiff" and not pillow_reads_all(self._opened.tags(self._pillow_frame(frame))):
-            return self._tiff.decode(frame, self._max_pixels)
+            return _scale_to_dtype(*_decode_jp2(data, info), info)
+        if info.kind == "tiff" and not pillow_reads_all(self._opened.read_tags(self._map_frame_to_pillow(frame))):
+            return self._tiff.decode_page(frame, self._max_pixels)
 
         def convert(image: Any) -> tuple[NDArray[Any], Mode]:
+            """Converts Pillow's frame to pixels, and returns them with their mode."""
             has_alpha = "A" in image.getbands() or "transparency" in image.info
-            mode = _mode_of_pillow(image.mode, has_alpha, info)
+            mode = _find_pillow_mode(image.mode, has_alpha, info)
             array = np.array(image if image.mode == mode.name else _convert_mode(image, mode))
             if mode.dtype == "uint16":
                 array = array.astype(np.uint16)
             return array.reshape(*array.shape[:2], mode.channels), mode
 
-        return self._opened.read(self._pillow_frame(frame), self._max_pixels, gray, convert)
+        return self._opened.load_frame(self._map_frame_to_pillow(frame), self._max_pixels, gray, convert)
 
     @cached_property
     def _opened(self) -> pillow.OpenImage:
+        """The file in Pillow; opened when it is first needed."""
         return pillow.OpenImage(self.data)
 
-    def _pillow_frame(self, frame: int) -> int:
-        """Returns Pillow's number of a frame: in a TIFF, Pillow also counts smaller versions."""
+    def _map_frame_to_pillow(self, frame: int) -> int:
+        """Returns Pillow's number of a frame, which in a TIFF also counts smaller versions. Raises :class:`DecodeError`
+        for a page that does not exist."""
         if not frame or self._info.kind != "tiff":
             return frame
         if frame >= len(self._pages):
@@ -177,34 +185,38 @@ class FrameReader:
 
     @cached_property
     def _pages(self) -> list[int]:
+        """Pillow's numbers of the pages of a TIFF, without smaller versions. Raises :class:`DecodeError` if they cannot
+        be counted."""
         try:
-            return [place for place, _ in tiff_pages(self.data)]
+            return [place for place, _ in list_tiff_pages(self.data)]
         except (HeaderError, struct.error, IndexError):
             raise DecodeError("damaged image: its pages cannot be counted") from None
 
 
 def _describe_tiff(data: memoryview, info: ImageInfo, frame: int) -> ImageDescription | None:
-    """Describes a page of a TIFF. Raises :class:`DecodeError` if a library is missing."""
+    """Describes page ``frame`` of a TIFF. Returns None if no mode fits. Raises :class:`DecodeError` if a library is
+    missing."""
     try:
-        pages = [place for place, _ in tiff_pages(data)]
+        pages = [place for place, _ in list_tiff_pages(data)]
     except (HeaderError, struct.error, IndexError):
         pages = []  # decoding the file reports the fault
-    found = pillow.describe(data, pages[frame] if frame < len(pages) else frame)
+    found = pillow.describe_file(data, pages[frame] if frame < len(pages) else frame)
     frames = max(1, len(pages))
     if found is not None and pillow_reads_all(found.tags):
-        return ImageDescription(_mode_of_pillow(found.mode, found.has_alpha, info), frames, found.transparent)
-    tags = found.tags if found is not None else TiffPages(data).tags(frame)
+        return ImageDescription(_find_pillow_mode(found.mode, found.has_alpha, info), frames, found.transparent)
+    tags = found.tags if found is not None else TiffPages(data).read_tags(frame)
     import_tifffile()
     if tags.get(_COMPRESSION, 1) not in _PLAIN_TIFF:
         _import_imagecodecs("a TIFF of this compression")
-    mode, dtype = tiff_mode(tags), tiff_dtype(tags)
+    mode, dtype = find_tiff_mode(tags), find_tiff_dtype(tags)
     if mode is None or dtype is None:
         return None
     return ImageDescription(mode, frames, is_certain=dtype.name in EXACT)
 
 
-def _stretch(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Scales values of fewer bits than the dtype to its range: those with alpha, and those below 8 bits."""
+def _scale_to_dtype(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
+    """Scales values of fewer bits than the dtype to its range if they are below 8 bits or have alpha; returns others
+    unchanged."""
     unused = 0 if mode.dtype not in ("uint8", "uint16") else 8 * pixels.itemsize - info.precision
     if unused <= 0 or (mode.dtype == "uint16" and not mode.has_alpha):
         return pixels, mode
@@ -212,20 +224,22 @@ def _stretch(pixels: NDArray[Any], mode: Mode, info: ImageInfo) -> tuple[NDArray
     return ((pixels.astype(np.uint32) * white + most // 2) // most).astype(mode.dtype), mode
 
 
-def _describe_kind(data: bytes, info: ImageInfo) -> ImageDescription:
+def _describe_special_kind(data: bytes, info: ImageInfo) -> ImageDescription:
+    """Describes a file of :data:`KINDS`; decodes it if it has alpha."""
     kind = KINDS[info.kind]
-    mode, frames = kind.mode(data, info), kind.frames(data)
+    mode, frames = kind.find_mode(data, info), kind.count_frames(data)
     if not mode.has_alpha:
         return ImageDescription(mode, frames)
-    pixels, _ = _stretch(*_decode_kind(data, info, 0), info)
+    pixels, _ = _scale_to_dtype(*_decode_special_kind(data, info, 0), info)
     return ImageDescription(mode, frames, bool((pixels[..., -1] < mode.white).any()))
 
 
-def _decode_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
+def _decode_special_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
+    """Decodes a frame of a file of :data:`KINDS`. Returns pixels and mode. Raises :class:`DecodeError`."""
     kind = KINDS[info.kind]
-    kind.load()
+    kind.import_library()
     try:
-        mode, pixels = kind.mode(data, info), kind.decode(data, info, frame)
+        mode, pixels = kind.find_mode(data, info), kind.decode(data, info, frame)
     except (DecodeError, MemoryError):
         raise
     except HeaderError as error:
@@ -247,10 +261,12 @@ def pixels_of_pillow(image: Any) -> NDArray[Any]:
 
 
 def _convert_mode(image: Any, mode: Mode) -> Any:
+    """Converts a Pillow image to ``mode``. Returns it unchanged for 16 bits, which Pillow would reduce."""
     return image if mode.dtype == "uint16" else image.convert(mode.name)
 
 
-def _mode_of_pillow(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
+def _find_pillow_mode(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
+    """Returns the mode for an image of Pillow's mode ``name``; the header tells 16 bits that Pillow reduces."""
     if info.kind in ("png", "pnm") and info.precision > 8:
         return mode_of(info.components, "uint16")
     found = _PILLOW.get(name, "RGB")
@@ -259,7 +275,8 @@ def _mode_of_pillow(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
 
 
 def _read_netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Reads the samples as stored: Pillow would scale a maximum below 65,535 to it."""
+    """Reads the samples of a netpbm file as stored; Pillow would scale a maximum below 65,535 to 65,535. Raises
+    :class:`DecodeError` if they are damaged."""
     match, count = _NETPBM.match(data), info.width * info.height * info.components
     if match is None:
         raise DecodeError("damaged image: a netpbm header with comments between its numbers; write it without them")
@@ -274,12 +291,13 @@ def _read_netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
 
 
 def _decode_deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
-    """Decodes an AVIF or HEIF of more than 8 bits without reducing it to 8, as Pillow would."""
+    """Decodes an AVIF or HEIF of more than 8 bits to uint16; Pillow would reduce it to 8. Raises :class:`DecodeError`
+    if it is damaged or a library is missing."""
     try:
         if info.kind == "avif":
             pixels = np.asarray(_import_imagecodecs(_DEEP_AVIF).avif_decode(bytes(data), index=frame))
         else:
-            pillow.heif_plugin(info.kind)
+            pillow.load_heif_plugin(info.kind)
             opened = importlib.import_module("pillow_heif").open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
             pixels = np.asarray(opened[frame]) >> 16 - info.precision  # which it shifts to the left
         pixels = pixels.reshape(*pixels.shape[:2], -1)
@@ -306,8 +324,8 @@ def _pillow_reads_jp2(data: memoryview, info: ImageInfo) -> bool:
     return info.precision <= 8 and info.components <= _JP2_CHANNELS and not _jp2_is_signed(data, info)
 
 
-def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.PillowDescription | None) -> Mode:
-    """Returns the mode of a JPEG 2000 that Pillow cannot represent."""
+def _find_jp2_mode(data: memoryview, info: ImageInfo, found: pillow.PillowDescription | None) -> Mode:
+    """Returns the mode of a JPEG 2000 that Pillow cannot represent, by its bits, signs and channels."""
     signed, bits = _jp2_is_signed(data, info), info.precision
     dtypes = (8, "int16" if signed else "uint8"), (16, "int16" if signed else "uint16"), (38, "int32")
     dtype = next(name for most, name in dtypes if bits <= most)
@@ -320,8 +338,9 @@ def _jp2_mode(data: memoryview, info: ImageInfo, found: pillow.PillowDescription
 
 
 def _decode_jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Decodes a JPEG 2000 of more than 8 bits or four components, by imagecodecs."""
-    mode = _jp2_mode(data, info, pillow.describe(data))
+    """Decodes a JPEG 2000 of more than 8 bits or four components, by imagecodecs. Raises :class:`DecodeError` if it is
+    damaged, or a value does not fit the mode."""
+    mode = _find_jp2_mode(data, info, pillow.describe_file(data))
     try:
         array = np.asarray(_import_imagecodecs(_DEEP_JP2).jpeg2k_decode(bytes(data)))
         array = array.reshape(info.height, info.width, info.components)
@@ -336,6 +355,7 @@ def _decode_jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
 
 
 def _import_imagecodecs(what: str) -> Any:
+    """Imports imagecodecs. Raises :class:`DecodeError` that names ``what`` needs it if it is missing."""
     try:
         return importlib.import_module("imagecodecs")
     except ImportError:

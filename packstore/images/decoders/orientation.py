@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.images.decoders import pillow
-from packstore.images.heif import BadBoxesError, heif_header
+from packstore.images.heif import BadBoxesError, parse_heif_header
 from packstore.images.sniff import ImageInfo, sniff
 
 Box = tuple[int, int, int, int]
@@ -40,7 +40,7 @@ class _Unusual(Exception):  # noqa: N818 - Pillow decides then
 
 
 def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
-    """Reads the EXIF orientation of an image file, 1 … 8; 1 if it is missing or unreadable.
+    """Reads the EXIF orientation of an image file, 1 … 8. Returns 1 if it is missing or unreadable.
 
     Always 1 for TIFF and HEIF, whose decoders apply the orientation themselves.
 
@@ -55,26 +55,28 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
     try:
         if jpeg or start[:3] == b"\xff\xd8\xff":
             exif, xmp = (
-                _find_in_jpeg(data, 2, False) if info is None else _find_in_jpeg(data, info.app1_at, info.app1_alone)
+                _find_jpeg_metadata(data, 2, False)
+                if info is None
+                else _find_jpeg_metadata(data, info.app1_at, info.app1_alone)
             )
         elif start[:8] == b"\x89PNG\r\n\x1a\n":
-            exif, xmp = _find_in_png(data)
+            exif, xmp = _find_png_metadata(data)
         elif start[:4] + start[8:] == b"RIFFWEBPVP8X":
-            exif, xmp = _find_in_webp(data)
+            exif, xmp = _find_webp_metadata(data)
         elif start[4:8] == b"ftyp":
-            return pillow.orientation(memoryview(data)) if heif_header(bytes(data)).kind == "avif" else 1
+            return pillow.read_orientation(memoryview(data)) if parse_heif_header(bytes(data)).kind == "avif" else 1
         elif start[:4] == b"GIF8" and b"tiff:Orientation" in bytes(data):
-            return pillow.orientation(memoryview(data))
+            return pillow.read_orientation(memoryview(data))
         else:
             return 1
     except (_Unusual, struct.error, IndexError):
-        return pillow.orientation(memoryview(data))
+        return pillow.read_orientation(memoryview(data))
     except BadBoxesError:
         return 1
     try:
         found = _parse_exif(exif) if exif else None
     except (_Unusual, struct.error):
-        found = pillow.orientation_of_exif(exif)
+        found = pillow.parse_exif_orientation(exif)
     if found is None:
         match = _IN_XMP.search(xmp) if xmp else None
         found = 1 if match is None else int(match[1])
@@ -82,8 +84,8 @@ def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
 
 
 def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Rotates and flips ``image``, ``(H, W, 3)``, by its EXIF ``orientation`` (1 … 8); C-contiguous unless that is
-    1."""
+    """Rotates and flips ``image``, ``(H, W, 3)``, by its EXIF ``orientation``. Returns ``image`` itself for 1, else a
+    C-contiguous copy."""
     if orientation == 1:
         return image
     rows, columns = (slice(None, None, -1 if orientation in way else 1) for way in (_ROWS_REVERSED, _COLUMNS_REVERSED))
@@ -92,7 +94,7 @@ def upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def swaps_sides(orientation: int) -> bool:
-    """Tells if the orientation swaps height and width."""
+    """Tells if the orientation swaps height and width: those from 5 on."""
     return orientation >= 5
 
 
@@ -104,7 +106,7 @@ def upright_size(data: bytes) -> tuple[int, int]:
 
 
 def map_to_stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
-    """Maps ``box`` of the upright image, of size ``height`` x ``width``, to the stored image."""
+    """Maps ``box`` of the upright image to the stored image, of size ``height`` x ``width`` when upright."""
     top, left, rows, columns = box
     if swaps_sides(orientation):
         top, left, rows, columns, height, width = left, top, columns, rows, width, height
@@ -116,7 +118,8 @@ def map_to_stored_box(box: Box, orientation: int, height: int, width: int) -> Bo
 
 
 def _parse_exif(exif: bytes) -> int | None:
-    """Returns the orientation in the first directory of EXIF data, or None if it has none."""
+    """Returns the orientation in the first directory of EXIF data, or None if it has none. Raises :class:`_Unusual` for
+    anything that ordinary cameras do not write."""
     start = len(_EXIF) if exif.startswith(_EXIF) else 0
     order = _HEADERS.get(exif[start : start + 4])
     if order is None:
@@ -134,7 +137,10 @@ def _parse_exif(exif: bytes) -> int | None:
 @lru_cache(256)  # photos of one camera have equal directories; their values are stored outside of these
 def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
     """Returns the orientation among a directory's entries, and the length that EXIF data must have to contain all
-    values of the entries."""
+    values of the entries.
+
+    Raises :class:`_Unusual` for an orientation of another type, or a second one.
+    """
     found, elsewhere, least = None, 0, 0
     for tag, kind, values, at in struct.iter_unpack(order + "HHLL", entries):
         size = _WIDTHS.get(kind, 0) * values
@@ -148,8 +154,12 @@ def _parse_directory(order: str, entries: bytes) -> tuple[int | None, int]:
     return found, least
 
 
-def _find_in_jpeg(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
-    """Returns EXIF and XMP of a JPEG file; reads its segments from ``at`` on, with ``alone`` only the first."""
+def _find_jpeg_metadata(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
+    """Returns EXIF and XMP of a JPEG file, empty if missing. Reads its segments from ``at`` on; with ``alone`` only the
+    first.
+
+    Raises :class:`_Unusual` for stray bytes and for a second EXIF.
+    """
     exif = xmp = b""
     while True:
         mark, marker, length = _SEGMENT.unpack_from(data, at)
@@ -170,8 +180,9 @@ def _find_in_jpeg(data: Buffer, at: int, alone: bool) -> tuple[bytes, bytes]:
         at += 2 + length
 
 
-def _find_in_png(data: Buffer) -> tuple[bytes, bytes]:
-    """Returns the EXIF of a PNG file. Raises :class:`_Unusual` if text may contain EXIF or XMP."""
+def _find_png_metadata(data: Buffer) -> tuple[bytes, bytes]:
+    """Returns the EXIF of a PNG file, and no XMP. Raises :class:`_Unusual` if text may contain EXIF or an
+    orientation."""
     exif, at, size = b"", 33, len(data)  # behind the header
     while at < size:
         length, name = _CHUNK.unpack_from(data, at)
@@ -195,7 +206,7 @@ def _find_in_png(data: Buffer) -> tuple[bytes, bytes]:
     return exif, b""
 
 
-def _find_in_webp(data: Buffer) -> tuple[bytes, bytes]:
+def _find_webp_metadata(data: Buffer) -> tuple[bytes, bytes]:
     """Returns EXIF and XMP of a WebP file in the extended format (RFC 9649): the first chunk of each that its flags
     announce."""
     flags = data[20]

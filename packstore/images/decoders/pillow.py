@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import DecodeError
-from packstore.images.heif import heif_header, is_heif
+from packstore.images.heif import is_heif, parse_heif_header
 from packstore.images.jpeg import excess_scans_message, without_metadata
-from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, sniff, too_many_pixels
+from packstore.images.sniff import JPEG_2000, MAX_PIXELS, HeaderError, excess_pixels_message, sniff
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +44,7 @@ _ORIENTATION = 0x0112
 _warnings_lock = threading.Lock()
 
 
-def version() -> str:
+def find_version() -> str:
     """Returns the versions of Pillow and its JPEG library. Raises :class:`ImportError` without Pillow."""
     features = importlib.import_module("PIL.features")
     pillow = importlib.import_module("PIL").__version__
@@ -67,7 +67,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
             header = sniff(bytes(data[:64] if bytes(data[:4]) == b"RIFF" else data))
             check_size(header.width, header.height, max_pixels)
     try:
-        with _open(data) as image:
+        with _open_image(data) as image:
             width, height = image.size
             check_cost(data, width, height, max_pixels)
             if side is not None:
@@ -80,7 +80,7 @@ def decode(data: memoryview, max_pixels: int, side: int | None = None) -> NDArra
     except (DecodeError, MemoryError):
         raise
     except Exception as error:  # plugins raise almost anything on damaged files: OSError, SyntaxError, struct.error ...
-        raise DecodeError(f"damaged image: {_describe(error)}") from error
+        raise DecodeError(f"damaged image: {_format_error(error)}") from error
 
 
 class PillowDescription(NamedTuple):
@@ -101,13 +101,14 @@ class PillowDescription(NamedTuple):
     tags: Any = None
 
 
-def describe(data: memoryview, page: int = 0) -> PillowDescription | None:
-    """Opens an image file and describes it; None if Pillow cannot open or decode it.
+def describe_file(data: memoryview, page: int = 0) -> PillowDescription | None:
+    """Opens an image file with Pillow and describes it; decodes it if it has alpha.
 
-    ``page`` is the index of a page of a TIFF, reduced-resolution pages counted.
+    ``page`` is the index of a page of a TIFF, reduced-resolution pages counted. Returns None if Pillow cannot open or
+    decode the file, or it has too many pixels.
     """
     try:
-        with _without_warnings(Warning), _open(data) as image:
+        with _without_warnings(Warning), _open_image(data) as image:
             check_size(*image.size, MAX_PIXELS)
             is_tiff = hasattr(image, "tag_v2")
             frames = 1 if is_tiff else getattr(image, "n_frames", 1)
@@ -126,10 +127,10 @@ def describe(data: memoryview, page: int = 0) -> PillowDescription | None:
 
 
 def any_frame_has_alpha(data: memoryview) -> bool:
-    """Tells if any frame of a file has alpha in Pillow. Composes all frames; False for a damaged file, which is
-    reported when the frame is read."""
+    """Tells if any frame of a file has alpha in Pillow. Decodes frames until one has. Returns False for a damaged file,
+    which is reported when the frame is read."""
     try:
-        with _without_warnings(Warning), _open(data) as image:
+        with _without_warnings(Warning), _open_image(data) as image:
             check_size(*image.size, MAX_PIXELS)
             for number in range(getattr(image, "n_frames", 1)):
                 image.seek(number)
@@ -150,13 +151,13 @@ class OpenImage:
         self._data = memoryview(without_metadata(data)) if bytes(data[:3]) == b"\xff\xd8\xff" else data
         self._image: Image.Image | None = None
 
-    def read(self, frame: int, max_pixels: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
+    def load_frame(self, frame: int, max_pixels: int, gray: bool, convert: Callable[[Image.Image], _T]) -> _T:
         """Loads a frame and returns ``convert(frame)``. With ``gray``, decodes only the luma of a JPEG.
 
         Raises :class:`DecodeError` as :func:`decode`, and for a frame that does not exist.
         """
         try:
-            image = self._seek(frame)
+            image = self._seek_frame(frame)
             check_cost(self._data, *image.size, max_pixels)
             if gray:
                 image.draft("L", None)
@@ -167,13 +168,13 @@ class OpenImage:
             raise
         except Exception as error:  # as in decode
             self._image = None  # in an unknown state
-            raise DecodeError(f"damaged image: {_describe(error)}") from error
+            raise DecodeError(f"damaged image: {_format_error(error)}") from error
 
-    def tags(self, page: int) -> Any:
+    def read_tags(self, page: int) -> Any:
         """Returns the tags of a TIFF page, or None if Pillow cannot read them, or not its alpha."""
         try:
             with _without_warnings(Warning):
-                image = self._seek(page)
+                image = self._seek_frame(page)
                 if "A" in image.getbands() or "transparency" in image.info:
                     check_size(*image.size, MAX_PIXELS)
                     image.load()
@@ -184,8 +185,9 @@ class OpenImage:
             self._image = None
             return None
 
-    def _seek(self, frame: int) -> Image.Image:
-        image = self._image = self._image or _open(self._data)
+    def _seek_frame(self, frame: int) -> Image.Image:
+        """Opens the file if needed and moves to a frame. Raises :class:`DecodeError` if the frame does not exist."""
+        image = self._image = self._image or _open_image(self._data)
         if frame:
             count = getattr(image, "n_frames", 1)
             if frame >= count:
@@ -195,13 +197,13 @@ class OpenImage:
         return image
 
 
-def orientation(data: memoryview) -> int:
-    """Reads the EXIF orientation, 1 … 8; 1 if it is missing or unreadable, and for TIFF, whose orientation Pillow
-    applies itself."""
+def read_orientation(data: memoryview) -> int:
+    """Reads the EXIF orientation with Pillow, 1 … 8. Returns 1 if it is missing or unreadable, and for TIFF, whose
+    orientation Pillow applies itself."""
     if bytes(data[:4]) in _TIFF:
         return 1
     try:
-        with _without_warnings(UserWarning), _open(data) as image:
+        with _without_warnings(UserWarning), _open_image(data) as image:
             check_size(*image.size, MAX_PIXELS)  # of a PNG, this decodes everything
             value = image.getexif().get(_ORIENTATION, 1)
     except MemoryError:
@@ -211,8 +213,9 @@ def orientation(data: memoryview) -> int:
     return int(value) if value in range(1, 9) else 1
 
 
-def orientation_of_exif(exif: bytes) -> int | None:
-    """Reads the orientation from EXIF data as Pillow does: 1 … 8; 1 for an invalid value; None if it is missing."""
+def parse_exif_orientation(exif: bytes) -> int | None:
+    """Reads the orientation from EXIF data as Pillow does, 1 … 8. Returns 1 for an invalid value or damaged data, None
+    if it is missing."""
     from PIL.Image import Exif
 
     try:
@@ -231,7 +234,7 @@ def orientation_of_exif(exif: bytes) -> int | None:
 
 def check_size(width: int, height: int, max_pixels: int) -> None:
     """Raises :class:`DecodeError` for more than ``max_pixels`` pixels."""
-    reason = too_many_pixels(width, height, max_pixels)
+    reason = excess_pixels_message(width, height, max_pixels)
     if reason is not None:
         raise DecodeError(reason)
 
@@ -244,7 +247,9 @@ def check_cost(data: memoryview, width: int, height: int, max_pixels: int) -> No
         raise DecodeError(reason)
 
 
-def _open(data: memoryview) -> Image.Image:
+def _open_image(data: memoryview) -> Image.Image:
+    """Opens an image file with the plugin for its first bytes. Raises :class:`DecodeError` for an unknown kind, and the
+    plugin's errors."""
     head = bytes(data[:16])
     if is_heif(head):
         return _open_heif(data)
@@ -261,13 +266,14 @@ def _open(data: memoryview) -> Image.Image:
 
 
 def _open_heif(data: memoryview) -> Image.Image:
-    image: Image.Image = heif_plugin(heif_header(bytes(data)).kind)(io.BytesIO(data))
+    """Opens an AVIF or HEIF file. Raises :class:`DecodeError` if its plugin is missing."""
+    image: Image.Image = load_heif_plugin(parse_heif_header(bytes(data)).kind)(io.BytesIO(data))
     return image
 
 
-def heif_plugin(kind: str) -> Any:
-    """Returns Pillow's plugin for ``heif`` or ``avif``. Raises :class:`DecodeError` that says what to install if it
-    is missing."""
+def load_heif_plugin(kind: str) -> Any:
+    """Returns Pillow's plugin for ``heif`` or ``avif``. Raises :class:`DecodeError` that says what to install if it is
+    missing."""
     avif = kind == "avif"
     module, name = _AVIF if avif else _HEIF
     try:
@@ -281,8 +287,8 @@ def heif_plugin(kind: str) -> Any:
 
 
 def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
-    """Suppresses the warnings of Pillow's TIFF and GIF plugins for images over MAX_IMAGE_PIXELS: the
-    caller has checked its own limit."""
+    """Returns a context in which Pillow's TIFF and GIF plugins do not warn of a large image: the caller has checked its
+    own limit."""
     pil = importlib.import_module("PIL.Image")
     if pil.MAX_IMAGE_PIXELS is None or pixels <= pil.MAX_IMAGE_PIXELS:
         return nullcontext()
@@ -291,13 +297,16 @@ def _ignore_size_warnings(pixels: int) -> AbstractContextManager[None]:
 
 @contextmanager
 def _without_warnings(category: type[Warning]) -> Iterator[None]:
+    """Ignores warnings of ``category`` in the whole process; only one thread at a time can be in this context."""
     # catch_warnings changes the process's filters: one thread at a time, and never around ordinary decoding.
     with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore", category)
         yield
 
 
-def _describe(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
+    """Returns the text of an error in one line of at most 200 characters; without Python's ``b`` before quoted
+    bytes."""
     text = str(error) or type(error).__name__
     # Pillow quotes bytes as Python spells them: "broken PNG file (chunk b'IDAT')".
     text = _BYTES_PREFIX.sub("", text)

@@ -21,7 +21,8 @@ _ADAM7 = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), 
 
 
 def decode_png(data: memoryview) -> NDArray[np.uint16]:
-    """Decodes a PNG of 16 bits to ``(H, W, C)`` with C from 1 to 4. Raises :class:`DecodeError`."""
+    """Decodes a PNG of 16 bits to ``(H, W, C)`` with C from 1 to 4. Raises :class:`DecodeError` for damaged files, and
+    without the engine."""
     try:
         packed, width, height, colour, interlaced = _read_chunks(data)
     except (struct.error, IndexError):
@@ -33,7 +34,7 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
     if not interlaced:
         return _to_samples(png_rows(packed, height, width * step, step, True), height, width, channels)
     pixels = np.empty((height, width, channels), np.uint16)
-    raw, at = _inflate(packed, width, height, step), 0
+    raw, at = _inflate_interlaced(packed, width, height, step), 0
     for top, left, down, across in _ADAM7:
         rows, columns = -(-(height - top) // down), -(-(width - left) // across)
         if rows < 1 or columns < 1:
@@ -47,9 +48,11 @@ def decode_png(data: memoryview) -> NDArray[np.uint16]:
 
 
 def split_transparent_colour(data: memoryview) -> tuple[memoryview, NDArray[np.int64]] | None:
-    """Returns a PNG in gray or RGB without its transparent colour, and that colour as decoded. None for other PNG.
+    """Returns a PNG in gray or RGB without its transparent colour, and that colour as decoded. Returns None for other
+    PNG files.
 
-    Pillow finds the colour in no pixel of 1, 2, 4 and 16 bits."""
+    Pillow does not mark pixels of that colour as transparent for 1, 2, 4 and 16 bits.
+    """
     if len(data) < 33 or data[25] not in (0, 2):
         return None
     channels, bits, at = _CHANNELS[data[25]], data[24], 33
@@ -66,13 +69,17 @@ def split_transparent_colour(data: memoryview) -> tuple[memoryview, NDArray[np.i
 
 
 def _to_samples(lines: NDArray[np.uint8] | None, height: int, width: int, channels: int) -> NDArray[np.uint16]:
+    """Converts rows of big-endian bytes to uint16 ``(height, width, channels)``. Raises :class:`DecodeError` for
+    None."""
     if lines is None:
         raise DecodeError("damaged image: the pixels of a PNG cannot be inflated")
     samples: NDArray[np.uint16] = np.ascontiguousarray(lines).view(">u2").astype(np.uint16)
     return samples.reshape(height, width, channels)
 
 
-def _inflate(packed: bytes, width: int, height: int, step: int) -> bytes:
+def _inflate_interlaced(packed: bytes, width: int, height: int, step: int) -> bytes:
+    """Inflates the rows of all passes of an interlaced PNG. Raises :class:`DecodeError` for damaged data or too few
+    bytes."""
     most = width * height * step + 7 * height + 7  # each row of each pass has a filter byte
     try:
         raw = zlib.decompressobj().decompress(packed, most)
@@ -84,8 +91,11 @@ def _inflate(packed: bytes, width: int, height: int, step: int) -> bytes:
 
 
 def _read_chunks(data: memoryview) -> tuple[bytes, int, int, int, int]:
-    """Returns the content of the IDAT chunks, width, height, colour type and interlacing. Raises
-    :class:`DecodeError` for a wrong checksum."""
+    """Returns the content of the IDAT chunks, width, height, colour type and interlacing.
+
+    Raises :class:`DecodeError` for a wrong checksum or another kind of PNG, :class:`struct.error` for a file that is
+    cut off.
+    """
     parts: list[Any] = []
     header, at, name = None, 8, b""
     while name != b"IEND":

@@ -43,24 +43,29 @@ class DecodeRegion(Protocol):
 
 
 class _Region(ctypes.Structure):
+    """``tjregion`` of turbojpeg.h."""
+
     _fields_ = [(name, ctypes.c_int) for name in ("x", "y", "w", "h")]
 
 
-def region_library() -> str | None:
-    """Finds the library that decodes regions, for :mod:`ctypes`, or returns None if there is none. Raises as
-    :func:`packstore.images.turbojpeg_library.find_library`."""
+def find_region_library() -> str | None:
+    """Returns the library that decodes regions, for :mod:`ctypes`. Returns None if there is none.
+
+    Raises as :func:`packstore.images.turbojpeg_library.find_library`.
+    """
     return find_library(*_FUNCTIONS)
 
 
 def load_region() -> DecodeRegion | None:
-    """Loads the function that decodes regions, or returns None without libjpeg-turbo 3. Raises as
-    :func:`region_library`."""
-    name = region_library()
-    return None if name is None else _load(name)
+    """Loads the function that decodes regions. Returns None without libjpeg-turbo 3. Raises as
+    :func:`find_region_library`."""
+    name = find_region_library()
+    return None if name is None else _load_function(name)
 
 
 @functools.cache
-def _load(name: str) -> DecodeRegion:
+def _load_function(name: str) -> DecodeRegion:
+    """Loads the library ``name`` once, and returns a function that decodes regions with it."""
     size, handle, data = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
     # Calls of a microsecond keep the GIL: releasing it and waiting for it again takes longer when threads compete.
     brief = ctypes.PyDLL(name)
@@ -74,6 +79,7 @@ def _load(name: str) -> DecodeRegion:
     decompress.argtypes = (handle, data, size, data, ctypes.c_int, ctypes.c_int)
 
     def decode(data: memoryview, height: int, width: int, box: tuple[int, int, int, int], /) -> NDArray[np.uint8]:
+        """Decodes a box; raises :class:`ValueError` with libjpeg's message for any flaw."""
         top, left, rows, columns = box
         source = np.frombuffer(data, np.uint8)
         address = source.ctypes.data

@@ -14,24 +14,26 @@ from numpy.typing import NDArray
 from packstore.core.errors import DecodeError
 from packstore.core.modes import MAX_CHANNELS, Mode, mode_of, parse_mode
 from packstore.images.decoders import pillow
-from packstore.images.mode_dtypes import EXACT, mode_dtype, to_mode_dtype
+from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
 
 _KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
 
 
 class TiffPages:
-    """Pages of a TIFF without smaller versions of others, read by tifffile, which keeps the file open."""
+    """Reads pages of a TIFF with tifffile, without smaller versions of others, and keeps the file open."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
 
     @cached_property
     def _pages(self) -> list[Any]:
+        """The pages without smaller versions. Raises tifffile's errors for a damaged file."""
         file = import_tifffile().TiffFile(io.BytesIO(self._data))
         return [page for page in file.pages if not page.is_reduced]
 
-    def tags(self, number: int) -> dict[int, Any]:
-        """Returns the tags of a page by code; none of a damaged file, whose fault is reported when it is decoded."""
+    def read_tags(self, number: int) -> dict[int, Any]:
+        """Returns the tags of a page by code. Returns none for a damaged file, whose fault is reported when it is
+        decoded."""
         import_tifffile()
         try:
             return {tag.code: tag.value for tag in self._pages[number].tags}
@@ -40,8 +42,9 @@ class TiffPages:
         except Exception:
             return {}
 
-    def decode(self, number: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
-        """Decodes a page. Raises :class:`DecodeError`, also if tifffile is not installed."""
+    def decode_page(self, number: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
+        """Decodes a page. Returns pixels and mode. Raises :class:`DecodeError` for damaged files, missing pages, too
+        many pixels, and without tifffile."""
         import_tifffile()
         try:
             if number >= len(self._pages):
@@ -60,14 +63,14 @@ class TiffPages:
         except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
             raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
         array = to_mode_dtype(array.reshape(height, width, channels), "a TIFF")
-        mode = _mode_of_channels(channels, str(array.dtype), extra)
+        mode = _find_mode_of_channels(channels, str(array.dtype), extra)
         if mode is None:
             raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")
         return np.ascontiguousarray(array), mode
 
 
 def pillow_reads_all(tags: Any) -> bool:
-    """Tells if Pillow has a mode for every bit and channel of a TIFF."""
+    """Tells if Pillow has a mode for every bit and channel of a TIFF. False without ``tags``."""
     if tags is None:
         return False
     bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
@@ -79,18 +82,21 @@ def pillow_reads_all(tags: Any) -> bool:
     return samples == 1 and (bits[0], kind[0]) in ((16, 1), (32, 2), (32, 3))
 
 
-def tiff_mode(tags: Any) -> Mode | None:
-    """Returns the mode that can represent all values of a TIFF; None for a dtype that no mode represents."""
-    dtype = tiff_dtype(tags)
+def find_tiff_mode(tags: Any) -> Mode | None:
+    """Returns the mode that can represent all values of a TIFF. Returns None if no mode can."""
+    dtype = find_tiff_dtype(tags)
     try:
         return (
-            None if dtype is None else _mode_of_channels(int(tags.get(277, 1)), mode_dtype(dtype) or "", tags.get(338))
+            None
+            if dtype is None
+            else _find_mode_of_channels(int(tags.get(277, 1)), find_mode_dtype(dtype) or "", tags.get(338))
         )
     except (TypeError, ValueError):
         return None
 
 
-def tiff_dtype(tags: Any) -> np.dtype[Any] | None:
+def find_tiff_dtype(tags: Any) -> np.dtype[Any] | None:
+    """Returns the dtype of a TIFF's samples by its tags, or None for an unknown one."""
     try:
         bits, kind = (np.atleast_1d(tags.get(number, 1)).tolist()[0] for number in (258, 339))
         return np.dtype(f"{_KINDS[kind]}{max(8, bits) // 8}")
@@ -98,7 +104,9 @@ def tiff_dtype(tags: Any) -> np.dtype[Any] | None:
         return None
 
 
-def _mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
+def _find_mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
+    """Returns the mode for a number of channels; alpha only if the tag ``extra`` (ExtraSamples) says so. Returns None
+    if no mode fits."""
     if not 1 <= channels <= MAX_CHANNELS or dtype not in EXACT.values():
         return None
     alpha = extra is not None and any(number in (1, 2) for number in np.atleast_1d(extra).tolist())
@@ -107,6 +115,7 @@ def _mode_of_channels(channels: int, dtype: str, extra: Any) -> Mode | None:
 
 
 def import_tifffile() -> Any:
+    """Imports tifffile. Raises :class:`DecodeError` that says what to install if it is missing."""
     try:
         return importlib.import_module("tifffile")
     except ImportError:

@@ -17,20 +17,27 @@ from packstore.core.manifest import Column, Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import TOLERANCE, Decoder, get_decoder, native
 from packstore.images.decoders.orientation import read_orientation
-from packstore.images.decoders.pillow import heif_plugin
+from packstore.images.decoders.pillow import load_heif_plugin
 from packstore.images.encode.differences import (
     RESIZE_TOLERANCE,
-    byte_difference,
-    compare_file,
-    pixel_difference,
-    value_difference,
+    describe_byte_difference,
+    describe_file_difference,
+    describe_pixel_difference,
+    describe_value_difference,
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.kinds import KINDS
-from packstore.images.losses import examine, refuse_losses
+from packstore.images.losses import examine_losses, refuse_losses
 from packstore.images.reading import convert_pixels
-from packstore.images.resize import Pixels, fit, limit, limit_size, target_size
-from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff, too_many_pixels, unread_bits
+from packstore.images.resize import Pixels, limited_size, resize_to_fit, shrink_to_limits, target_size
+from packstore.images.sniff import (
+    HeaderError,
+    ImageInfo,
+    check_header,
+    excess_pixels_message,
+    sniff,
+    unread_bits_message,
+)
 
 
 class EncodedImage(NamedTuple):
@@ -80,14 +87,20 @@ class SourceImages:
 
     @functools.cached_property
     def decoder(self) -> Decoder:
+        """Decoder by the options; loaded at first use. Raises :class:`UsageError` if it is not available."""
         options = self.options
         return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
-    def file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
-        """Checks the header of an image file; returns its bytes and header. The header is None if checks are off.
+    def check_file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
+        """Checks the header of an image file. Returns its bytes and header; the header is None if checks are off.
+        Caches both for this thread.
 
-        Raises :class:`HeaderError` for a file that is damaged, too large or unreadable here, and :class:`UsageError` if
-        reading it would lose something that the user was not asked about."""
+        Raises:
+            SampleError: ``image`` is an array.
+            HeaderError: The file is damaged, too large, or of bits that packstore does not read.
+            DecodeError: No library here can read it, or a value does not fit its mode.
+            UsageError: Reading it would lose something, and no option says that this is allowed.
+        """
         if isinstance(image, np.ndarray):
             raise SampleError(
                 key, f"the source gave an array of shape {image.shape}; expected the bytes of an image file"
@@ -98,15 +111,15 @@ class SourceImages:
             return image, None
         info = check_header(image)
         if info.kind in ("heif", "avif"):
-            heif_plugin(info.kind)  # kept as a file that nothing here can read, it would show only in training
+            load_heif_plugin(info.kind)  # kept as a file that nothing here can read, it would show only in training
         if (kind := KINDS.get(info.kind)) is not None:
-            kind.load()
+            kind.import_library()
         options = self.options
-        reason = too_many_pixels(info.width, info.height, options.max_pixels) or unread_bits(info)
+        reason = excess_pixels_message(info.width, info.height, options.max_pixels) or unread_bits_message(info)
         if reason is not None:
             raise HeaderError(reason)
         reading = self.options.reading
-        examined = examine(image, info, reading) if self.options.asks else None
+        examined = examine_losses(image, info, reading) if self.options.asks else None
         if examined is not None and examined.losses:
             refuse_losses(key, examined.losses, reading)
         if kind is not None or (examined is not None and not examined.is_certain):
@@ -117,34 +130,35 @@ class SourceImages:
         return image, info
 
     def last_conversion(self) -> str | None:
-        """Returns the conversion without loss of the file that this thread has read last, one of
-        :data:`packstore.images.losses.UNIFIED`; None for none."""
+        """Returns the conversion without loss of the file that this thread has checked last, one of
+        :data:`packstore.images.losses.UNIFIED`. Returns None for none."""
         found: str | None = getattr(_thread, "unified", None) if self.options.check != "none" else None
         return found
 
-    def header(self, image: bytes | memoryview) -> ImageInfo:
-        """Returns the header of an image file; parses it unless :meth:`file` has just done so in this thread."""
+    def parse_header(self, image: bytes | memoryview) -> ImageInfo:
+        """Returns the header of an image file. Parses it unless :meth:`check_file` has just done so in this thread."""
         latest, info = getattr(_thread, "latest", (None, None))
         return info if info is not None and latest is image else sniff(image)
 
-    def orientation(self, image: bytes | memoryview) -> int:
-        """Returns the EXIF orientation of an image file, from the cached header if :meth:`file` has just parsed it."""
+    def read_orientation(self, image: bytes | memoryview) -> int:
+        """Returns the EXIF orientation of an image file, from the cached header if :meth:`check_file` has just parsed
+        it."""
         latest, info = getattr(_thread, "latest", (None, None))
         return read_orientation(image, info if latest is image else None)
 
     def possible_sizes(self, image: ImageData) -> tuple[tuple[int, int], ...]:
-        """Returns the possible (height, width) of an image: as stored, and after its EXIF orientation. Empty if the
-        header is not checked."""
+        """Returns the possible (height, width) of an image: as stored, and upright if EXIF turns it. Empty if headers
+        are not checked."""
         if isinstance(image, np.ndarray):
             height, width = image.shape[:2] if self.encoding.layout == "HWC" else image.shape[1:]
             return ((height, width),)
         if self.options.check == "none":
             return ()
-        info = self.header(image)
+        info = self.parse_header(image)
         turned = info.width, info.height
         return (turned[::-1], turned) if read_orientation(image, info) >= 5 else (turned[::-1],)
 
-    def array(self, key: str, image: ImageData) -> NDArray[Any]:
+    def check_array(self, key: str, image: ImageData) -> NDArray[Any]:
         """Returns the array of a source of arrays. Raises :class:`SampleError` for another dtype or number of
         channels."""
         encoding, expected = self.encoding, self.mode.channels
@@ -160,28 +174,31 @@ class SourceImages:
         return image
 
     def pixels(self, key: str, image: ImageData) -> Pixels:
-        """Decodes an image to pixels ``(H, W, C)``: in the mode, orientation and size of the options. Not for a source
-        of floats."""
+        """Decodes an image to pixels ``(H, W, C)`` in the mode, orientation and size of the options. Not for a source
+        of normalised floats.
+
+        Raises the errors of :meth:`check_file` or :meth:`check_array`, of the decoder, and of resizing.
+        """
         options = self.options
         if self.encoding.layout is None:
-            data, info = self.file(key, image)
+            data, info = self.check_file(key, image)
             pixels = self.decoder.decode(data, exif_transpose=options.exif_transpose, info=info)
         else:
-            array = self.array(key, image)
+            array = self.check_array(key, image)
             pixels = convert_pixels(
                 array.transpose(1, 2, 0) if self.encoding.layout == "CHW" else array, self.mode, options.reading
             )
         if options.size is not None:
-            return fit(pixels, options.size, options.fit)
-        return limit(pixels, options.resize, options.max_side)
+            return resize_to_fit(pixels, options.size, options.fit)
+        return shrink_to_limits(pixels, options.resize, options.max_side)
 
 
 class Encoding(ABC):
-    """Encoding of an image column. To add one: a subclass and one line in :data:`packstore.core.registry.ENCODINGS`, or
-    an entry point in the group ``packstore.encodings``; :class:`packstore.testing.EncodingSuite` tests it.
+    """Contract of an encoding, which turns images into records of the image column.
 
-    An instance makes the records of one source. Its methods are thread-safe. A record depends on the image and the
-    options alone.
+    To add one: a subclass and one line in :data:`packstore.core.registry.ENCODINGS`, or an entry point in the group
+    ``packstore.encodings``; :class:`packstore.testing.EncodingSuite` tests it. An instance makes the records of one
+    source. Its methods are thread-safe. A record depends on the image and the options alone.
 
     Stores know three layouts:
 
@@ -223,13 +240,14 @@ class Encoding(ABC):
 
     @classmethod
     def of_source(cls, source: type[Encoding]) -> type[Encoding]:
-        """Returns the encoding to use instead of this one for a source with the encoding ``source``; usually this
+        """Returns the encoding to use instead of this one for a source with the encoding ``source``. By default this
         one."""
         return cls
 
     @classmethod
     def stores_unchanged(cls, source: type[Encoding]) -> bool:
-        """Tells if images of a source with the encoding ``source`` can be stored unchanged."""
+        """Tells if images of a source with the encoding ``source`` can be stored unchanged. By default only those of
+        the same encoding."""
         return source is cls
 
     @abstractmethod
@@ -240,18 +258,18 @@ class Encoding(ABC):
         """
 
     def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
-        """Describes how the record ``found`` differs from ``expected``, the same image encoded again, or returns None
+        """Describes how the record ``found`` differs from ``expected``, a new encoding of the same image. Returns None
         if other versions of the libraries explain the difference."""
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         if self.layout is None:
             decoder = self.images.decoder
-            measure = functools.partial(pixel_difference, allowed=allowed)
-            return compare_file(decoder, decoder.decode(expected.record), found, measure)
+            measure = functools.partial(describe_pixel_difference, allowed=allowed)
+            return describe_file_difference(decoder, decoder.decode(expected.record), found, measure)
         wider: type[np.integer[Any]] = np.int16 if self.dtype == "uint8" else np.int64
         values, wanted = (
             np.frombuffer(data, NUMPY_DTYPE[self.dtype]).astype(wider) for data in (found, expected.record)
         )
-        return value_difference(np.abs(values - wanted), allowed, f"{allowed} of {int(self.mode.white)}")
+        return describe_value_difference(np.abs(values - wanted), allowed, f"{allowed} of {int(self.mode.white)}")
 
     def versions(self) -> dict[str, str]:
         """Returns name and version of each library on which the records' bytes depend, by its role. Loads the
@@ -285,12 +303,12 @@ class Encoding(ABC):
             "give one, for example --size 224"
         )
 
-    def keep(self, key: str, image: ImageData) -> EncodedImage:
+    def keep_unchanged(self, key: str, image: ImageData) -> EncodedImage:
         """Returns the record of an image that is stored unchanged; decodes it only if ``check`` is ``decode``."""
         images = self.images
         if images.encoding.layout is not None:
-            return self.of_array(key, images.array(key, image))
-        data, info = images.file(key, image)
+            return self.of_array(key, images.check_array(key, image))
+        data, info = images.check_file(key, image)
         # Most JPEG files have no APP1; the call would take some 3% of the time of a small file.
         plain = info is not None and info.sof and not info.app1_at
         oriented = not plain and read_orientation(data, info) != 1
@@ -303,7 +321,7 @@ class Encoding(ABC):
         """Returns ``array``, in this encoding's layout, as a record; without a copy if it is contiguous.
 
         Raises:
-            UsageError: The image differs in size from the others, and the encoding needs one size.
+            UsageError: The image differs from :attr:`shape`, which all images must have.
         """
         height, width = array.shape[:2] if self.layout == "HWC" else array.shape[1:]
         shape = (int(height), int(width), self.mode.channels)
@@ -320,21 +338,22 @@ class Encoding(ABC):
         return EncodedImage(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
-        """Describes how the record ``found`` differs from the record of ``image``, or returns None if it is right."""
-        expected = self.keep(key, image) if self.passes_through else self.encode(key, image)
+        """Encodes ``image`` again and describes how the record ``found`` differs. Returns None if it is right."""
+        expected = self.keep_unchanged(key, image) if self.passes_through else self.encode(key, image)
         if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
             return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"
         wanted = memoryview(expected.record)
         if found == wanted:
             return None
         if self.passes_through:
-            return byte_difference(found, wanted)
+            return describe_byte_difference(found, wanted)
         if self.layout is not None and found.nbytes != wanted.nbytes:
             return f"it has {found.nbytes} bytes, expected {wanted.nbytes} (shape {expected.shape})"
         return self.difference(expected, found)
 
     def _required_shape(self, shape: tuple[int, ...] | None) -> tuple[int, int, int] | None:
-        """Returns the shape that all records must have, or None if they may differ."""
+        """Returns the shape that all records must have, or None if they may differ. Raises :class:`UsageError` if
+        ``shape`` has not three numbers."""
         options = self.options
         if self.layout is None:
             return None
@@ -344,7 +363,7 @@ class Encoding(ABC):
             return None
         if len(shape) != 3:
             raise UsageError(f"the images have shape {shape}; expected (height, width, channels)")
-        return (*limit_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
+        return (*limited_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
 
     def _check_mode(self) -> None:
         """Raises :class:`UsageError` if records cannot have the mode of the options."""

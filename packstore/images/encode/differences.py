@@ -1,4 +1,4 @@
-"""Describes, in words, how a record differs from the same image encoded again."""
+"""Describes, in words, how a record differs from a new encoding of the same image."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ RESIZE_TOLERANCE = 1
 (AVX-512, AVX2 and plain code of torch 2.13 do not differ at all)."""
 
 
-def byte_difference(found: memoryview, expected: memoryview) -> str:
-    """Describes how bytes differ that should be equal."""
+def describe_byte_difference(found: memoryview, expected: memoryview) -> str:
+    """Describes how two unequal records differ, by size or by number of bytes and first place."""
     if found.nbytes != expected.nbytes:
         return f"it has {found.nbytes} bytes, the source {expected.nbytes}"
     unequal = np.frombuffer(found, np.uint8) != np.frombuffer(expected, np.uint8)
     return f"{np.count_nonzero(unequal)} of {found.nbytes} bytes differ, the first at {int(unequal.argmax())}"
 
 
-def compare_file(
+def describe_file_difference(
     decoder: Decoder, wanted: Pixels, found: memoryview, measure: Callable[[Pixels, Pixels], str | None]
 ) -> str | None:
-    """Describes damage or another size of the image file ``found``, or the result of ``measure`` for its pixels and the
-    wanted ones, or returns None if there is no difference."""
+    """Describes how the image file ``found`` differs from the pixels ``wanted``: by damage, by size, or by ``measure``
+    of both pixels.
+
+    Returns None if there is no difference.
+    """
     try:
         pixels = decoder.decode(found)
     except DecodeError as error:
@@ -39,8 +42,8 @@ def compare_file(
     return measure(pixels, wanted)
 
 
-def pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
-    """Counts the pixels that differ by more than ``allowed`` of 255 in any channel, in words, or returns None if there
+def describe_pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | None:
+    """Counts, in words, the pixels that differ by more than ``allowed`` of 255 in any channel. Returns None if there
     are none."""
     differ = np.abs(pixels.astype(np.int16) - wanted) > allowed if allowed else pixels != wanted
     unequal = differ.any(2)
@@ -50,9 +53,12 @@ def pixel_difference(pixels: Pixels, wanted: Pixels, allowed: int = 0) -> str | 
     return f"{np.count_nonzero(unequal)} of {unequal.size} pixels differ{margin}"
 
 
-def value_difference(difference: NDArray[Any], limit: Any, tolerance: str) -> str | None:
-    """Counts the values whose ``difference`` exceeds ``limit`` (array or number) or is not a number, in words; None
-    if there are none. ``tolerance`` is the limit in words."""
+def describe_value_difference(difference: NDArray[Any], limit: Any, tolerance: str) -> str | None:
+    """Counts, in words, the values whose ``difference`` exceeds ``limit`` (array or number) or is not a number. Returns
+    None if there are none.
+
+    ``tolerance`` is the limit in words.
+    """
     wrong = ~(difference <= limit)
     if not wrong.any():
         return None

@@ -63,7 +63,7 @@ class Encoder:
         self.options = options
         self.encoding = target(SourceImages(options, source, source_normalization, source_mode), shape)
         self.passes_through = self.encoding.passes_through
-        self._encode = self.encoding.keep if self.passes_through else self._encode_oriented
+        self._encode = self.encoding.keep_unchanged if self.passes_through else self._encode_oriented
 
     def __call__(self, key: str, image: ImageData) -> EncodedImage:
         """Encodes the image of the sample ``key``.
@@ -85,8 +85,7 @@ class Encoder:
             raise SampleError(key, error.reason) from error
 
     def possible_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
-        """Returns the possible (height, width) of an image, as stored and upright; empty if its header was not
-        checked.
+        """Returns the possible (height, width) of an image, as stored and upright. Empty if headers are not checked.
 
         Args:
             image: Image that this thread has just encoded.
@@ -97,19 +96,19 @@ class Encoder:
         return self.encoding.images.possible_sizes(image)
 
     def _encode_oriented(self, key: str, image: ImageData) -> EncodedImage:
-        """Encodes an image, and notes if its EXIF orientation asks for a rotation or flip."""
+        """Encodes an image, and adds if its EXIF orientation is not 1 and which conversion without loss it had."""
         encoded = self.encoding.encode(key, image)
         if isinstance(image, np.ndarray):
             return encoded
         images = self.encoding.images
-        return encoded._replace(oriented=images.orientation(image) != 1, unified=images.last_conversion())
+        return encoded._replace(oriented=images.read_orientation(image) != 1, unified=images.last_conversion())
 
     def compare(self, key: str, image: ImageData, record: Buffer, shape: Sequence[int] | None = None) -> str | None:
-        """Describes how ``record`` differs from the record of ``image``; None if it is right. The rule of ``verify
-        --against``.
+        """Describes how ``record`` differs from the record of ``image``, by the rule of ``verify --against``. Returns
+        None if it is right.
 
-        Encodes the image again. Equal bytes, which equal library versions produce, are always right. Records that pass
-        through must be equal; for others, each encoding has a tolerance
+        Encodes the image again. Equal bytes, which equal library versions produce, are always right. Records that are
+        stored unchanged must be equal; for others, each encoding has a tolerance
         (:meth:`packstore.images.encode.base.Encoding.difference`).
 
         Args:
@@ -133,5 +132,6 @@ class Encoder:
         return self.encoding.columns()
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of the libraries on which the records' bytes depend; empty if they pass through."""
+        """Returns the versions of the libraries on which the records' bytes depend. Empty if records are stored
+        unchanged."""
         return {} if self.passes_through else self.encoding.versions()

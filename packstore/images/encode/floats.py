@@ -22,7 +22,7 @@ from packstore.core.manifest import Normalization
 from packstore.core.modes import RGB, Mode
 from packstore.images.decoders import TOLERANCE
 from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
-from packstore.images.encode.differences import RESIZE_TOLERANCE, value_difference
+from packstore.images.encode.differences import RESIZE_TOLERANCE, describe_value_difference
 from packstore.images.encode.options import GEOMETRY
 
 _BY_TABLE = {"uint8": 1 << 8, "uint16": 1 << 16}
@@ -47,20 +47,23 @@ class Floats(Encoding):
         self.normalization = self.options.normalization if asked else images.normalization
         if images.encoding.layout != "CHW":
             self._check_channels()
-            self._normalize = _Normalize(self.dtype, self.normalization, self.mode)
+            self._normalize = _Normalizer(self.dtype, self.normalization, self.mode)
         elif self.normalization != images.normalization:
             raise UsageError(
-                f"the source is normalised with {_describe(images.normalization)}, not with "
-                f"{_describe(self.normalization)}; keep its normalisation, or pack from the images"
+                f"the source is normalised with {_describe_normalization(images.normalization)}, not with "
+                f"{_describe_normalization(self.normalization)}; keep its normalisation, or pack from the images"
             )
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
+        """Normalises the pixels; converts between dtypes if the source is of floats already."""
         source = self.images.encoding
         if source.layout == "CHW":
-            return self.of_array(key, cast_floats(self.images.array(key, image), source.dtype, self.dtype))
+            return self.of_array(key, cast_floats(self.images.check_array(key, image), source.dtype, self.dtype))
         return self.of_array(key, self._normalize(self.images.pixels(key, image)))
 
     def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
+        """Describes differences beyond rounding errors of float32, of the encoding, of decoding and of resizing.
+        Returns None if there are none."""
         allowed = RESIZE_TOLERANCE if self.options.resizes else TOLERANCE
         values, wanted = (
             to_float32(np.frombuffer(data, NUMPY_DTYPE[self.dtype]), self.dtype).reshape(self.mode.channels, -1)
@@ -71,7 +74,7 @@ class Floats(Encoding):
         mean, std = (np.array(m)[:, None] for m in mean_and_std(self.normalization, self.mode.channels))
         arithmetic = 2.0**-22 * (1 + np.abs(mean)) / std  # float32, before the value was rounded to its encoding
         limit = allowed / self.mode.white / std + arithmetic + self.half_ulp * (np.abs(wanted) + np.abs(values))
-        return value_difference(difference, limit, f"{float(np.max(limit)):.3g}")
+        return describe_value_difference(difference, limit, f"{float(np.max(limit)):.3g}")
 
     def _check_channels(self) -> None:
         """Raises :class:`UsageError` if the normalisation has another number of channels than the mode."""
@@ -85,22 +88,29 @@ class Floats(Encoding):
 
 
 class Float16(Floats):
+    """Values of 16 bits."""
+
     name = dtype = "float16"
     half_ulp = 2.0**-11
 
 
 class BFloat16(Floats):
+    """Values of bfloat16, as uint16 bit patterns."""
+
     name = dtype = "bfloat16"
     half_ulp = 2.0**-8
 
 
 class Float32(Floats):
+    """Values of 32 bits."""
+
     name = dtype = "float32"
     half_ulp = 2.0**-24
 
 
-class _Normalize:
-    """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding."""
+class _Normalizer:
+    """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding: by tables for uint8 and uint16, else by
+    computing."""
 
     def __init__(self, encoding: str, normalization: Normalization | None, mode: Mode) -> None:
         self._encoding = encoding
@@ -139,7 +149,7 @@ def normalization_tables(encoding: str, normalization: Normalization | None, mod
 
 
 def normalize(pixels: NDArray[Any], tables: NDArray[Any]) -> NDArray[Any]:
-    """Looks up normalised values: pixels ``(H, W, C)`` to ``(C, H, W)`` of the dtype of ``tables``, from
+    """Looks up normalised values: pixels ``(H, W, C)`` become ``(C, H, W)`` of the dtype of ``tables``, from
     :func:`normalization_tables`."""
     height, width, channels = pixels.shape
     values = np.empty((channels, height, width), tables.dtype)
@@ -173,18 +183,19 @@ def from_float32(values: NDArray[np.float32], encoding: str) -> NDArray[Any]:
 
 
 def cast_floats(values: NDArray[Any], source: str, target: str) -> NDArray[Any]:
-    """Converts ``values`` from one floating point encoding to another. Raises as :func:`from_float32`."""
+    """Converts values from one floating point encoding to another. Raises as :func:`from_float32`."""
     return from_float32(to_float32(values, source), target)
 
 
 def mean_and_std(normalization: Normalization | None, channels: int = 3) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Returns means and standard deviations; 0 and 1 for None."""
+    """Returns means and standard deviations of the channels; 0 and 1 without a normalisation."""
     if normalization is None:
         return (0.0,) * channels, (1.0,) * channels
     return normalization.mean, normalization.std
 
 
-def _describe(normalization: Normalization | None) -> str:
+def _describe_normalization(normalization: Normalization | None) -> str:
+    """Describes a normalisation in words, for messages."""
     if normalization is None:
         return "nothing (plain 0 to 1)"
     return f"mean {normalization.mean} and standard deviation {normalization.std}"

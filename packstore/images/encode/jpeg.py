@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from packstore.core.columns import ImageData
 from packstore.core.errors import SampleError, UsageError
 from packstore.images.encode.base import EncodedImage, Encoding
-from packstore.images.encode.differences import compare_file
+from packstore.images.encode.differences import describe_file_difference
 from packstore.images.encode.options import GEOMETRY, MAX_SIDE
 from packstore.images.resize import Pixels
 
@@ -46,6 +46,7 @@ class Jpeg(Encoding):
     accepts = GEOMETRY | {"quality"}
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
+        """Decodes, resizes and re-encodes the image. Raises :class:`SampleError` for a side above 65,535 pixels."""
         pixels = self.images.pixels(key, image)
         height, width, channels = pixels.shape
         if max(height, width) > MAX_SIDE:
@@ -53,6 +54,7 @@ class Jpeg(Encoding):
         return EncodedImage(self.encode_pixels(pixels), (height, width, channels))
 
     def _check_mode(self) -> None:
+        """Raises :class:`UsageError` for modes other than RGB and L."""
         if self.mode.name not in ("RGB", "L"):
             raise UsageError(
                 f"a JPEG does not hold images of mode {self.mode}; use --encoding original or {self.mode.dtype}, or "
@@ -60,12 +62,15 @@ class Jpeg(Encoding):
             )
 
     def encode_pixels(self, pixels: Pixels) -> bytes:
+        """Encodes pixels at the quality of the options."""
         return encode_jpeg(pixels, self.options.quality)
 
     def difference(self, expected: EncodedImage, found: memoryview) -> str | None:
+        """Describes differences of decoded pixels beyond :data:`MEAN_TOLERANCE` and :data:`PATCH_TOLERANCES`. Returns
+        None if there are none."""
         decoder = self.images.decoder
-        measure = functools.partial(jpeg_difference, quality=self.options.quality)
-        return compare_file(decoder, decoder.decode(expected.record), found, measure)
+        measure = functools.partial(describe_jpeg_difference, quality=self.options.quality)
+        return describe_file_difference(decoder, decoder.decode(expected.record), found, measure)
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
@@ -82,8 +87,8 @@ def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
     return cast(bytes, simplejpeg.encode_jpeg(pixels, quality, *colours, fastdct=False))
 
 
-def jpeg_difference(pixels: Pixels, wanted: Pixels, quality: int) -> str | None:
-    """Describes how decoded pixels differ beyond the tolerances, or returns None if they do not."""
+def describe_jpeg_difference(pixels: Pixels, wanted: Pixels, quality: int) -> str | None:
+    """Describes how decoded pixels differ beyond the tolerances for ``quality``. Returns None if they do not."""
     difference = np.abs(pixels.astype(np.int16) - wanted)
     mean = float(difference.mean())
     if mean > MEAN_TOLERANCE:

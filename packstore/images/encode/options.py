@@ -129,24 +129,25 @@ def parse_size(text: str) -> Size:
 
 
 def encodings_that_accept(option: str) -> list[str]:
-    """Lists the built-in encodings that accept an option, for messages."""
+    """Returns the names of the built-in encodings that accept an option, for messages."""
     return [name for name in ENCODINGS.built_in if option in ENCODINGS[name].accepts]
 
 
 def check_encoding(what: str, value: object) -> None:
-    """Raises :class:`UsageError`, which lists the encodings, if ``value`` is not one."""
+    """Raises :class:`UsageError`, which lists the encodings, if ``value`` is none; ``what`` names the argument."""
     if not isinstance(value, str) or value not in ENCODINGS:
         check_choice(what, value, tuple(ENCODINGS))
 
 
 def check_choice(what: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raises :class:`UsageError`, which lists the choices, if ``value`` is not one."""
+    """Raises :class:`UsageError`, which lists the choices, if ``value`` is none of them; ``what`` names the
+    argument."""
     if not isinstance(value, str) or value not in choices:
         raise UsageError(f"{what} should be one of {', '.join(choices)}, got {value!r}")
 
 
 def _check_size(size: Any) -> None:
-    """Raises :class:`UsageError` for a size with a side out of range, or too many pixels."""
+    """Raises :class:`UsageError` for a size of another type, with a side out of range, or with too many pixels."""
     if isinstance(size, tuple) and len(size) == 2:
         for side in size:
             _check_range("size", side, MAX_SIDE)

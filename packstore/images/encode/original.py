@@ -7,7 +7,7 @@ import numpy as np
 from packstore.core.columns import ImageData
 from packstore.core.errors import DecodeError
 from packstore.images.encode.base import EncodedImage, Encoding, SourceImages
-from packstore.images.progressive import NotBaselineError, baseline_version, make_baseline
+from packstore.images.progressive import NotBaselineError, find_baseline_version, make_baseline
 
 
 class Original(Encoding):
@@ -26,23 +26,27 @@ class Original(Encoding):
 
     @classmethod
     def of_source(cls, source: type[Encoding]) -> type[Encoding]:
+        """Returns ``source`` if it is of arrays, which are stored in their own encoding."""
         return cls if source.layout is None else source
 
     @classmethod
     def stores_unchanged(cls, source: type[Encoding]) -> bool:
+        """Tells if the source gives image files."""
         return source.layout is None
 
     def versions(self) -> dict[str, str]:
-        """Adds the version of TurboJPEG if it rewrites progressive files. Raises :class:`UsageError` if the library
-        is missing."""
-        progressive = {} if self.options.progressive is None else {"TurboJPEG": baseline_version()}
+        """Adds the version of TurboJPEG if it rewrites progressive files. Raises :class:`UsageError` if the library is
+        missing."""
+        progressive = {} if self.options.progressive is None else {"TurboJPEG": find_baseline_version()}
         return super().versions() | progressive
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
-        kept = self.keep(key, image)
+        """Returns the file unchanged, or a progressive JPEG rewritten as baseline. A file that cannot be rewritten
+        without change of a pixel is kept, and :attr:`EncodedImage.kept` says why."""
+        kept = self.keep_unchanged(key, image)
         if isinstance(image, np.ndarray) or bytes(image[:2]) != b"\xff\xd8":
             return kept
-        if not self.images.header(image).progressive:
+        if not self.images.parse_header(image).progressive:
             return kept
         decoder, data = self.images.decoder, bytes(image)
         try:

@@ -13,16 +13,23 @@ class Uint8(Encoding):
     layout = "HWC"
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
+        """Decodes, orients and resizes the image to pixels."""
         return self.of_array(key, self.images.pixels(key, image))
 
 
 class Uint16(Uint8):
+    """Pixels of 16 bits without sign."""
+
     name = dtype = "uint16"
 
 
 class Int16(Uint8):
+    """Pixels of 16 bits with sign."""
+
     name = dtype = "int16"
 
 
 class Int32(Uint8):
+    """Pixels of 32 bits with sign."""
+
     name = dtype = "int32"

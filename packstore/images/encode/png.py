@@ -37,13 +37,15 @@ def encode_png(pixels: NDArray[Any]) -> bytes:
 
 
 def _encode_16_bit(pixels: NDArray[np.uint16]) -> bytes:
+    """Encodes 16-bit pixels as a PNG file without row filters."""
     height, width, channels = pixels.shape
     header = struct.pack(">IIBBBBB", width, height, 16, _COLOUR_TYPES[channels], 0, 0, 0)
     rows = np.zeros((height, 1 + width * channels * 2), np.uint8)  # byte 0 of a row: filter type none
     rows[:, 1:] = pixels.astype(">u2").reshape(height, -1).view(np.uint8)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, content) for name, content in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_make_chunk(name, content) for name, content in chunks)
 
 
-def _chunk(name: bytes, content: bytes) -> bytes:
+def _make_chunk(name: bytes, content: bytes) -> bytes:
+    """Returns a PNG chunk with its length and checksum."""
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -71,7 +71,7 @@ class DatasetStatistics:
             raise UsageError("there are no pixels to compute mean and standard deviation from; name a normalisation")
         means, deviations = [], []
         number, white = self.pixels, int(self.mode.white)
-        for total, squares in self._totals():
+        for total, squares in self._compute_totals():
             # Whole numbers and fractions: sums of squares of 10^12 pixels leave neither int64 room nor float64 digits.
             variance = number * squares - total * total  # times number squared
             if variance <= 0:
@@ -80,7 +80,7 @@ class DatasetStatistics:
             deviations.append(math.sqrt(variance / (number * number)) / white)
         return Normalization(tuple(means), tuple(deviations))
 
-    def _totals(self) -> list[tuple[Any, Any]]:
+    def _compute_totals(self) -> list[tuple[Any, Any]]:
         """Returns the sum and the sum of squares of each channel."""
         if self._counts is None:
             return [(total, squares) for total, squares in self._sums]

@@ -4,21 +4,11 @@ Its pixels are bit-exact with libjpeg-turbo's decoding and torch's resizing. It 
 feature or a flaw; :mod:`packstore.images.decoders` then decodes the image to the same pixels, or reports the flaw.
 """
 
-from packstore.images.engine.native import (
-    MODES,
-    BufferAddresses,
-    Engine,
-    OutputFormat,
-    Requests,
-    augment,
-    engine_problem,
-    get_engine,
-    highway_hash,
-    list_names,
-    png_rows,
-    read_files,
-    stat_files,
-)
+from packstore.images.engine.addresses import BufferAddresses
+from packstore.images.engine.compiled import engine_problem
+from packstore.images.engine.engine import Engine, augment, get_engine
+from packstore.images.engine.functions import highway_hash, list_names, png_rows, read_files, stat_files
+from packstore.images.engine.requests import MODES, OutputFormat, Requests
 
 __all__ = [
     "MODES",

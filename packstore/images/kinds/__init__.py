@@ -21,25 +21,28 @@ class FileKind(NamedTuple):
         magics: First bytes of such files.
         read_header: Parses the header of a whole file. With True it also checks that the file is not truncated, as far
             as that needs no decoding. Raises :class:`HeaderError`, :class:`struct.error` and :class:`IndexError`.
-        mode: Returns the mode that can represent all values.
+        find_mode: Returns the mode that can represent all values.
         decode: Returns the pixels ``(H, W, C)`` of a frame, from 0, in the mode's dtype. Raises :class:`DecodeError`,
             also if there is no such frame, and the errors of its library for damaged files.
-        frames: Counts the frames. Raises :class:`DecodeError` for a damaged file or if a library is missing.
-        load: Imports the library that decodes, if any. Raises :class:`DecodeError` that says what to install.
+        count_frames: Counts the frames. Raises :class:`DecodeError` for a damaged file or if a library is missing.
+        import_library: Imports the library that decodes, if any. Raises :class:`DecodeError` that says what to install.
     """
 
     magics: tuple[bytes, ...]
     read_header: Callable[[bytes, bool], ImageInfo]
-    mode: Callable[[bytes, ImageInfo], Mode]
+    find_mode: Callable[[bytes, ImageInfo], Mode]
     decode: Callable[[bytes, ImageInfo, int], NDArray[Any]]
-    frames: Callable[[bytes], int] = lambda data: 1
-    load: Callable[[], object] = lambda: None
+    count_frames: Callable[[bytes], int] = lambda data: 1
+    import_library: Callable[[], object] = lambda: None
 
 
-def _single(decode: Callable[[bytes, ImageInfo], NDArray[Any]]) -> Callable[[bytes, ImageInfo, int], NDArray[Any]]:
-    """Adds the number of a frame to a decoder of files that have one."""
+def _refuse_further_frames(
+    decode: Callable[[bytes, ImageInfo], NDArray[Any]],
+) -> Callable[[bytes, ImageInfo, int], NDArray[Any]]:
+    """Wraps the decoder of a kind with one frame: any frame but 0 raises :class:`DecodeError`."""
 
     def decode_frame(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
+        """Decodes frame 0. Raises :class:`DecodeError` for any other."""
         if frame:
             from packstore.core.errors import DecodeError
 
@@ -50,9 +53,15 @@ def _single(decode: Callable[[bytes, ImageInfo], NDArray[Any]]) -> Callable[[byt
 
 
 KINDS = {
-    "jxl": FileKind(jxl.MAGICS, jxl.read_header, jxl.mode, jxl.decode, jxl.frames, jxl.library),
-    "exr": FileKind(exr.MAGICS, exr.read_header, exr.mode, _single(exr.decode), load=exr.library),
-    "hdr": FileKind(radiance.MAGICS, radiance.read_header, radiance.mode, _single(radiance.decode)),
-    "npy": FileKind(npy.MAGICS, npy.read_header, npy.mode, _single(npy.decode)),
+    "jxl": FileKind(jxl.MAGICS, jxl.read_header, jxl.find_mode, jxl.decode, jxl.count_frames, jxl.import_library),
+    "exr": FileKind(
+        exr.MAGICS,
+        exr.read_header,
+        exr.find_mode,
+        _refuse_further_frames(exr.decode),
+        import_library=exr.import_library,
+    ),
+    "hdr": FileKind(radiance.MAGICS, radiance.read_header, radiance.find_mode, _refuse_further_frames(radiance.decode)),
+    "npy": FileKind(npy.MAGICS, npy.read_header, npy.find_mode, _refuse_further_frames(npy.decode)),
 }
 """By :attr:`packstore.images.header.ImageInfo.kind`."""

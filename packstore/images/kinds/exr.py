@@ -29,7 +29,15 @@ _USUAL = (("Y",), ("Z",), ("Y", "A"), ("R", "G", "B"), ("R", "G", "B", "A"))
 
 
 class _ExrHeader(NamedTuple):
-    """Header of an OpenEXR file: channels are dtypes by name, in order; ``end`` is the offset of the chunk table."""
+    """Header of an OpenEXR file.
+
+    Attributes:
+        width: Width of the data window.
+        height: Height of the data window.
+        channels: Dtype of each channel by name, in the order of the pixels.
+        chunks: Number of chunks.
+        end: Offset of the table of chunks.
+    """
 
     width: int
     height: int
@@ -39,7 +47,9 @@ class _ExrHeader(NamedTuple):
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    found = _parse(data)
+    """Parses the header; ``whole`` also checks that the last chunk lies within the file. Raises :class:`HeaderError`
+    for deep pixels, several parts and subsampled channels."""
+    found = _parse_header(data)
     if whole:
         if found.end + 8 * found.chunks > len(data):
             raise HeaderError(f"is truncated: a table of {found.chunks:,} chunks, the file has {len(data):,} bytes")
@@ -55,19 +65,22 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
     return ImageInfo("exr", found.width, found.height, len(found.channels), bits)
 
 
-def mode(data: bytes, info: ImageInfo) -> Mode:
+def find_mode(data: bytes, info: ImageInfo) -> Mode:
+    """Returns a mode of int32 if all channels are uint32, else of float32."""
     from packstore.core.modes import mode_of
 
-    return mode_of(info.components, "int32" if {*_parse(data).channels.values()} == {"uint32"} else "float32")
+    return mode_of(info.components, "int32" if {*_parse_header(data).channels.values()} == {"uint32"} else "float32")
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
+    """Decodes the channels with OpenEXR to ``(H, W, C)``. Raises :class:`DecodeError` without the library, or for
+    values that the mode cannot represent."""
     import numpy as np
 
     from packstore.images.mode_dtypes import to_mode_dtype
 
-    channels = _parse(data).channels
-    planes = library().InputFile(io.BytesIO(data)).channels([*channels])
+    channels = _parse_header(data).channels
+    planes = import_library().InputFile(io.BytesIO(data)).channels([*channels])
     shape = info.height, info.width
     pixels = np.stack(
         [np.frombuffer(plane, dtype).reshape(shape) for plane, dtype in zip(planes, channels.values(), strict=True)],
@@ -78,7 +91,8 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
     return np.ascontiguousarray(held)
 
 
-def library() -> Any:
+def import_library() -> Any:
+    """Imports ``OpenEXR``. Raises :class:`DecodeError` that says what to install if it is missing."""
     from packstore.core.errors import DecodeError
 
     try:
@@ -87,7 +101,9 @@ def library() -> Any:
         raise DecodeError("an OpenEXR image, which takes OpenEXR: pip install 'packstore[exr]'") from None
 
 
-def _parse(data: bytes) -> _ExrHeader:
+def _parse_header(data: bytes) -> _ExrHeader:
+    """Parses the attributes of the header and counts the chunks. Raises :class:`HeaderError`, :class:`IndexError` and
+    :class:`struct.error`."""
     version, flags = data[4], int.from_bytes(data[4:8], "little")
     if version != 2:
         raise HeaderError(f"is an OpenEXR image of version {version}, and packstore reads version 2")
@@ -97,8 +113,8 @@ def _parse(data: bytes) -> _ExrHeader:
     found: dict[str, bytes] = {}
     at = 8
     while data[at]:
-        end = _end_of_text(data, at)
-        name, at = data[at:end], _end_of_text(data, end + 1) + 1
+        end = _find_text_end(data, at)
+        name, at = data[at:end], _find_text_end(data, end + 1) + 1
         (size,) = struct.unpack_from("<I", data, at)
         if at + 4 + size > len(data):
             raise IndexError
@@ -123,7 +139,8 @@ def _parse(data: bytes) -> _ExrHeader:
     return _ExrHeader(width, height, {name: names[name] for name in order}, chunks, at + 1)
 
 
-def _end_of_text(data: bytes, at: int) -> int:
+def _find_text_end(data: bytes, at: int) -> int:
+    """Returns the position of the next null byte. Raises :class:`IndexError` if there is none."""
     end = data.find(b"\0", at)
     if end < 0:
         raise IndexError
@@ -131,9 +148,10 @@ def _end_of_text(data: bytes, at: int) -> int:
 
 
 def _parse_channels(data: bytes) -> Iterator[tuple[str, str]]:
+    """Yields name and dtype of each channel. Raises :class:`HeaderError` for unknown types and subsampled channels."""
     at = 0
     while data[at]:
-        end = _end_of_text(data, at)
+        end = _find_text_end(data, at)
         kind, _, across, down = struct.unpack_from("<4I", data, end + 1)
         name = data[at:end].decode("latin-1")
         if kind not in _TYPES:
@@ -147,7 +165,8 @@ def _parse_channels(data: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _count_tiles(width: int, height: int, description: bytes) -> int:
-    """Counts the tiles of all levels."""
+    """Counts the tiles of all resolution levels; ``description`` is the attribute ``tiles``. Raises
+    :class:`HeaderError` if it is damaged."""
     across: int
     down: int
     across, down, levels = struct.unpack("<IIB", description)
@@ -158,12 +177,14 @@ def _count_tiles(width: int, height: int, description: bytes) -> int:
         raise HeaderError(f"is damaged: OpenEXR tiles of level mode {kind} and rounding {up}")
 
     def sides(side: int) -> list[int]:
+        """Returns a side's lengths at all levels, down to 1."""
         found = [side]
         while found[-1] > 1:
             found.append((found[-1] + up) // 2)
         return found
 
     def tiles(wide: int, high: int) -> int:
+        """Counts the tiles of a level."""
         return (-wide // across) * (-high // down)
 
     if kind == 0:

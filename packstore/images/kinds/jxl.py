@@ -26,7 +26,17 @@ _MOST_BITS = {True: 32, False: 16}
 
 
 class _JxlHeader(NamedTuple):
-    """Header of a JPEG XL; width and height are those of the displayed image."""
+    """Header of a JPEG XL.
+
+    Attributes:
+        width: Width of the displayed image.
+        height: Height of the displayed image.
+        colours: Number of colour channels: 1 or 3.
+        has_alpha: It has an alpha channel.
+        bits: Bits per sample.
+        is_float: Samples are floating point.
+        animated: It may have several frames.
+    """
 
     width: int
     height: int
@@ -44,6 +54,7 @@ class _Bits:
         self._value, self._left = int.from_bytes(data, "little"), 8 * len(data)
 
     def read(self, bits: int) -> int:
+        """Reads a number of ``bits`` bits."""
         if bits > self._left:
             raise IndexError
         found = self._value & (1 << bits) - 1
@@ -57,35 +68,45 @@ class _Bits:
         return offset + self.read(bits)
 
     def read_enum(self) -> int:
+        """Reads a number in the coding of enumerations."""
         return self.read_u32((0, 0), (1, 0), (2, 4), (18, 6))
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    found = _parse(data, whole)
+    """Parses the header; ``whole`` also checks the sizes of boxes. Raises :class:`HeaderError` for channels besides
+    colours and alpha."""
+    found = _parse_header(data, whole)
     return ImageInfo("jxl", found.width, found.height, found.colours + found.has_alpha, found.bits)
 
 
-def mode(data: bytes, info: ImageInfo) -> Mode:
+def find_mode(data: bytes, info: ImageInfo) -> Mode:
+    """Returns a mode of float32, uint8 or uint16 by the header's bits."""
     from packstore.core.modes import mode_of
 
-    found = _parse(data, False)
+    found = _parse_header(data, False)
     return mode_of(info.components, "float32" if found.is_float else "uint8" if found.bits <= 8 else "uint16")
 
 
 def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
+    """Decodes a frame with imagecodecs; float16 becomes float32. Raises :class:`DecodeError` without the library or the
+    frame."""
     import numpy as np
 
     from packstore.core.errors import DecodeError
 
     pixels = _read_frame(data, frame)
     if pixels is None:
-        raise DecodeError(f"the image has {frames(data)} frames, and frame {frame} is read (from 0)")
+        raise DecodeError(f"the image has {count_frames(data)} frames, and frame {frame} is read (from 0)")
     return pixels.astype(np.float32) if pixels.dtype == np.float16 else pixels
 
 
-def frames(data: bytes) -> int:
-    """Counts the frames. imagecodecs has no function for it, so this searches for the first frame that is missing."""
-    if not _parse(data, False).animated:
+def count_frames(data: bytes) -> int:
+    """Counts the frames; decodes some if the image is animated. Raises :class:`DecodeError` for damaged frames and
+    without imagecodecs.
+
+    imagecodecs has no function for it, so this searches for the first frame that is missing.
+    """
+    if not _parse_header(data, False).animated:
         return 1
     low, high = 1, 2
     while _has_frame(data, high - 1):
@@ -97,6 +118,7 @@ def frames(data: bytes) -> int:
 
 
 def _has_frame(data: bytes, frame: int) -> bool:
+    """Tells if a frame exists; decodes it. Raises :class:`DecodeError` if it is damaged."""
     from packstore.core.errors import DecodeError
 
     try:
@@ -112,18 +134,19 @@ def _read_frame(data: bytes, frame: int) -> NDArray[Any] | None:
     nothing. Raises the errors of imagecodecs."""
     import numpy as np
 
-    found = _parse(data, False)
+    found = _parse_header(data, False)
     dtype = np.dtype(f"{'f' if found.is_float else 'u'}{-(-found.bits // 8)}")
     channels = found.colours + found.has_alpha
     for filler in (0, 1):  # a frame may be all zeros
         pixels = np.full((found.height, found.width, channels), filler, dtype)
-        library().jpegxl_decode(data, index=frame, out=pixels if channels > 1 else pixels[..., 0])
+        import_library().jpegxl_decode(data, index=frame, out=pixels if channels > 1 else pixels[..., 0])
         if (pixels != filler).any():
             return pixels
     return None
 
 
-def library() -> Any:
+def import_library() -> Any:
+    """Imports ``imagecodecs``. Raises :class:`DecodeError` that says what to install if it is missing."""
     from packstore.core.errors import DecodeError
 
     try:
@@ -132,8 +155,10 @@ def library() -> Any:
         raise DecodeError("a JPEG XL image, which takes imagecodecs: pip install 'packstore[tiff]'") from None
 
 
-def _parse(data: bytes, whole: bool) -> _JxlHeader:
-    head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_codestream_parts(data, whole))[:_HEAD]
+def _parse_header(data: bytes, whole: bool) -> _JxlHeader:
+    """Parses the codestream's header. Raises :class:`HeaderError` for features that packstore does not read,
+    :class:`IndexError` for a truncated header."""
+    head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_list_codestream_parts(data, whole))[:_HEAD]
     if head[:2] != _CODESTREAM:
         raise HeaderError("is damaged: a JPEG XL file without a codestream")
     bits = _Bits(head[2:])
@@ -171,6 +196,7 @@ def _parse_size(bits: _Bits) -> tuple[int, int]:
     small = bits.read(1)
 
     def side() -> int:
+        """Reads a side in pixels."""
         return 8 * (1 + bits.read(5)) if small else bits.read_u32((1, 9), (1, 13), (1, 18), (1, 30))
 
     height = side()
@@ -182,6 +208,7 @@ def _parse_size(bits: _Bits) -> tuple[int, int]:
 
 
 def _skip_preview(bits: _Bits) -> None:
+    """Reads past the size of a preview."""
     eighths = bits.read(1)
     choices = ((16, 0), (32, 0), (1, 5), (33, 9)) if eighths else ((1, 6), (65, 8), (321, 10), (1345, 12))
     bits.read_u32(*choices)
@@ -190,6 +217,7 @@ def _skip_preview(bits: _Bits) -> None:
 
 
 def _parse_depth(bits: _Bits) -> tuple[bool, int]:
+    """Parses the bit depth. Returns if samples are floating point, and their bits."""
     if bits.read(1):
         depth = bits.read_u32((32, 0), (16, 0), (24, 0), (1, 6))
         bits.read(4)
@@ -198,7 +226,7 @@ def _parse_depth(bits: _Bits) -> tuple[bool, int]:
 
 
 def _parse_extra_channel(bits: _Bits) -> int:
-    """Reads an extra channel; returns its kind."""
+    """Reads past an extra channel's description and returns its type, such as alpha."""
     if bits.read(1):
         return _ALPHA
     kind = bits.read_enum()
@@ -215,8 +243,11 @@ def _parse_extra_channel(bits: _Bits) -> int:
     return kind
 
 
-def _codestream_parts(data: bytes, whole: bool) -> Iterator[bytes]:
-    """Yields the parts of the codestream in a file of boxes. Reads all boxes if ``whole``."""
+def _list_codestream_parts(data: bytes, whole: bool) -> Iterator[bytes]:
+    """Yields the beginnings of the parts of the codestream in a file of boxes: the first, or all if ``whole``.
+
+    Raises :class:`HeaderError` for a box of an impossible size, with ``whole`` also for one beyond the end of the file.
+    """
     at = 0
     while at + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, at)

@@ -22,6 +22,8 @@ _LONGEST = 10_000
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
+    """Parses the header; ``whole`` also checks the file's size. Raises :class:`HeaderError` for arrays that are no
+    images."""
     shape, dtype, at, _ = _parse_header(data)
     nbytes = math.prod(shape) * dtype.itemsize
     if whole and len(data) - at != nbytes:
@@ -33,7 +35,8 @@ def read_header(data: bytes, whole: bool) -> ImageInfo:
     return ImageInfo("npy", width, height, channels, 8 * dtype.itemsize)
 
 
-def mode(data: bytes, info: ImageInfo) -> Mode:
+def find_mode(data: bytes, info: ImageInfo) -> Mode:
+    """Returns the mode for the array's dtype and channels. Two channels are no alpha."""
     from packstore.core.modes import mode_of, parse_mode
 
     dtype = _mode_dtype(_parse_header(data)[1])
@@ -42,6 +45,7 @@ def mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
+    """Converts the array to ``(H, W, C)``. Raises :class:`DecodeError` if a value does not fit the mode's dtype."""
     import numpy as np
 
     from packstore.images.mode_dtypes import to_mode_dtype
@@ -56,7 +60,11 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
 
 
 def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
-    """Parses the header: returns shape, dtype, offset of the values, and if they are in Fortran order."""
+    """Parses the header. Returns shape, dtype, offset of the values, and if they are in Fortran order.
+
+    Raises :class:`HeaderError` for objects, for dtypes without a mode, and for shapes that are no image's;
+    :class:`IndexError` for a truncated header.
+    """
     place = 10 if data[6:7] == b"\1" else 12
     if len(data) < place + int.from_bytes(data[8:place], "little"):
         raise IndexError
@@ -75,14 +83,15 @@ def _parse_header(data: bytes) -> tuple[tuple[int, ...], Any, int, bool]:
 
 
 def _mode_dtype(dtype: Any) -> Any:
-    from packstore.images.mode_dtypes import mode_dtype
+    """Returns the dtype of a mode for values of ``dtype``, or None. Imports numpy only when called."""
+    from packstore.images.mode_dtypes import find_mode_dtype
 
-    return mode_dtype(dtype)
+    return find_mode_dtype(dtype)
 
 
 def _channels_first(shape: tuple[int, ...]) -> bool:
-    """Tells if the first axis is that of channels. Raises :class:`HeaderError` if both the first and the last axis
-    may be."""
+    """Tells if the first axis is that of channels. Raises :class:`HeaderError` if both the first and the last axis may
+    be."""
     if len(shape) == 2 or shape[0] > _FEW:
         return False
     if shape[2] <= _FEW:

@@ -27,19 +27,24 @@ _SHORTEST, _LONGEST = 8, 0x7FFF
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
+    """Parses the size; ``whole`` has no effect, since only decoding finds the end. Raises :class:`HeaderError` for
+    colours that are not RGB."""
     size = _match_size(data)
     columns, rows = int(size[6]), int(size[3])
     width, height = (columns, rows) if size[2] == b"Y" else (rows, columns)
     return ImageInfo("hdr", width, height, 3, 32)
 
 
-def mode(data: bytes, info: ImageInfo) -> Mode:
+def find_mode(data: bytes, info: ImageInfo) -> Mode:
+    """Returns RGB of float32."""
     from packstore.core.modes import mode_of
 
     return mode_of(3, "float32")
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
+    """Decodes the scanlines to float32 ``(H, W, 3)``, upright. Raises :class:`HeaderError` for truncated or damaged
+    runs."""
     import numpy as np
 
     size = _match_size(data)
@@ -58,11 +63,12 @@ def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
             at = _read_old_rle(data, at, coded[row])
     values = np.ldexp(coded[..., :3].astype(np.float32), coded[..., 3:].astype(np.int32) - 136)
     values[coded[..., 3] == 0] = 0
-    return np.ascontiguousarray(_orient(values, size), dtype=np.float32)
+    return np.ascontiguousarray(_orient_scanlines(values, size), dtype=np.float32)
 
 
 def _match_size(data: bytes) -> re.Match[bytes]:
-    """Finds and matches the line of the size. Raises :class:`HeaderError` for colours that are not RGB."""
+    """Finds and matches the line of the size. Raises :class:`HeaderError` for colours that are not RGB or a broken
+    line, :class:`IndexError` for a truncated header."""
     end = _END.search(data)
     if end is None:
         raise IndexError
@@ -78,7 +84,11 @@ def _match_size(data: bytes) -> re.Match[bytes]:
 
 
 def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
-    """Reads a scanline in the newer run-length coding, byte plane by byte plane, into ``row``; returns its end."""
+    """Reads a scanline in the newer run-length coding, byte plane by byte plane, into ``row``. Returns the end of its
+    bytes.
+
+    Raises :class:`HeaderError` for a run that does not fit, :class:`IndexError` for truncated data.
+    """
     import numpy as np
 
     width = len(row)
@@ -101,8 +111,11 @@ def _read_new_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
 
 
 def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
-    """Reads a scanline in the older coding into ``row``: whole pixels, and ``1 1 1 n`` repeats the last; returns its
-    end."""
+    """Reads a scanline in the older coding into ``row``: whole pixels, and ``1 1 1 n`` repeats the last. Returns the
+    end of its bytes.
+
+    Raises :class:`HeaderError` for a run that does not fit, and for truncated data.
+    """
     import numpy as np
 
     width, done, shift = len(row), 0, 0
@@ -127,8 +140,8 @@ def _read_old_rle(data: bytes, at: int, row: NDArray[np.uint8]) -> int:
     return at
 
 
-def _orient(values: NDArray[np.float32], size: re.Match[bytes]) -> NDArray[np.float32]:
-    """Turns scanlines so that rows go down and columns to the right."""
+def _orient_scanlines(values: NDArray[np.float32], size: re.Match[bytes]) -> NDArray[np.float32]:
+    """Flips or transposes the image so that rows go down and columns to the right."""
     rows_fall, columns_rise = (
         size[1] == (b"-" if size[2] == b"Y" else b"+"),
         size[4] == (b"+" if size[5] == b"X" else b"-"),

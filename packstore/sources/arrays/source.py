@@ -18,7 +18,7 @@ from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
 from packstore.core.modes import Mode, mode_of
-from packstore.images.sniff import max_file_bytes, too_many_pixels
+from packstore.images.sniff import excess_pixels_message, max_file_bytes
 from packstore.sources.arrays.choosing import (
     IMAGE_WORDS,
     LABEL_WORDS,
@@ -250,7 +250,7 @@ class ArraySource(RowSource):
             image = part.columns["image"]
             if image.info.content == "numbers":
                 height, width = (image.info.shape[axis] for axis in image.order[:2])
-                reason = too_many_pixels(width, height, self.options.max_pixels)
+                reason = excess_pixels_message(width, height, self.options.max_pixels)
                 if reason is not None:
                     raise SourceError(f"{printable(str(self.path))}: {image.info.shown}: {reason}")
                 mode = _pixel_mode(image)

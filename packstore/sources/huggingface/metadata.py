@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Array, Field, Json, Label, Text
 from packstore.sources.beside import clean_path, join, read_text, read_whole
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.columns import declare_column
 from packstore.sources.huggingface.features import class_names, read_features
-from packstore.sources.huggingface.open_table import error_line, pyarrow_errors
+from packstore.sources.huggingface.open_table import pyarrow_errors
 from packstore.sources.tree import Tree
 
 FILES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")

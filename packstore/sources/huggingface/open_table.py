@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packstore.core.errors import printable
+from packstore.core.errors import error_line, printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.refusals import first_bytes
@@ -98,8 +98,3 @@ def unreadable_message(path: Path, error: Exception) -> str:
         return f"{printable(str(path))} {IS_LFS_POINTER}"
     text = error_line(error)
     return text if text.startswith(printable(str(path))) else f"{printable(str(path))} cannot be read: {text}"
-
-
-def error_line(error: Exception) -> str:
-    """Returns the text of an error in one line of at most 300 characters."""
-    return printable(" ".join(str(error).split())[:300]) or type(error).__name__

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Image, Images
 from packstore.sources.boxes import NOT_CONVERTED
 from packstore.sources.huggingface.arrow_types import load_pyarrow
@@ -28,7 +28,6 @@ from packstore.sources.huggingface.objects import ObjectColumn, ObjectFacts
 from packstore.sources.huggingface.open_table import (
     OpenTable,
     TableOverview,
-    error_line,
     pyarrow_errors,
     unreadable_message,
 )

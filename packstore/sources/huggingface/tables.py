@@ -14,7 +14,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from packstore.core.errors import SourceError, printable
+from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Boxes, Bytes, Field, Image, Images, Json, Mask, Text
 from packstore.core.parallel import ordered_flat_map
 from packstore.images.sniff import max_file_bytes
@@ -23,7 +23,7 @@ from packstore.sources.boxes import to_corners
 from packstore.sources.huggingface.card import CARD
 from packstore.sources.huggingface.cells import Cells, TableFile
 from packstore.sources.huggingface.columns import TableColumn
-from packstore.sources.huggingface.open_table import OpenTable, error_line, pyarrow_errors
+from packstore.sources.huggingface.open_table import OpenTable, pyarrow_errors
 from packstore.sources.huggingface.scanned_tables import ScannedTables
 from packstore.sources.huggingface.splits import list_folder_files
 from packstore.sources.ledger import Claims, Role

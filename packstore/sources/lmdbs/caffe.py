@@ -14,7 +14,7 @@ import numpy as np
 
 from packstore.core.fields import Field, Image, Label
 from packstore.core.protobuf import Message
-from packstore.images.sniff import begins_like_image, too_many_pixels
+from packstore.images.sniff import begins_like_image, excess_pixels_message
 from packstore.sources.base import Kind
 from packstore.sources.lmdbs.base import Database, LmdbSource, decode_key
 from packstore.sources.rows import Row
@@ -80,7 +80,7 @@ class CaffeSource(LmdbSource):
         if datum.encoded:
             return {"image": self.check_size(content), "label": datum.label}
         channels, height, width = datum.shape
-        reason = too_many_pixels(width, height, self.options.max_pixels)
+        reason = excess_pixels_message(width, height, self.options.max_pixels)
         if reason is not None:
             raise ValueError(reason)
         if channels not in (1, 3) or len(content) != channels * height * width or not content:

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import SourceError
+from packstore.core.errors import SourceError, error_line
 from packstore.core.modes import Mode
-from packstore.images.sniff import too_many_pixels
+from packstore.images.sniff import excess_pixels_message
 from packstore.sources.medical.dicom_volumes import Slice
 
 MAGIC, MAGIC_AT = b"DICM", 128
@@ -127,7 +127,7 @@ def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None 
         except (MemoryError, SourceError):
             raise
         except Exception as error:  # pydicom raises almost anything on damaged files
-            raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
+            raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
 
 
 def _make_header(
@@ -168,7 +168,7 @@ def _make_header(
     except (NoPixelsError, MemoryError, SourceError):
         raise
     except Exception as error:
-        raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
+        raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
 
 
 def _stored_range(dataset: Any) -> tuple[int, int, int]:
@@ -203,7 +203,7 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
     processing = load_pydicom().pixels.processing
     with silence_warnings():
         try:
-            reason = too_many_pixels(int(dataset.Columns), int(dataset.Rows), max_pixels)
+            reason = excess_pixels_message(int(dataset.Columns), int(dataset.Rows), max_pixels)
             if reason is not None:
                 raise ValueError(reason)
             _check_codestream(dataset, frame)
@@ -215,7 +215,7 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
         except MemoryError:
             raise
         except Exception as error:
-            raise ValueError(f"its pixels cannot be read: {_error_line(error)}") from error
+            raise ValueError(f"its pixels cannot be read: {error_line(error)}") from error
     pixels = values.reshape(*values.shape[:2], -1)
     held = pixels.astype(mode.dtype)
     is_rounded = image == "rescaled" and mode.dtype == "float32"
@@ -298,7 +298,7 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
     except MemoryError:
         raise
     except Exception as error:
-        raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
+        raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
     return {
         "slope": slope[0] if slope else None,
         "intercept": intercept[0] if intercept else None,
@@ -321,7 +321,7 @@ def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int])
     except MemoryError:
         raise
     except Exception as error:
-        raise ValueError(f"is a damaged DICOM file: {_error_line(error)}") from error
+        raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
     lengths = len(place) == 3 and len(axes) == 6
     return Slice(
         name, shape, tuple(place) if lengths else (), tuple(axes) if lengths else (),
@@ -450,8 +450,3 @@ class _SilenceState:
 
 
 _silence = _SilenceState()
-
-
-def _error_line(error: Exception) -> str:
-    """Returns the text of an error in one line of at most 200 characters."""
-    return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, UsageError, printable
 from packstore.core.fields import Array, Field, Mask, Text
 from packstore.core.modes import Mode, mode_of
-from packstore.images.sniff import too_many_pixels
+from packstore.images.sniff import excess_pixels_message
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import join
@@ -249,7 +249,7 @@ class NiftiSource(HeaderScanSource):
     def _scan_header(self, volume: _Volume, paths: Mapping[str, Any]) -> _Volume:
         """Adds the header of a volume, and its mask if that is among ``paths``. Raises :class:`ValueError`."""
         header = read_header(self.tree.first_bytes(volume.path, HEAD_BYTES), self._max_bytes)
-        if (reason := too_many_pixels(*header.shape[:2], self.options.max_pixels)) is not None:
+        if (reason := excess_pixels_message(*header.shape[:2], self.options.max_pixels)) is not None:
             raise ValueError(reason)
         colours = header.dtype.names
         return volume._replace(

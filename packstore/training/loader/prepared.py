@@ -84,7 +84,7 @@ class PreparedBatch:
         self.crops = None if plan.crops is None else plan.crops.select_rows(rows)
         self.program = None if plan.program is None else plan.program[rows]
         assert plan.requests is not None
-        self.requests = plan.requests.rows(rows.start, rows.stop)
+        self.requests = plan.requests.select_rows(rows.start, rows.stop)
         self.requests.write_to(as_numpy(self.out))
 
     @property

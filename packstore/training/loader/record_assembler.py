@@ -14,7 +14,7 @@ from packstore.core.errors import DecodeError, PackstoreError, UsageError
 from packstore.images.decoders import Box
 from packstore.images.decoders.orientation import map_to_stored_box, upright
 from packstore.images.engine import OutputFormat, Requests, get_engine
-from packstore.images.sniff import too_many_pixels
+from packstore.images.sniff import excess_pixels_message
 from packstore.stores.remote.fetching import as_fetching
 from packstore.training.augment.base import Crops, GeometricOperation
 from packstore.training.augment.operations import output_size, plan_each
@@ -114,7 +114,7 @@ class RecordAssembler(Assembler):
             height, width = images.read_pixels(0, view, None).shape[:2]
             return height, width
         height, width = self._read_upright_size(0, view)
-        reason = too_many_pixels(width, height, self._max_pixels)
+        reason = excess_pixels_message(width, height, self._max_pixels)
         if reason is not None:
             raise locate_error(DecodeError(reason), images.reader, 0, images.column.name)
         return max(1, height), max(1, width)
@@ -138,7 +138,7 @@ class RecordAssembler(Assembler):
             height, width = self._read_upright_size(record, self._images.view(record))
         except PackstoreError:
             return self.shape
-        if not height or too_many_pixels(width, height, self._max_pixels) is not None:
+        if not height or excess_pixels_message(width, height, self._max_pixels) is not None:
             return self.shape
         if self._finish is None:
             return height, width, self._images.mode.channels

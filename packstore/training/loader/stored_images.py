@@ -129,7 +129,7 @@ class FileImages(StoredImages):
         """Takes sizes from the engine's requests, and parses the headers of the files that these lack; swaps sides if
         EXIF does."""
         headers: list[Header] = [None] * len(records)
-        sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.sizes()
+        sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
             header = headers[row] = self.read_header(prepared.views[row])
             sizes[row] = (0, 0) if header is None else (header.height, header.width)

@@ -1,0 +1,83 @@
+"""Finds and loads the compiled engine, a shared library, and declares its functions for :mod:`ctypes`."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from packstore.core.errors import EngineError
+
+_INTERFACE = 16
+"""Version of the interface of ``batch.c``, to detect an engine that an older version compiled here."""
+DONE = 0
+"""The outcome in ``engine.h`` for success."""
+_AGAIN = "install packstore again on this machine (in a clone: pip install -v .), which compiles it"
+
+
+def engine_problem() -> str | None:
+    """Returns why the engine cannot be loaded, with the remedy. Returns None if the engine can be loaded, and loads
+    it."""
+    return load_once()[1]
+
+
+def require_library() -> ctypes.CDLL:
+    """Returns the compiled engine. Raises :class:`EngineError` if it cannot be loaded."""
+    library, problem = load_once()
+    if library is None:
+        raise EngineError(f"packstore's engine cannot be used here: {problem}")
+    return library
+
+
+@functools.cache
+def load_once() -> tuple[ctypes.CDLL | None, str | None]:
+    """Loads the compiled engine beside this file at the first call. Returns the engine and None, or None and the
+    reason."""
+    here = Path(__file__)
+    path = next((path for suffix in EXTENSION_SUFFIXES if (path := here.with_name("_engine" + suffix)).exists()), None)
+    if path is None:
+        return None, f"it is not compiled in {here.parent}; {_AGAIN}"
+    try:
+        if ctypes.CDLL(str(path)).packstore_engine_interface() != _INTERFACE:
+            return None, f"{path} is of another version of packstore: delete it and install packstore again"
+        return load_library(str(path)), None
+    except (OSError, AttributeError) as error:
+        return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}; {_AGAIN}"
+
+
+def load_library(path: str) -> ctypes.CDLL:
+    """Loads a compiled engine from a file and declares its functions. Raises :class:`OSError`, and
+    :class:`AttributeError` for a missing function."""
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library = ctypes.CDLL(path)
+    library.packstore_engine_new.argtypes, library.packstore_engine_new.restype = (ctypes.c_int,), pointer
+    library.packstore_engine_free.argtypes, library.packstore_engine_free.restype = (pointer,), None
+    library.packstore_engine_sizes.argtypes = (pointer, pointer, number, pointer)
+    library.packstore_engine_sizes.restype = None
+    library.packstore_engine_size.argtypes = (pointer, number, number, pointer)
+    library.packstore_engine_size.restype = ctypes.c_int
+    library.packstore_engine_whole.argtypes = (pointer, pointer, number, number, number, number, pointer)
+    library.packstore_engine_whole.restype = ctypes.c_int
+    library.packstore_engine_run.argtypes = (pointer, pointer, number, pointer, number, pointer)
+    library.packstore_engine_run.restype = number
+    library.packstore_engine_run_gray.argtypes = library.packstore_engine_run.argtypes
+    library.packstore_engine_run_gray.restype = number
+    library.packstore_engine_augment.argtypes = (*(pointer, pointer, number, number), *(number, pointer, number))
+    library.packstore_engine_augment.restype = number
+    library.packstore_engine_checkpoints.argtypes = (*(pointer, pointer, pointer, number), *(pointer, pointer, pointer))
+    library.packstore_engine_checkpoints.restype = None
+    library.packstore_engine_highway_hash.argtypes = (pointer, ctypes.c_uint64)
+    library.packstore_engine_highway_hash.restype = ctypes.c_uint64
+    library.packstore_engine_read_files.argtypes = (
+        *(ctypes.c_int, ctypes.c_char_p, number),
+        *(pointer, pointer, pointer, pointer),
+    )
+    library.packstore_engine_read_files.restype = None
+    library.packstore_engine_stat_files.argtypes = (ctypes.c_int, ctypes.c_char_p, number, pointer)
+    library.packstore_engine_stat_files.restype = None
+    library.packstore_engine_list_names.argtypes = (ctypes.c_int, number, pointer, pointer, pointer)
+    library.packstore_engine_list_names.restype = ctypes.c_int
+    library.packstore_engine_png.argtypes = (pointer, number, pointer, number, number, number, ctypes.c_int)
+    library.packstore_engine_png.restype = ctypes.c_int
+    return library

@@ -1,0 +1,124 @@
+"""Calls functions of the compiled engine that keep no state: PNG rows, a hash, files of a directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.images.engine import compiled
+from packstore.images.engine.addresses import find_address
+
+_NAMES_ROOM = 1 << 15  # bytes for the names in a directory, before their size is known
+
+
+def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
+    """Inflates the first rows of a PNG file of one channel and undoes their filters, without the GIL.
+
+    Args:
+        packed: Content of its IDAT chunks.
+        rows: Number of rows.
+        nbytes: Bytes of a row.
+        step: Bytes of a pixel.
+        is_all: There are no other rows: the stream must end after them, with the right checksum.
+
+    Returns:
+        uint8 ``(rows, nbytes)``. None without an engine, or if the engine refuses the stream.
+    """
+    library = compiled.load_once()[0]
+    if library is None:
+        return None
+    lines = np.empty((rows + 1, nbytes + 1), np.uint8)
+    data, to = find_address(packed), lines.ctypes.data
+    outcome = library.packstore_engine_png(data, len(packed), to, rows, nbytes, step, is_all)
+    return lines[1:, 1:] if outcome == compiled.DONE else None
+
+
+def highway_hash(data: bytes) -> int:
+    """Computes the 64-bit HighwayHash with Riegeli's key, without the GIL. Raises :class:`EngineError` without an
+    engine."""
+    return int(compiled.require_library().packstore_engine_highway_hash(find_address(data), len(data)))
+
+
+def read_files(
+    directory: int, names: Sequence[bytes], sizes: Sequence[int], modified_ns: Sequence[int]
+) -> list[bytes | None]:
+    """Reads files of an open directory, without the GIL.
+
+    Args:
+        directory: Descriptor of the directory.
+        names: Names of the files.
+        sizes: Expected size of each, in bytes.
+        modified_ns: Expected ``st_mtime_ns`` of each.
+
+    Returns:
+        The bytes of each file; None for one that is missing, differs from what is expected, or cannot be read. None for
+        all without an engine, or if a name has a null byte.
+    """
+    library, joined = compiled.load_once()[0], b"\0".join((*names, b""))
+    wrong = joined.count(b"\0") != len(names) or min(sizes, default=-1) < 0
+    if library is None or wrong:
+        return [None] * len(names)
+    expected, ends = np.array((sizes, modified_ns), np.int64), np.cumsum(sizes).tolist()
+    data, refused = np.empty(ends[-1], np.uint8), np.empty(len(names), np.bool_)
+    library.packstore_engine_read_files(
+        directory,
+        joined,
+        len(names),
+        expected[0].ctypes.data,
+        expected[1].ctypes.data,
+        data.ctypes.data,
+        refused.ctypes.data,
+    )
+    view = data.data
+    return [
+        None if unknown else bytes(view[end - size : end])
+        for end, size, unknown in zip(ends, sizes, refused.tolist(), strict=True)
+    ]
+
+
+def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
+    """Returns sizes and times of modification and of change (nanoseconds) of files in an open directory, without the
+    GIL.
+
+    Follows links. The size is 0 if the name does not exist and -1 if it is not a file, with times of 0. Returns None
+    without an engine.
+    """
+    library = compiled.load_once()[0]
+    if library is None:
+        return None
+    facts = np.empty((len(names), 3), np.int64)
+    joined = "\0".join((*names, "")).encode(sys.getfilesystemencoding(), "surrogateescape")
+    library.packstore_engine_stat_files(directory, joined, len(names), facts.ctypes.data)
+    return facts.T.tolist()
+
+
+def list_names(directory: int) -> tuple[str, str] | None:
+    """Lists the names in an open directory, unordered, without the GIL: those of files, and those of folders and links
+    to folders.
+
+    Each name ends with a null character. Returns None without an engine. Raises :class:`OSError` if the directory
+    cannot be read.
+    """
+    library = compiled.load_once()[0]
+    if library is None:
+        return None
+    sizes, room = np.empty(2, np.int64), _NAMES_ROOM
+    while True:
+        names = np.empty((2, room), np.uint8)
+        places = (names[0].ctypes.data, names[1].ctypes.data, sizes.ctypes.data)
+        error = library.packstore_engine_list_names(directory, room, *places)
+        if error:
+            raise OSError(error, os.strerror(error))
+        files, folders = sizes.tolist()
+        if max(files, folders) <= room:
+            break
+        room = 2 * max(files, folders)
+    encoding = sys.getfilesystemencoding()
+    return (
+        names[0, :files].tobytes().decode(encoding, "surrogateescape"),
+        names[1, :folders].tobytes().decode(encoding, "surrogateescape"),
+    )

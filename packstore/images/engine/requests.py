@@ -1,0 +1,283 @@
+"""Requests to the engine: source, crop, size and destination of each image."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packstore.core.columns import MappedValues
+from packstore.core.modes import GRAY, RGB
+from packstore.images.engine import compiled
+from packstore.images.engine.addresses import BufferAddresses, list_addresses
+from packstore.images.programs import Program, check_programs
+
+_FIELDS = 21
+"""Numbers of a request in ``batch.c``, 8 bytes each."""
+_SOURCE, _SIZE, _TO = slice(0, 2), slice(2, 4), 15
+_BOX, _RESIZED, _WINDOW, _MIRRORED = slice(4, 8), slice(8, 10), slice(10, 14), 14
+_INDEX, _PROGRAM, _SAMPLING = slice(16, 18), slice(18, 20), 20
+
+MODES = (RGB, GRAY)
+"""Modes of the pixels that the engine makes, of bytes."""
+_CHANNELS = tuple(mode.channels for mode in MODES)
+_KINDS: list[Any] = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(np.uint16), np.dtype(np.uint8)]
+"""Dtypes of pixels in the order of ``engine.h``; uint16 stands for bfloat16."""
+_PADDING = ("constant", "edge", "reflect", "symmetric")
+
+
+class _Form(ctypes.Structure):
+    """``struct form`` of ``engine.h``: dtypes and layout of source and output, padding, scale and shift."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("source", "to", "planes", "padding")),
+        ("factors", ctypes.c_float * 6),
+        ("fill", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """Layout, padding and scaling of all output images of a call.
+
+    Attributes:
+        planes: Rows are ``(C, h, w)``; else ``(h, w, C)``.
+        padding: Padding around sources that are pixels and not resized: ``"constant"`` (``fill``), ``"edge"``,
+            ``"reflect"`` or ``"symmetric"``. All other sources are padded with zeros.
+        fill: Constant of the padding, in the units of the source.
+        scale: Factor of bytes of each channel on conversion to floating point; or one factor for all channels.
+        shift: Summand after the factor, likewise. Both operations are rounded in float32.
+    """
+
+    planes: bool = False
+    padding: str = "constant"
+    fill: float = 0
+    scale: tuple[float, ...] = (1,)
+    shift: tuple[float, ...] = (0,)
+
+
+class Requests:
+    """Requests to the engine: source, crop and destination of each image. Several threads may run ranges of them.
+
+    Attributes:
+        channels: Channels of the output: 3, or 1 for gray, which is the luma of JPEG files.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Any],
+        pixels: NDArray[np.int64] | None = None,
+        dtype: Any = np.uint8,
+        indexes: Sequence[Any] | BufferAddresses | None = None,
+    ) -> None:
+        """
+        Args:
+            sources: ``N`` JPEG files; or pixels of images, ``(H, W, C)``, or with a floating point ``dtype`` planes,
+                ``(C, H, W)``, with the channels of the output, 3 or 1.
+            pixels: Height and width of each image, ``(N, 2)``; None for JPEG files.
+            dtype: uint8, float32, float16, or uint16 for bfloat16.
+            indexes: Seek index of each JPEG file (:meth:`Engine.make_indexes`), empty bytes for none. An index of
+                another file is counted in :attr:`Engine.unindexed`, and the file decoded without it.
+        """
+        self._kept: list[Any] = [(sources, indexes)]  # owners of the addresses
+        self._kind = _KINDS.index(dtype)
+        self._form: _Form | None = None
+        self._row: tuple[tuple[int, ...], Any] | None = None  # shape and dtype, if rows are set by write_to()
+        self.channels = 3
+        self._fields = np.zeros((len(sources), _FIELDS), np.int64)
+        if len(sources):
+            self._fields[:, _SOURCE] = sources.places if isinstance(sources, MappedValues) else list_addresses(sources)
+        if pixels is not None:
+            self._fields[:, _SIZE] = pixels
+        if indexes is not None and len(sources):
+            places = indexes.at if isinstance(indexes, BufferAddresses) else list_addresses(indexes)
+            self._fields[:, _INDEX] = places
+            self._fields[places[:, 1] == 0, _INDEX] = 0  # an empty buffer has an address, too
+
+    @classmethod
+    def of_array(cls, images: NDArray[Any], places: NDArray[np.int64]) -> Requests:
+        """Creates requests for the images at ``places``, ``(N,)``, of an array of images.
+
+        ``images`` is uint8 ``(M, H, W, C)`` or floating point ``(M, C, H, W)``, with 3 channels or 1. Raises
+        :class:`ValueError` for an array that is not contiguous or of another shape, :class:`IndexError` for a place
+        outside it.
+        """
+        size = images.shape[1:3] if images.dtype == np.uint8 else images.shape[2:]
+        channels = images.shape[3] if images.dtype == np.uint8 else images.shape[1]
+        if not images.flags.c_contiguous or channels not in _CHANNELS or len(size) != 2:
+            raise ValueError(f"images of {images.shape}, {images.dtype}, that are not contiguous")
+        if len(places) and not 0 <= places.min() <= places.max() < len(images):
+            raise IndexError(f"places up to {places.max()} of {len(images)} images")
+        requests = cls(())
+        requests._kind = _KINDS.index(images.dtype)
+        requests._kept.append(images)
+        fields = requests._fields = np.zeros((len(places), _FIELDS), np.int64)
+        fields[:, 0] = images.ctypes.data + places * images.strides[0]
+        fields[:, 1] = images.strides[0]
+        fields[:, _SIZE] = size
+        return requests
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def repeat(self, count: int) -> Requests:
+        """Returns requests for the same sources, each ``count`` times in a row. Crops and destinations are not set."""
+        requests = Requests(())
+        requests._kind, requests._kept = self._kind, self._kept[:1]
+        requests._fields = np.repeat(self._fields, count, 0)
+        return requests
+
+    def select_rows(self, first: int, stop: int) -> Requests:
+        """Returns the requests ``first`` … ``stop - 1``. They share memory with these."""
+        requests = Requests(())
+        requests.__dict__.update(self.__dict__, _kept=[*self._kept], _fields=self._fields[first:stop])
+        return requests
+
+    def read_sizes(self) -> NDArray[np.int64]:
+        """Reads height and width of each JPEG file, ``(N, 2)``. Both are 0 for a file that the engine refuses."""
+        library = compiled.load_once()[0]
+        assert library is not None
+        files, nbytes = (np.ascontiguousarray(self._fields[:, i]) for i in range(2))
+        sizes = np.empty((len(self), 2), np.int64)
+        library.packstore_engine_sizes(files.ctypes.data, nbytes.ctypes.data, len(self), sizes.ctypes.data)
+        return sizes
+
+    def set_outputs(
+        self,
+        boxes: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        mirrored: NDArray[np.bool_] | None,
+        out: NDArray[Any],
+        form: OutputFormat = OutputFormat(),
+        programs: Program | None = None,
+        sampling: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Sets crops, sizes and destination of all images. Raises :class:`ValueError` for arguments that do not fit
+        each other.
+
+        Args:
+            boxes: As in :class:`packstore.training.augment.base.Crops`, as are ``sizes``, ``windows`` and ``mirrored``.
+            sizes: Sizes to which boxes are resized.
+            windows: Windows of the resized boxes.
+            mirrored: Images to mirror; None for none.
+            out: Rows to write: uint8, float32, float16 or uint16 for bfloat16, ``(N, h, w, C)`` or in the layout of
+                ``form``, of the windows' size; C is 3, or 1 for gray. ``(0, h, w, C)`` gives the format of rows that
+                :meth:`write_to` sets.
+            form: Format of the rows.
+            programs: Steps ``(N, n)`` to run on the windows' bytes before their conversion; only for RGB bytes.
+            sampling: Filter of each image's resizing, ``(N,)``, for bytes: 0 bilinear, 1 nearest, 2 bicubic, 3 box, 4
+                Lanczos; images with others are refused.
+        """
+        fields = self._fields
+        channels, size = (out.shape[1:2], out.shape[2:]) if form.planes else (out.shape[3:], out.shape[1:3])
+        if out.shape[0] not in (len(fields), 0) or (windows[:, 2:] != size).any() or channels not in ((3,), (1,)):
+            raise ValueError(f"rows of {out.shape} for {len(fields)} windows")
+        if out.dtype not in _KINDS or (out.dtype == np.uint8 and self._kind != 3) or not out.flags.c_contiguous:
+            raise ValueError(f"rows of {out.dtype} that are not contiguous, or cannot hold what is wanted")
+        self._form = _Form(
+            *(self._kind, _KINDS.index(out.dtype), form.planes, _PADDING.index(form.padding)),
+            *(_pack_factors(form, channels[0]), form.fill),
+        )
+        self.channels = channels[0]
+        fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
+        fields[:, _MIRRORED] = 0 if mirrored is None else mirrored
+        self._row = out.shape[1:], out.dtype
+        if len(out) == len(fields):
+            self.write_to(out)
+        fields[:, _PROGRAM] = 0
+        fields[:, _SAMPLING] = 0 if sampling is None else sampling
+        if programs is not None and programs.size:
+            if self._kind != 3 or self.channels != 3:
+                raise ValueError("programs work on bytes of three channels, and these are others")
+            programs = check_programs(programs, len(fields))
+            fields[:, _PROGRAM][:, 0] = programs.ctypes.data + np.arange(len(fields)) * programs.strides[0]
+            # Leave out trailing identity steps.
+            used = programs["code"] != 0
+            fields[:, _PROGRAM][:, 1] = np.where(used.any(1), used.shape[1] - used[:, ::-1].argmax(1), 0)
+            self._kept.append(programs)
+
+    def write_to(self, out: NDArray[Any]) -> None:
+        """Sets the rows to write, in the format of :meth:`set_outputs`. Raises :class:`ValueError` for rows of another
+        format or number."""
+        if self._row != (out.shape[1:], out.dtype) or len(out) != len(self) or not out.flags.c_contiguous:
+            raise ValueError(
+                f"{len(out)} rows of {out.shape[1:]}, {out.dtype}; {len(self)} of {self._row} are expected"
+            )
+        self._fields[:, _TO] = out.ctypes.data + np.arange(len(out)) * out.strides[0]
+        self._kept.append(out)
+        self._row = None
+
+    def set_output_images(
+        self,
+        boxes: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        windows: NDArray[np.int64],
+        mirrored: NDArray[np.bool_],
+        sampling: NDArray[np.int64],
+        images: Sequence[NDArray[np.uint8]],
+    ) -> None:
+        """Sets crops and sizes of JPEG files as :meth:`set_outputs` does, and a uint8 image ``(h, w, C)`` of its
+        window's size as the destination of each.
+
+        Raises :class:`ValueError` for images that do not fit the windows.
+        """
+        fields = self._fields
+        if self._kind != 3 or len(images) != len(fields):
+            raise ValueError(f"{len(images)} images for {len(fields)} files")
+        self.channels = _channels_of(images)
+        for image, window in zip(images, windows, strict=True):
+            if image.shape != (*window[2:], self.channels) or image.dtype != np.uint8 or not image.flags.c_contiguous:
+                raise ValueError(f"{image.dtype} of {image.shape} for a window of {window[2:]}")
+        self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
+        fields[:, _BOX], fields[:, _RESIZED], fields[:, _WINDOW] = boxes, sizes, windows
+        fields[:, _MIRRORED], fields[:, _SAMPLING], fields[:, _PROGRAM] = mirrored, sampling, 0
+        fields[:, _TO] = [image.ctypes.data for image in images]
+        self._kept.append(images)
+
+    def set_whole_images(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
+        """Sets an image as destination of each whole JPEG file from file ``first`` on. Drops destinations that were set
+        before."""
+        self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
+        self.channels = _channels_of(images)
+        fields = self._fields[first : first + len(images)]
+        sizes = np.array([image.shape[:2] for image in images], np.int64)
+        fields[:, _BOX][:, 2:] = fields[:, _RESIZED] = fields[:, _WINDOW][:, 2:] = sizes
+        fields[:, _TO] = [image.ctypes.data for image in images]
+        self._kept[1:] = [images]
+
+    def locate(self, first: int, stop: int) -> tuple[int, int, Any]:
+        """Returns the address of request ``first``, the number of requests to ``stop``, and a reference to their output
+        format.
+
+        Raises :class:`IndexError` for other numbers, :class:`ValueError` if the destinations are not set.
+        """
+        if not 0 <= first <= stop <= len(self):
+            raise IndexError(f"requests {first} to {stop} of {len(self)}")
+        if self._form is None:
+            raise ValueError("nothing is wanted of these requests yet")
+        if self._row is not None:
+            raise ValueError("these requests have no rows to write yet")
+        return self._fields.ctypes.data + first * self._fields.strides[0], stop - first, ctypes.byref(self._form)
+
+
+def _pack_factors(form: OutputFormat, channels: int) -> Any:
+    """Builds the fields of ``struct form`` for scale and shift: three numbers each. Raises :class:`ValueError` for
+    another number of channels."""
+    if not {len(form.scale), len(form.shift)} <= {1, channels}:
+        raise ValueError(f"{form} for rows of {channels} channels")
+    scale, shift = (factors * (3 // len(factors)) for factors in (form.scale, form.shift))
+    return (ctypes.c_float * 6)(*scale, *shift)
+
+
+def _channels_of(images: Sequence[NDArray[np.uint8]]) -> int:
+    """Returns the number of channels of images ``(h, w, C)``. Raises :class:`ValueError` if it differs between them, or
+    is neither 1 nor 3."""
+    found = {image.shape[2] for image in images} or {3}
+    if len(found) > 1 or not found <= {*_CHANNELS}:
+        raise ValueError(f"images of {sorted(found)} channels")
+    return int(found.pop())
