@@ -57,7 +57,7 @@ class SroieSource(IcdarSource):
         return found
 
     def raw_annotations(self) -> Iterator[Any]:
-        """Skips images without words."""
+        """Yields the raw annotations of images with words; skips others."""
         return (raw for raw in super().raw_annotations() if raw)
 
 

@@ -46,8 +46,8 @@ def restrict_library(library: str, *, unpickles: bool = False) -> Iterator[None]
 
 @contextmanager
 def record_opened_files() -> Iterator[list[Path]]:
-    """Gives a list to which each file is added that Python opens within the block in this thread. Needs
-    :func:`restrict_library`."""
+    """Yields a list; each file that Python opens within the block, in this thread, is appended to it. Works only within
+    :func:`restrict_library`, which adds the audit hook."""
     found: list[Path] = []
     token = _opened.set(found)
     try:

@@ -69,7 +69,7 @@ class Dtd(NamedSource):
 
     @cached_property
     def _joint_table(self) -> TextTable | None:
-        """Table with all labels of each image; None if it does not exist."""
+        """Table with all labels of each image; None if the file does not exist."""
         return self.read_table(_JOINT) if self.exists(_JOINT) else None
 
 

@@ -32,7 +32,7 @@ class Gtsrb(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files; if test images exist, their labels included."""
+        """Lists missing files. If test images exist, their labels are required too."""
         unlabelled = has_path(tree, base, _TEST) and not has_path(tree, base, _TRUTH)
         return [*super().find_missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
 

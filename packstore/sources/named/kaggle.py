@@ -29,7 +29,7 @@ class KaggleSource(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files; if ``val`` exists, its labels included."""
+        """Lists missing files. If ``val`` exists, its labels are required too."""
         unlabelled = has_path(tree, base, f"{_ROOT}/val") and not has_path(tree, base, _SOLUTIONS["val"])
         return [*super().find_missing(tree, base), *([_SOLUTIONS["val"]] if unlabelled else [])]
 

@@ -145,7 +145,7 @@ class _OpenPixels(OpenArrays):
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads the images ``start`` to ``stop``, uint8 ``(n, 3, side, side)``. Raises :class:`ValueError` if the file
-        ends before."""
+        ends before ``stop``."""
         row = 3 * self._side * self._side
         data = self._read((stop - start) * row, self._part.offset + start * row)
         if len(data) != (stop - start) * row:

@@ -32,7 +32,7 @@ class StanfordCars(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files; if ``cars_test`` exists, its labels included."""
+        """Lists missing files. If ``cars_test`` exists, its labels are required too."""
         unlabelled = has_path(tree, base, "cars_test") and not has_path(tree, base, _TEST, check_content=True)
         return [*super().find_missing(tree, base), *([_TEST.partition("|")[0]] if unlabelled else [])]
 

@@ -50,7 +50,7 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files; if one of the two lists exists, the other one included."""
+        """Lists missing files. If one of the two lists exists, the other one is required too."""
         lists = [file for file in _LISTS.values() if not has_path(tree, base, file, check_content=True)]
         return [*super().find_missing(tree, base), *(lists if len(lists) == 1 else ())]
 

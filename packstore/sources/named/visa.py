@@ -52,7 +52,7 @@ class VisA(NamedSource):
                 yield FileRow(self.tree_path(row["image"]), values)
 
     def describing_files(self) -> list[str]:
-        """Lists the list of images, and the table of defects of each object."""
+        """Returns the paths of the list of images, and of the table of defects of each object."""
         notes = (f"{name}/{_NOTES}" for name in self._list_unique_values("object"))
         return [self.tree_path(name) for name in (_LIST, *notes) if self.exists(name)]
 

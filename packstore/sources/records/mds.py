@@ -152,6 +152,7 @@ class MdsSource(ShardSource):
         yield from super().files()
 
     def close(self) -> None:
+        """Closes the open shards as well."""
         super().close()
         self._files.close()
 

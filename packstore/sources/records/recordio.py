@@ -137,7 +137,8 @@ class RecordioSource(ShardSource):
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts InsightFace's records without an image, and lines of lists without a record."""
+        """Counts InsightFace's records without an image, lines of lists without a record, and lines of lists that are
+        not used."""
         listed = sum(len(index.listed or ()) for index in self._indexes)
         found = {
             "records without an image (of InsightFace)": self._facts.without,
@@ -208,6 +209,7 @@ class RecordioSource(ShardSource):
             yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
 
     def close(self) -> None:
+        """Closes the open files as well."""
         super().close()
         self._files.close()
 

@@ -127,7 +127,7 @@ class VocSource(FileRowSource):
         return found if document is None else found | parse_annotation(document)
 
     def describing_files(self) -> Iterable[str]:
-        """Lists the lists of images and the files of the palette."""
+        """Returns the paths of the lists of images and of the files of the palette."""
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
