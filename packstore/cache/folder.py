@@ -77,7 +77,7 @@ class CacheFolder:
         self._marker = root / MARKER
 
     def prepare(self) -> None:
-        """Creates the folder and its marker unless they exist, and checks that locks work.
+        """Creates the cache's folders and its marker unless they exist, and checks that locks work.
 
         Raises:
             CacheError: It cannot be created or written, holds other files and is not a cache, or has no locks.

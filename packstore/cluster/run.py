@@ -30,7 +30,7 @@ _CHOSEN_BY_USER = ("source", "kind of source", "format", "encoding", "options", 
 
 @dataclass(frozen=True, slots=True)
 class SharedPlan:
-    """Content of ``plan.json``.
+    """The plan that all drivers of a run share, content of ``plan.json``.
 
     Attributes:
         fingerprint: The source, the options and the versions of the software, see

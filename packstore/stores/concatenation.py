@@ -148,9 +148,11 @@ class ConcatReader(Reader):
         return [names[store][local] for store, local in self._part_table[1]]
 
     def read(self, index: int) -> Buffer:
+        """Returns the image from the store that has the record."""
         return self._call_store(index, lambda reader, record: reader.read(record))
 
     def view(self, index: int) -> Buffer:
+        """Returns a view of the image from the store that has the record."""
         return self._call_store(index, lambda reader, record: reader.view(record))
 
     def stored_image(self, index: int) -> Buffer:
@@ -217,6 +219,7 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.key(record))
 
     def mark_suspect(self, index: int) -> None:
+        """Marks the record in the store that has it."""
         run = self._find_range(index)
         self._readers[run.store].mark_suspect(index - run.start + run.first)
 
@@ -230,6 +233,7 @@ class ConcatReader(Reader):
         return errors
 
     def check_fields(self, index: int) -> None:
+        """Lets the store that has the record check it."""
         self._call_store(index, lambda reader, record: reader.check_fields(record))
 
     def verify_column(self, name: str) -> None:
@@ -247,6 +251,7 @@ class ConcatReader(Reader):
             yield from reader.check_structure(quick=quick, progress=progress)
 
     def disk_bytes(self) -> int:
+        """Returns the bytes of all stores together."""
         return sum(reader.disk_bytes() for reader in self._readers)
 
     def close(self) -> None:

@@ -251,7 +251,9 @@ class ShardedReader(Reader):
             return False
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields missing and surplus shards, wrong sizes and SHA-256 (unless ``quick``), and faults in each shard."""
+        """Yields missing and surplus files, wrong sizes and SHA-256 (unless ``quick``), faults in each shard, and a
+        changed manifest. Opens all shards.
+        """
         shards = self._table
         if not self._is_manifest_canonical():
             yield Problem(f"{MANIFEST_FILE} was changed, although its values are the same")

@@ -92,6 +92,7 @@ class Hdf5Writer(FileWriter):
         self.abort()
 
     def abort(self) -> None:
+        """Closes the files without flushing them."""
         if self._file is not None:
             drop(self._file)
             self._file = None

@@ -23,9 +23,11 @@ class _Described(StandIn):
     __slots__ = ()
 
     def set_state(self, state: Any) -> None:
+        """Ignores the state."""
         pass
 
     def set_items(self, items: list[Any]) -> None:
+        """Ignores the items."""
         pass
 
 

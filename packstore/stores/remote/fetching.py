@@ -80,12 +80,14 @@ class _ConcatFetchingReader:
             store.prefetch(own)
 
     def release_shards(self, numbers: Collection[int]) -> None:
+        """Closes the parts in the stores at URLs that have them."""
         origins = [self._origins[number] for number in numbers]
         for store in self._stores:
             store.release_shards([own for owner, own in origins if owner is store])
 
     @contextmanager
     def refuse_requests(self) -> Iterator[None]:
+        """Aborts pending requests, and refuses new ones of all stores until the context ends."""
         with ExitStack() as refused:
             for store in self._stores:
                 refused.enter_context(store.refuse_requests())
