@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
 from packstore.core.errors import CorruptRecordError, StoreError, printable
 from packstore.core.manifest import Column
-from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import Problem, Reader
+from packstore.stores.base import Reader
+from packstore.stores.delegating import DelegatingReader
 
 
 def find_invalid_class(column: Column, data: Any) -> int | None:
@@ -27,7 +27,7 @@ def find_invalid_class(column: Column, data: Any) -> int | None:
     return int(numbers[(numbers < 0) | (numbers >= len(column.classes or ()))].flat[0])
 
 
-class CheckedReader(Reader):
+class CheckedReader(DelegatingReader):
     """Wraps a reader and checks each record when it is read: its image, label, key and all other fields.
 
     Raises :class:`CorruptRecordError` for an image that does not match its checksum, and for fields that do not match
@@ -38,9 +38,7 @@ class CheckedReader(Reader):
     checks_records = True
 
     def __init__(self, reader: Reader) -> None:
-        super().__init__(reader.path, reader.manifest)
-        self._reader = reader
-        self.nbytes = reader.nbytes
+        super().__init__(reader)
         columns = reader.manifest.columns
         self._row = row_columns(columns) if reader.manifest.has_column(ROW_CHECKSUM.name) else None
         self._sound: set[str] = set()
@@ -74,23 +72,6 @@ class CheckedReader(Reader):
         if self._row is None:
             self.verify_column(name)
         return self._reader.values(name, records)
-
-    def part(self, number: int) -> Reader:
-        """Returns the unchecked reader of a part."""
-        return self._reader.part(number)
-
-    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        return self._reader.parts_are_local(numbers)
-
-    def mark_suspect(self, index: int) -> None:
-        self._reader.mark_suspect(index)
-
-    @property
-    def part_starts(self) -> NDArray[np.int64]:
-        return self._reader.part_starts
-
-    def part_places(self) -> list[str]:
-        return self._reader.part_places()
 
     @property
     def unchecked_reader(self) -> Reader:
@@ -171,15 +152,6 @@ class CheckedReader(Reader):
             key = self._try_key(index)
             self.mark_suspect(index)
             raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}")
-
-    def close(self) -> None:
-        self._reader.close()
-
-    def check_files(self) -> None:
-        self._reader.check_files()
-
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        return self._reader.check_structure(quick=quick, progress=progress)
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
         """Checks the fields of a record and its image ``data``; returns ``data``."""

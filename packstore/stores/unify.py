@@ -6,19 +6,19 @@ point images of one normalisation are read as float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
+from packstore.core.columns import NUMPY_DTYPE, Buffer
 from packstore.core.errors import StoreError, printable
 from packstore.core.manifest import Column, Manifest
 from packstore.core.modes import is_reading_option
-from packstore.core.progress import ProgressCallback, no_progress
-from packstore.stores.base import Problem, Reader
+from packstore.stores.base import Reader
+from packstore.stores.delegating import DelegatingReader
 
 _NETPBM = {1: b"P5", 3: b"P6"}
 _EXIF = "exif_transpose"
@@ -159,7 +159,7 @@ def _to_float32(reader: Reader, index: int, view: Buffer) -> Buffer:
     return stored.astype(np.float32).tobytes()
 
 
-class UnifiedReader(Reader):
+class UnifiedReader(DelegatingReader):
     """Reads a store and converts its images to another stored form.
 
     Parts and checksums are those of the store itself: they belong to the unconverted images.
@@ -169,9 +169,8 @@ class UnifiedReader(Reader):
     """
 
     def __init__(self, store: Reader, manifest: Manifest, convert: _Convert | None) -> None:
-        super().__init__(store.path, manifest)
+        super().__init__(store, manifest)
         self.store = store
-        self.nbytes = store.nbytes
         self.checks_records = store.checks_records
         self.converts_images = convert is not None
         self._convert = convert
@@ -202,34 +201,6 @@ class UnifiedReader(Reader):
         """Returns the image of a record in the new form, or as it is if images are not converted."""
         return image if self._convert is None else self._convert(self.store, index, image)
 
-    def column(self, name: str) -> ColumnData:
-        return self.store.column(name)
-
-    def value(self, name: str, index: int) -> Any:
-        return self.store.value(name, index)
-
-    def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        return self.store.values(name, records)
-
-    def key(self, index: int) -> str:
-        return self.store.key(index)
-
-    def part(self, number: int) -> Reader:
-        return self.store.part(number)
-
-    @property
-    def part_starts(self) -> NDArray[np.int64]:
-        return self.store.part_starts
-
-    def part_places(self) -> list[str]:
-        return self.store.part_places()
-
-    def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
-        return self.store.parts_are_local(numbers)
-
-    def mark_suspect(self, index: int) -> None:
-        self.store.mark_suspect(index)
-
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         return self.store.find_faults(records, names)
 
@@ -238,15 +209,3 @@ class UnifiedReader(Reader):
 
     def verify_column(self, name: str) -> None:
         self.store.verify_column(name)
-
-    def check_files(self) -> None:
-        self.store.check_files()
-
-    def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        return self.store.check_structure(quick=quick, progress=progress)
-
-    def disk_bytes(self) -> int:
-        return self.store.disk_bytes()
-
-    def close(self) -> None:
-        self.store.close()

@@ -24,11 +24,9 @@ class _Described(StandIn):
 
     def set_state(self, state: Any) -> None:
         """Ignores the state."""
-        pass
 
     def set_items(self, items: list[Any]) -> None:
         """Ignores the items."""
-        pass
 
 
 @dataclass(frozen=True, slots=True)
