@@ -251,11 +251,11 @@ def small_steps() -> None:
     """A receipt after each batch, few images a batch, and small transactions: there is more to be cut in two."""
     from packstore.packing import records as record_packing
     from packstore.stores.builder import journal as receipts
-    from packstore.stores.lmdb import store as lmdb_store
+    from packstore.stores.lmdb import writer as lmdb_writer
 
     receipts.EVERY_SECONDS = 0.0
     record_packing.PASS_RECORDS = record_packing.DECODE_RECORDS = 4
-    lmdb_store._TXN_BYTES = 1 << 14
+    lmdb_writer._TXN_BYTES = 1 << 14
 
 
 def in_child(function: Callable[[], Any]) -> int:

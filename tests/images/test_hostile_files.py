@@ -467,7 +467,8 @@ def test_a_member_that_claims_an_enormous_size(size: int, tmp_path: Path) -> Non
 import sys
 from packstore import convert
 from packstore.core.errors import SourceError
-import packstore.sources.cifar, packstore.stores.lmdb.store, packstore.images.encode.encoder
+import packstore.sources.cifar, packstore.stores.lmdb.store, packstore.stores.lmdb.writer
+import packstore.images.encode.encoder
 less_memory(400 << 20)
 try:
     convert(sys.argv[1], sys.argv[2])

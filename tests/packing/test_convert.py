@@ -368,6 +368,7 @@ def _convert_as_somebody_else(folder: Path, destination: Path, result: Any) -> N
 def test_no_permission(suffix: str) -> None:
     import packstore.stores.hdf5.store
     import packstore.stores.lmdb.store
+    import packstore.stores.lmdb.writer
     import packstore.stores.pth.store  # noqa: F401 - loaded before the child gives up the right to read them
 
     place = Path(tempfile.mkdtemp())

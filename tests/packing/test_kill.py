@@ -25,13 +25,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 def killer(images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> Any:
     from packstore.packing import records as record_packing
     from packstore.stores.builder import journal as receipts
-    from packstore.stores.lmdb import store as lmdb_store
+    from packstore.stores.lmdb import writer as lmdb_writer
 
     for module, name in (
         (receipts, "EVERY_SECONDS"),
         (record_packing, "PASS_RECORDS"),
         (record_packing, "DECODE_RECORDS"),
-        (lmdb_store, "_TXN_BYTES"),
+        (lmdb_writer, "_TXN_BYTES"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))  # to be set back
     scratch = tmp_path / "scratch"

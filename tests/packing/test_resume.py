@@ -103,9 +103,9 @@ def test_it_goes_on_and_ends_with_the_same_bytes(
 def test_lmdb_goes_on_from_its_last_transaction(
     folder: Path, tmp_path: Path, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from packstore.stores.lmdb import store as lmdb_store
+    from packstore.stores.lmdb import writer as lmdb_writer
 
-    monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 1)
+    monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 1)
     expected = reference(".lmdb")
     cut_short(folder, tmp_path / "out.lmdb", 12)
     report = packstore.convert(folder, tmp_path / "out.lmdb")

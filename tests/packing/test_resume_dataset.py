@@ -21,7 +21,7 @@ from packstore.core.progress import Progress
 from packstore.packing import records as record_packing
 from packstore.stores.builder import journal as receipts
 from packstore.stores.builder.work_directory import WorkDirectory
-from packstore.stores.lmdb import store as lmdb_store
+from packstore.stores.lmdb import writer as lmdb_writer
 from tests.makers.datasets import pixels
 from tests.makers.samples import Voc, coco
 from tests.makers.stores import content
@@ -41,7 +41,7 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts, "EVERY_SECONDS", 0.0)
     monkeypatch.setattr(record_packing, "PASS_RECORDS", 3)
     monkeypatch.setattr(record_packing, "DECODE_RECORDS", 3)
-    monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 1)
+    monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 1)
 
 
 class Counted:

@@ -19,7 +19,7 @@ import pytest
 
 import packstore
 from packstore.stores import is_store
-from packstore.stores.lmdb import store as lmdb_store
+from packstore.stores.lmdb import writer as lmdb_writer
 from tests.makers.stores import content
 from tests.makers.tools import load_tool
 
@@ -143,17 +143,17 @@ def test_a_failed_sync_in_the_background(
         if syncs == failing:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    flush = lmdb_store.LmdbWriter._write_pending
+    flush = lmdb_writer.LmdbWriter._write_pending
 
-    def flush_when_synced(writer: lmdb_store.LmdbWriter) -> None:
+    def flush_when_synced(writer: lmdb_writer.LmdbWriter) -> None:
         """One sync for each transaction, however long a sync takes."""
         if writer._syncing is not None and not writer._syncing.cancelled():
             wait([writer._syncing])
         flush(writer)
 
-    monkeypatch.setattr(lmdb_store.LmdbWriter, "_write_pending", flush_when_synced)
-    monkeypatch.setattr(lmdb_store, "sync_file", sync)
-    monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 4096)
+    monkeypatch.setattr(lmdb_writer.LmdbWriter, "_write_pending", flush_when_synced)
+    monkeypatch.setattr(lmdb_writer, "sync_file", sync)
+    monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 4096)
     with pytest.raises(packstore.PackstoreError, match="Input/output error"):
         packstore.convert(folder, tmp_path / "out.lmdb", encoding="original", shard_size=shard_size)
     assert syncs >= failing

@@ -24,9 +24,10 @@ from packstore.core.progress import no_progress
 from packstore.stores import Ragged, is_store, open_store
 from packstore.stores.base import Reader
 from packstore.stores.lmdb import entries
-from packstore.stores.lmdb import store as lmdb_store
+from packstore.stores.lmdb import writer as lmdb_writer
 from packstore.stores.lmdb.bulk_lookup import list_leaves, locate_images
 from packstore.stores.lmdb.pages import Pages, TreeEntry, _first_record_from
+from packstore.stores.lmdb.store import LmdbReader
 from packstore.testing import StoreSuite
 from packstore.testing.records import (
     ORIGIN,
@@ -125,11 +126,11 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
     @pytest.mark.parametrize("map_size", [1 << 16, 1 << 20])
     def test_the_map_grows(self, tmp_path: Path, map_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever is put when the map is full is put again: nothing lost, nothing twice."""
-        monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 40_000)
+        monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 40_000)
         records = make_records("ragged", 500, sizes=[(i * 37) % 6000 for i in range(500)])
         columns, data = expected_columns(records)
         manifest = Manifest("lmdb", "original", len(records), columns, ORIGIN)
-        writer = lmdb_store.LmdbWriter(tmp_path / "x.lmdb", records.columns[0], map_size=map_size)
+        writer = lmdb_writer.LmdbWriter(tmp_path / "x.lmdb", records.columns[0], map_size=map_size)
         for start in range(0, 500, 50):
             writer.append(records.images[start : start + 50])
         spooled = {c.name: data[c.name] for c in columns[1:] if c.kind == "fixed"}
@@ -140,15 +141,15 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             assert list(reader.check_structure()) == []
 
     def test_a_value_that_is_too_large(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lmdb_store, "_MAX_VALUE", 5000)
+        monkeypatch.setattr(lmdb_writer, "_MAX_VALUE", 5000)
         with pytest.raises(StoreError, match="record 4 has 9000 bytes; LMDB holds up to 5000"):
             write(path, make_records())
         assert listing(path.parent) == set()
 
     def test_too_many_records(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The checksums of all are one value: refused with the record that is too many, not at the end."""
-        assert 8 * (lmdb_store._MAX_RECORDS + 1) + 1024 <= lmdb_store._MAX_VALUE
-        monkeypatch.setattr(lmdb_store, "_MAX_RECORDS", 6)
+        assert 8 * (lmdb_writer._MAX_RECORDS + 1) + 1024 <= lmdb_writer._MAX_VALUE
+        monkeypatch.setattr(lmdb_writer, "_MAX_RECORDS", 6)
         with pytest.raises(StoreError, match="LMDB holds up to 6 records a file; use a shard size"):
             write(path, make_records())
         assert listing(path.parent) == set()
@@ -166,7 +167,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                 return getattr(self.env, name)
 
         real = lmdb.open
-        monkeypatch.setattr(lmdb_store.lmdb, "open", lambda *a, **k: Full(real(*a, **k)))
+        monkeypatch.setattr(lmdb_writer.lmdb, "open", lambda *a, **k: Full(real(*a, **k)))
         with pytest.raises(DestinationError, match="No space left"):
             write(path, make_records())
         assert listing(path.parent) == set()
@@ -384,7 +385,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
             file.write_bytes(data)
             data[place] = before
             try:
-                reader = cast("lmdb_store.LmdbReader", open_store(path))
+                reader = cast("LmdbReader", open_store(path))
             except StoreError:
                 continue
             with reader:
@@ -401,7 +402,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
                     assert image == reader.view(index)
         file.write_bytes(data)
         with open_store(path) as whole:
-            pages = cast("lmdb_store.LmdbReader", whole)._require_open()
+            pages = cast("LmdbReader", whole)._require_open()
             assert entries._is_sound(pages, whole.manifest, overflow=True)
             assert spanned(whole) == [whole.view(index) for index in range(len(sizes))]
         assert in_order > 5
@@ -443,7 +444,7 @@ with lmdb.open(sys.argv[1], readonly=True, lock=False) as env, env.begin() as tx
         assert max(len(problem.what) for problem in problems) < 300
 
     def test_two_transactions_a_shard_and_suspended_writers(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lmdb_store, "_TXN_BYTES", 3000)
+        monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", 3000)
         records = make_records("ragged", 60, sizes=[i * 41 for i in range(60)])
         write(path, records, shard_size=20_000)
         with open_store(path) as reader:
@@ -480,13 +481,13 @@ def test_what_is_needed_soon_may_be_said_of_any_value(tmp_path: Path) -> None:
 def test_suspended_or_not_it_has_the_same_bytes(
     tmp_path: Path, transaction: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmdb_store, "_TXN_BYTES", transaction)
+    monkeypatch.setattr(lmdb_writer, "_TXN_BYTES", transaction)
     records = make_records("ragged", 90, sizes=[100 * (i % 60) for i in range(90)])
     columns, data = expected_columns(records)
     manifest = Manifest("lmdb", records.encoding, len(records), columns, ORIGIN)
     values = {n: Ragged(v[1], np.frombuffer(v[0], "u1")) if isinstance(v, tuple) else v for n, v in data.items()}
     for name in ("kept", "suspended"):
-        writer = lmdb_store.LmdbWriter(tmp_path / name, records.columns[0])
+        writer = lmdb_writer.LmdbWriter(tmp_path / name, records.columns[0])
         writer.append(records.images)
         if name == "suspended":
             writer.suspend()

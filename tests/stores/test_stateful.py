@@ -34,7 +34,7 @@ from packstore.stores.builder import journal as receipts
 from packstore.stores.builder import work_directory as work
 from packstore.stores.builder.owner import is_held, read_owner
 from packstore.stores.builder.work_directory import find_leftovers, remove_leftover, work_path
-from packstore.stores.lmdb import store as lmdb_store
+from packstore.stores.lmdb import writer as lmdb_writer
 from tests.makers.datasets import write_image
 from tests.makers.stores import content, files_of
 
@@ -76,7 +76,7 @@ class Life(RuleBasedStateMachine):
         self.patch.setattr(receipts, "EVERY_SECONDS", 0.0)
         self.patch.setattr(record_packing, "PASS_RECORDS", 3)
         self.patch.setattr(record_packing, "DECODE_RECORDS", 3)
-        self.patch.setattr(lmdb_store, "_TXN_BYTES", 1)
+        self.patch.setattr(lmdb_writer, "_TXN_BYTES", 1)
         self.root = Path(tempfile.mkdtemp(prefix="packstore-life-"))
         self.source, self.other = self.root / "photos", self.root / "reference"
         self.other.mkdir()

@@ -19,8 +19,8 @@ from pathlib import Path
 from common import interleaved, machine, packstore_command, run_process, table
 
 START = (
-    "import packstore.packing.conversion, packstore.stores.lmdb.store, packstore.sources.imagefolder, "
-    "packstore.sources.cifar, tqdm, packstore.cli"
+    "import packstore.packing.conversion, packstore.stores.lmdb.store, packstore.stores.lmdb.writer, "
+    "packstore.sources.imagefolder, packstore.sources.cifar, tqdm, packstore.cli"
 )
 
 

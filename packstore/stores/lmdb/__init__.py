@@ -34,7 +34,7 @@ class Lmdb(Format):
         return LmdbReader(path, descriptor)
 
     def new_writer(self, path: Path, image: Column) -> FileWriter:
-        from packstore.stores.lmdb.store import LmdbWriter
+        from packstore.stores.lmdb.writer import LmdbWriter
 
         return LmdbWriter(path, image)
 

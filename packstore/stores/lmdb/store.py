@@ -1,25 +1,12 @@
-"""Writes and reads LMDB: each image alone under its record number in ten digits, whole columns and manifest by name.
-
-Layout: ``b"%010d" % i`` → image bytes; ``b"label"`` and other fixed columns → ``.npy``; a ragged column as
-``b"key/bytes"`` (``.npy`` uint8) and ``b"key/offsets"`` (``.npy`` int64, N + 1); ``b"manifest"`` → JSON. A column that
-is large, or may have large values (:attr:`packstore.core.column.Column.one_by_one`), has one value per key, fixed or
-ragged: the bytes of each as ``b"mask/%010d" % i``. Letters sort after digits, so the whole file is written by sorted
-appends.
-"""
+"""Reads LMDB without the library; :mod:`packstore.stores.lmdb.writer` writes it and describes the layout."""
 
 from __future__ import annotations
 
-import errno
-import io
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,14 +18,13 @@ from packstore.core.columns import (
     LazyArray,
     LazyRagged,
     Ragged,
-    WholeColumn,
     make_lazy_column,
 )
 from packstore.core.errors import StoreError, printable
-from packstore.core.files import beyond_standard_streams, file_size_limit, reading, sync_file
+from packstore.core.files import reading
 from packstore.core.manifest import MAX_JSON_BYTES, Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.stores.base import FileWriter, Problem, Reader, Spans, parse_manifest, unreadable_error
+from packstore.stores.base import Problem, Reader, Spans, parse_manifest, unreadable_error
 from packstore.stores.lmdb.bulk_lookup import LeafTable, list_leaves, locate_images
 from packstore.stores.lmdb.bulk_walk import IrregularError, NumberedEntries, walk_in_bulk
 from packstore.stores.lmdb.entries import MANIFEST, check_entries, list_column_prefixes, list_named_keys
@@ -46,181 +32,8 @@ from packstore.stores.lmdb.npy import HEADER_BYTES, read_header
 from packstore.stores.lmdb.pages import DATA_FILE, PageError, Pages
 from packstore.stores.mapped import check_offsets
 
-KEY = b"%010d"
-_MAX_VALUE = 0xFFFFFFFF  # LMDB keeps the size of a value in 32 bits
-_MAX_RECORDS = (_MAX_VALUE - HEADER_BYTES) // 8 - 1
-"""More would not fit into the value that holds the checksums of all records, or a ragged column's offsets."""
-_TXN_BYTES = 4 << 20
-_TXN_RECORDS = 1 << 16
-_FIRST_MAP = 64 << 20
 _ENTRY_BYTES = 20
 """Fewest bytes of an entry: its pointer, its header, its key."""
-_NPY = np.lib.format
-
-
-class LmdbWriter(FileWriter):
-    """Appends records in key order, one transaction per 4 MiB, which bounds memory and stays in the processor's cache.
-
-    A background thread syncs committed data meanwhile, so that the last sync is short.
-
-    The file needs no compacting copy: appended leaves are full, and each transaction rewrites only the rightmost page
-    of each level of the tree, which the transaction after the next reuses. Measured: 9 pages of 38,835 more than
-    ``env.copy(compact=True)`` for 50,000 records of 2 KB, 7 of 16,990 for 600 of 110 KB.
-    """
-
-    def __init__(self, path: Path, image: Column, *, map_size: int = _FIRST_MAP) -> None:
-        super().__init__(path, image)
-        self._map_size = map_size
-        self._env: Any = None
-        self._pending: list[tuple[bytes, Buffer]] = []
-        self._pending_bytes = 0
-        self._records = 0
-        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="packstore-sync")
-        self._syncing: Future[None] | None = None
-        self._suspended = False
-        # Once it has freed a block of this size, glibc keeps freed memory for the next transaction (mallopt(3), dynamic
-        # threshold). Else it may return it to the system each time: 8,000 page faults more for 600 files of 110 KB,
-        # and 20 ms of 100.
-        bytearray(_TXN_BYTES)
-        path.mkdir()
-        self._open_environment()
-
-    def append(self, images: Sequence[Buffer]) -> None:
-        """Appends images under their record numbers. Raises :class:`StoreError` beyond the number of records that one
-        LMDB holds.
-        """
-        if self._records + len(images) > _MAX_RECORDS:
-            raise StoreError(f"LMDB holds up to {_MAX_RECORDS:,} records a file; use a shard size")
-        self._records = self._append_values(images, KEY, self._records)
-
-    def _append_values(self, values: Iterable[Buffer], key: bytes, record: int) -> int:
-        """Appends values, the first under ``key % record``. Writes and syncs in the background whenever enough are
-        pending. Returns the next record.
-
-        Raises :class:`StoreError` for a value of 4 GiB or more.
-        """
-        pending, nbytes = self._pending, self._pending_bytes
-        for image in values:
-            size = len(image)
-            if size > _MAX_VALUE:
-                raise StoreError(f"record {record} has {size} bytes; LMDB holds up to {_MAX_VALUE} a value")
-            # bytes cannot change; a view may be of a buffer that its owner reuses
-            pending.append((key % record, image if type(image) is bytes else bytes(image)))
-            record += 1
-            nbytes += size
-            # Counted by record, not by call: the file must not depend on how records were batched.
-            if nbytes >= _TXN_BYTES or len(pending) >= _TXN_RECORDS:
-                self._write_pending()
-                pending, nbytes = self._pending, 0
-                if not self._suspended and (self._syncing is None or self._syncing.done()):
-                    self.check_synced()
-                    self._syncing = self._syncer.submit(sync_file, self.path / DATA_FILE)
-        self._pending_bytes = nbytes
-        return record
-
-    def suspend(self) -> None:
-        """Writes pending images, waits for the sync in the background, and closes the environment; ends that
-        syncing.
-        """
-        self._suspended = True
-        self._syncer.shutdown(wait=True, cancel_futures=True)
-        self._close_environment()
-
-    def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
-        # depend on whether the writer was suspended.
-        """Writes all other columns and the manifest by sorted names, one transaction each, and closes the
-        environment.
-        """
-        self._close_environment()
-        self._open_environment()
-        parts: dict[str, NDArray[Any] | Iterable[Buffer] | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
-        for name, data in columns.items():
-            if manifest.column(name).one_by_one:
-                parts[f"{name}/"] = data if isinstance(data, Ragged) else map(_view_bytes, data)
-            elif isinstance(data, Ragged):
-                parts |= {f"{name}/bytes": data.data, f"{name}/offsets": data.offsets}
-            else:
-                parts[name] = data
-        for name in sorted(parts):
-            part = parts[name]
-            if not isinstance(part, bytes | np.ndarray):
-                self._append_values(part, name.encode("ascii") + KEY, 0)
-                self._write_pending()
-                continue
-            self._pending = [(name.encode("ascii"), part if isinstance(part, bytes) else _to_npy(part))]
-            self._write_pending()
-        self._syncer.shutdown(wait=False, cancel_futures=True)  # the caller's sync waits for the one that runs
-        self.abort(wait=False)
-
-    def check_synced(self) -> None:
-        if self._syncing is not None and not self._syncing.cancelled():
-            self._syncing.result()
-
-    def abort(self, *, wait: bool = True) -> None:
-        """Drops pending values and closes the environment; waits for the sync in the background unless ``wait`` is
-        False.
-        """
-        self._syncer.shutdown(wait=wait, cancel_futures=True)
-        self._pending = []
-        if self._env is not None:
-            self._env.close()
-            self._env = None
-
-    def _close_environment(self) -> None:
-        """Writes pending values and closes the environment, if it is open."""
-        if self._env is not None:
-            self._write_pending()
-            self._env.close()
-            self._env = None
-
-    def _open_environment(self) -> None:
-        """Opens the environment, creating it if need be, without locks and syncs."""
-        # As bytes: py-lmdb cannot encode a path that is not UTF-8.
-        path = os.fsencode(self.path)
-        with _raise_as_os_errors(self.path), beyond_standard_streams():
-            self._env = lmdb.open(
-                path, map_size=self._map_size, lock=False, sync=False, mode=0o666, max_dbs=0, create=True
-            )
-
-    def _write_pending(self) -> None:
-        """Writes the pending values in one transaction; if the map is full, doubles it and retries."""
-        while self._pending:
-            try:
-                with _raise_as_os_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:
-                    added = cursor.putmulti(self._pending, append=True)[1]
-            except lmdb.MapFullError:
-                # Doubles: at most 30 times for a terabyte. The file itself grows only by the pages written.
-                self._map_size *= 2
-                with _raise_as_os_errors(self.path):
-                    self._env.set_mapsize(self._map_size)
-                continue
-            if added != len(self._pending):
-                raise StoreError(f"LMDB took {added} of {len(self._pending)} values of {printable(str(self.path))}")
-            self._pending = []
-        self._pending_bytes = 0
-
-
-@contextmanager
-def _raise_as_os_errors(path: Path) -> Iterator[None]:
-    """Turns LMDB's errors into :class:`OSError`, with the errno of a full disk or a file size limit if that is the
-    cause.
-
-    Lets :class:`lmdb.MapFullError` pass.
-    """
-    try:
-        yield
-    except lmdb.MapFullError:
-        raise
-    except lmdb.Error as error:
-        space = os.statvfs(path)
-        if space.f_bavail * space.f_frsize < _TXN_BYTES:
-            # LMDB says "Input/output error" when the disk fills up in the middle of a write.
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        limit, file = file_size_limit(), path / DATA_FILE
-        if limit is not None and file.exists() and file.stat().st_size + _TXN_BYTES > limit:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG)) from error
-        raise OSError(f"LMDB says {error}") from error
 
 
 def open_partial_file(path: Path) -> Callable[[int], memoryview]:
@@ -451,18 +264,6 @@ def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> 
         return value
 
     return make_lazy_column(column, records, read)
-
-
-def _to_npy(array: NDArray[Any]) -> bytes:
-    """Returns an array as a ``.npy`` file of version 1.0."""
-    head = io.BytesIO()
-    _NPY.write_array_header_1_0(head, _NPY.header_data_from_array_1_0(array))
-    return b"".join((head.getvalue(), _view_bytes(array) if array.size else b""))
-
-
-def _view_bytes(array: NDArray[Any]) -> memoryview:
-    """Views an array as bytes."""
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _make_read_only(array: NDArray[Any]) -> NDArray[Any]:
