@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest
-from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, cache_room, find_fitting_window
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, ShardReads, cache_room, find_fitting_window
 
 LISTED = 1000
 """Maximum number of objects that one list request returns, with all providers."""
@@ -78,8 +78,8 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
     starts, count, room = table.starts[:-1], manifest.records, cache_room(budget)
     window = SHARDS_A_WINDOW
 
-    def reads(window: int, node: int = 0) -> Reads:
-        return Lanes(starts, count, batch_size * nodes, window, 0).shard_reads(0, node, nodes)
+    def reads(window: int, node: int = 0) -> ShardReads:
+        return Lanes(starts, count, batch_size * nodes, window, 0).list_shard_reads(0, node, nodes)
 
     if nodes == 1:
         window = find_fitting_window(reads, sizes, room)
@@ -87,7 +87,7 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
     return Cost(f"epoch in lanes, window {window}", len(fetched), int(sizes[fetched].sum()))
 
 
-def _simulate_fetches(reads: Reads, sizes: NDArray[np.int64], room: int) -> list[int]:
+def _simulate_fetches(reads: ShardReads, sizes: NDArray[np.int64], room: int) -> list[int]:
     """Simulates the cache of a node: lists the numbers of the shards that the node fetches, in order.
 
     A shard that is read again, by another lane, is fetched again only if ``room`` bytes do not hold it and the shards

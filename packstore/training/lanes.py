@@ -28,7 +28,7 @@ _FEW = 12  # even a store of few shards has so many lanes: so many nodes can sha
 _SHARDS_A_LANE = 4  # a lane's cut falls into a shard, which is fetched for both sides: at most a quarter more
 
 
-class Reads(NamedTuple):
+class ShardReads(NamedTuple):
     """Shards that a rank reads in an epoch, in the order of the first batch that needs each.
 
     Attributes:
@@ -112,7 +112,7 @@ class Lanes:
         records: NDArray[np.int64] = self.starts[deck.shards[at]] + places - deck.starts[at]
         return records
 
-    def shard_reads(self, epoch: int, rank: int, world_size: int) -> Reads:
+    def list_shard_reads(self, epoch: int, rank: int, world_size: int) -> ShardReads:
         """Lists the shards that a rank reads in an epoch, and the batches that need them.
 
         If fewer records than ranks remain after the last full batch and are added to it, that batch may also need
@@ -131,7 +131,7 @@ class Lanes:
         last = ((stops - 1 - lane_starts) // self._share)[which]
         order = np.argsort(first, kind="stable")
         numbers = self._numbers[deck.shards[at[which] + inside]]
-        return Reads(numbers[order], first[order], last[order])
+        return ShardReads(numbers[order], first[order], last[order])
 
     def _deck_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Maps ``positions`` of the epoch's sequence to positions in the deck, before shuffling within windows."""
@@ -160,7 +160,7 @@ class Lanes:
         return deck
 
 
-def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) -> Reads:
+def list_sequential_shard_reads(starts: NDArray[np.int64], count: int, batch_size: int) -> ShardReads:
     """Lists the shards that are read if ``count`` records come in their stored order, and the batches that need them.
 
     Args:
@@ -170,10 +170,10 @@ def reads_in_sequence(starts: NDArray[np.int64], count: int, batch_size: int) ->
     """
     stops = np.append(starts[1:], count)
     numbers = np.flatnonzero(stops > starts)
-    return Reads(numbers, starts[numbers] // batch_size, (stops[numbers] - 1) // batch_size)
+    return ShardReads(numbers, starts[numbers] // batch_size, (stops[numbers] - 1) // batch_size)
 
 
-def max_bytes_needed(reads: Reads, sizes: NDArray[np.int64]) -> int:
+def max_bytes_needed(reads: ShardReads, sizes: NDArray[np.int64]) -> int:
     """Computes the largest number of bytes of shards that batches need at the same time; a shard in two lanes counts
     once."""
     order = np.lexsort((reads.first, reads.shards))
@@ -195,7 +195,7 @@ def cache_room(budget: int) -> int:
     return int(budget * _SHARE) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def find_fitting_window(reads_of: Callable[[int], Reads], sizes: NDArray[np.int64], room: int) -> int:
+def find_fitting_window(reads_of: Callable[[int], ShardReads], sizes: NDArray[np.int64], room: int) -> int:
     """Halves the window of :data:`SHARDS_A_WINDOW` shards until the shards that batches need fit into ``room``.
 
     Returns 1 if no window fits.

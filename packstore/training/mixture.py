@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, reads_in_sequence
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, ShardReads, list_sequential_shard_reads
 from packstore.training.permutation import MIXTURE, permute_within
 
 _WINDOW = 1024
@@ -101,9 +101,9 @@ class Mixture:
             begin += size
         return result
 
-    def shard_reads(
+    def list_shard_reads(
         self, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int = SHARDS_A_WINDOW
-    ) -> Reads | None:
+    ) -> ShardReads | None:
         """Lists the shards of :attr:`fetched` stores that an epoch reads, with the first and last batch that may need
         each. Returns None without such stores.
 
@@ -114,7 +114,7 @@ class Mixture:
             return None
         parts, first, last = (np.concatenate(columns) for columns in zip(*found, strict=True))
         order = np.argsort(first, kind="stable")
-        return Reads(parts[order], first[order], last[order])
+        return ShardReads(parts[order], first[order], last[order])
 
     def _reads_of(
         self, store: int, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int
@@ -124,7 +124,7 @@ class Mixture:
         parts, first, last = [], [], []
         for turn in range(epoch * draws // size, ((epoch + 1) * draws - 1) // size + 1):
             lanes = self._lane_of_store(store, seed, shards)
-            each = lanes.shard_reads(turn, 0, 1) if shuffle else reads_in_sequence(starts, size, 1)
+            each = lanes.list_shard_reads(turn, 0, 1) if shuffle else list_sequential_shard_reads(starts, size, 1)
             begin = turn * size - epoch * draws  # its first draw in the epoch
             used = (each.last + begin >= 0) & (each.first + begin < draws)
             parts.append(each.shards[used] + first_part)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, Reads, group_by_shard, reads_in_sequence
+from packstore.training.lanes import SHARDS_A_WINDOW, Lanes, ShardReads, group_by_shard, list_sequential_shard_reads
 from packstore.training.mixture import Mixture
 from packstore.training.permutation import BLOCKS, MAX_LENGTH, TAIL, permute, permute_within
 from packstore.training.random_draws import Array, Draws
@@ -183,23 +183,23 @@ class Order:
 
         return torch.from_numpy(self._numpy_records_at(epoch, positions.cpu().numpy())).to(positions.device)
 
-    def shard_reads(self, epoch: int) -> Reads | None:
+    def list_shard_reads(self, epoch: int) -> ShardReads | None:
         """Lists the shards that this rank reads in an epoch, and the batches that need them.
 
         Returns None if that is unknown: without ``shards``, with ``indices`` that are not shuffled, or with a
         ``mixture`` without fetched stores."""
         if self.lanes is not None:
-            return self.lanes.shard_reads(epoch, self.rank, self.world_size)
+            return self.lanes.list_shard_reads(epoch, self.rank, self.world_size)
         if self.mixture is not None:
             shards = self.window or SHARDS_A_WINDOW
-            return self.mixture.shard_reads(self.seed, epoch, self.shuffle, self.global_batch_size, shards)
+            return self.mixture.list_shard_reads(self.seed, epoch, self.shuffle, self.global_batch_size, shards)
         if self.shards is None or self.shuffle or self.indices is not None:
             return None
-        return reads_in_sequence(self.shards, self.length, self.global_batch_size)
+        return list_sequential_shard_reads(self.shards, self.length, self.global_batch_size)
 
-    def first_epoch_reads(self, window: int) -> Reads:
+    def list_first_epoch_reads(self, window: int) -> ShardReads:
         """Lists the shards that this rank would read in its first epoch with another ``window``."""
-        reads = replace(self, window=window).shard_reads(0)
+        reads = replace(self, window=window).list_shard_reads(0)
         assert reads is not None
         return reads
 

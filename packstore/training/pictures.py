@@ -202,7 +202,7 @@ class ImageListReader:
         return found
 
     def decode_files(self, files: Sequence[Buffer]) -> list[Any]:
-        """Decodes files; returns a :class:`DecodeError` in place of each file that cannot be decoded."""
+        """Decodes files to arrays; returns a :class:`DecodeError` in place of each file that cannot be decoded."""
         return list(self.pictures.decoder.decode_each(list(files), exif_transpose=self.pictures.exif_transpose))
 
 

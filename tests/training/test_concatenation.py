@@ -248,7 +248,7 @@ def test_stores_that_are_fetched_come_shard_by_shard(sizes: list[int], data: st.
     for epoch in range(2):
         records = mixture.ids_at(np.arange(mixture.count), seed, epoch, shuffle, shards) & MASK
         np.add.at(seen, records, 1)
-        reads = mixture.shard_reads(seed, epoch, shuffle, batch, shards)
+        reads = mixture.list_shard_reads(seed, epoch, shuffle, batch, shards)
         if not fetched:
             assert reads is None
             continue

@@ -165,7 +165,7 @@ def test_eight_nodes_fetch_each_shard_about_once(shards: int, global_batch: int,
 def test_reads_are_what_a_rank_reads(ranks: int, shards: int) -> None:
     for rank in {0, ranks // 2, ranks - 1}:
         order = lanes(shards, 64, ranks, rank)
-        reads = order.shard_reads(5)
+        reads = order.list_shard_reads(5)
         assert reads is not None
         assert (np.diff(reads.first) >= 0).all()
         assert (reads.first <= reads.last).all()
@@ -183,14 +183,14 @@ def test_reads_are_what_a_rank_reads(ranks: int, shards: int) -> None:
 def test_reads_in_the_order_of_the_store() -> None:
     starts, length = shards_of(20)
     order = Order(length, 10, shards=starts, world_size=3, rank=1)
-    reads = order.shard_reads(0)
+    reads = order.list_shard_reads(0)
     assert reads is not None
     assert reads.shards.tolist() == list(range(20))
     for number in range(order.count_batches()):
         needed = set(shard_of(order, order.batch_records(0, number)).tolist())
         assert needed <= {s for s, f, t in zip(*reads, strict=True) if f <= number <= t}
-    assert Order(length, 10, shuffle=True).shard_reads(0) is None
-    assert Order(length, 10, shards=starts, indices=np.arange(9)).shard_reads(0) is None
+    assert Order(length, 10, shuffle=True).list_shard_reads(0) is None
+    assert Order(length, 10, shards=starts, indices=np.arange(9)).list_shard_reads(0) is None
 
 
 def test_a_lane_is_done_with_a_window_before_the_next() -> None:

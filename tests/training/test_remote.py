@@ -202,7 +202,7 @@ def test_the_next_epoch_begins_with_shards_that_are_there(url: str, new_cache: N
     loader = loader_of(url, 4, shuffle=True, window=4, prefetch=1, workers=1)
     for _ in loader:
         pass
-    reads = loader._epochs.shard_reads(1)
+    reads = loader._epochs.list_shard_reads(1)
     assert reads is not None
     needed = [int(shard) for shard in reads.shards[reads.first == 0]]
     for _ in range(3000):
@@ -371,7 +371,7 @@ def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url
     loader = mixing({url: 1, second_url: 1, second: 1}, prefetch=1, window=3, epoch=120)
     batches = iter(loader)
     next(batches)
-    reads = loader._epochs.shard_reads(0)
+    reads = loader._epochs.list_shard_reads(0)
     fetching = as_fetching(loader.dataset.reader)
     assert reads is not None
     assert fetching is not None

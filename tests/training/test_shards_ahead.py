@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packstore.core.errors import CacheFullError, StoreError
-from packstore.training.lanes import Reads, max_bytes_needed
+from packstore.training.lanes import ShardReads, max_bytes_needed
 from packstore.training.loader.shards_ahead import ShardsAhead
 
 
@@ -38,10 +38,10 @@ class Reader:
         self.left += numbers
 
 
-def reads(*rows: tuple[int, int, int]) -> Reads:
+def reads(*rows: tuple[int, int, int]) -> ShardReads:
     """Shards with the first and the last batch that need them."""
     columns = np.array(rows, np.int64).reshape(-1, 3).T
-    return Reads(columns[0], columns[1], columns[2])
+    return ShardReads(columns[0], columns[1], columns[2])
 
 
 def until(condition: Callable[[], bool]) -> None:

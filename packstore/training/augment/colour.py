@@ -95,6 +95,7 @@ class Grayscale(_Colours):
             raise UsageError(f"Grayscale: a batch keeps its 3 channels, got {self.num_output_channels!r}")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
+        """Returns a step that makes all images gray; draws nothing."""
         return step(len(draws), Code.GRAY)
 
 

@@ -38,7 +38,7 @@ def where(condition: Array, yes: Array, no: Array) -> Array:
 
 
 def pick_attempt(values: Array, index: Array) -> Array:
-    """Returns ``values[index[b], b]`` for each ``b``: of the attempts of each image the one at ``index``."""
+    """Returns ``values[index[b], b]`` for each image ``b``: the value of the attempt that ``index`` names."""
     if isinstance(values, np.ndarray):
         return values[index, np.arange(len(index))]
     return values.gather(0, index[None])[0]

@@ -124,6 +124,7 @@ class CenterCrop(GeometricOperation):
         return images[..., top : top + rows, left : left + columns]
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the size of the crop, whatever the size of images."""
         return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
@@ -138,6 +139,7 @@ class CenterCrop(GeometricOperation):
 
     @property
     def _size_pair(self) -> Size:
+        """Height and width of the crop."""
         assert not isinstance(self.size, int)
         return self.size
 
@@ -212,6 +214,7 @@ class RandomCrop(GeometricOperation):
             )
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the size of the crop, whatever the size of images."""
         return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
@@ -252,6 +255,7 @@ class RandomCrop(GeometricOperation):
 
     @property
     def _size_pair(self) -> Size:
+        """Height and width of the crop."""
         assert not isinstance(self.size, int)
         return self.size
 
@@ -294,6 +298,7 @@ class RandomResizedCrop(GeometricOperation):
         return crop_and_resize(images, crops.box, self._size_pair, crops.sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the size of results, whatever the size of images."""
         return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
@@ -356,6 +361,7 @@ class RandomResizedCrop(GeometricOperation):
 
     @property
     def _size_pair(self) -> Size:
+        """Height and width of the results."""
         assert not isinstance(self.size, int)
         return self.size
 

@@ -53,7 +53,7 @@ def operation_name(operation: Any) -> str:
 
 
 def check_probability(operation: Operation, p: Any) -> None:
-    """Raises :class:`UsageError` unless ``p`` is a number from 0 to 1."""
+    """Raises :class:`UsageError`, which names the operation, unless ``p`` is a number from 0 to 1."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
         raise UsageError(f"{type(operation).__name__}: p should be 0 … 1, got {p!r}")
 

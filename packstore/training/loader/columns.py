@@ -69,10 +69,10 @@ class BatchColumns:
 
 
 class BatchFields:
-    """Reads the columns of a loader's batches besides the main image.
+    """Reads the columns of a loader's batches besides the main image, and moves masks, boxes and keypoints with it.
 
     Attributes:
-        carried: Names of the columns that move with the images.
+        carried: Names of the columns that move with the images, and of masks.
         boxes: Columns of boxes that are read.
     """
 

@@ -24,11 +24,11 @@ from packstore.training.concatenation import Mix, resolve_mixture
 from packstore.training.dataset import PackedDataset
 from packstore.training.lanes import (
     SHARDS_A_WINDOW,
-    Reads,
+    ShardReads,
     cache_room,
     find_fitting_window,
     group_by_shard,
-    reads_in_sequence,
+    list_sequential_shard_reads,
 )
 from packstore.training.loader.options import LoaderOptions, parse_indices, resolve_ranks
 from packstore.training.order import Order
@@ -135,7 +135,7 @@ class Epochs:
         if remote is None:
             return self._options.window
         room = cache_room(remote.cache.budget)
-        window = find_fitting_window(self._order_of_one.first_epoch_reads, remote.part_nbytes, room)
+        window = find_fitting_window(self._order_of_one.list_first_epoch_reads, remote.part_nbytes, room)
         return None if window == SHARDS_A_WINDOW else window
 
     @property
@@ -192,13 +192,13 @@ class Epochs:
         """SHA-256 of the chosen indices; None for all."""
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
 
-    def shard_reads(self, epoch: int) -> Reads | None:
+    def list_shard_reads(self, epoch: int) -> ShardReads | None:
         """Lists the shards that this rank reads in an epoch. Returns None if that is unknown, as with a sampler."""
-        return None if self._sampler is not None else self.order.shard_reads(epoch)
+        return None if self._sampler is not None else self.order.list_shard_reads(epoch)
 
-    def sequential_reads(self, step: int) -> Reads:
+    def list_sequential_reads(self, step: int) -> ShardReads:
         """Lists the shards of the split, with batches of ``step`` records in their stored order."""
-        return reads_in_sequence(self._shards, self._records, step)
+        return list_sequential_shard_reads(self._shards, self._records, step)
 
     @property
     def shards_digest(self) -> str | None:
@@ -228,7 +228,7 @@ class Epochs:
         """Yields groups of consecutive batches with about ``images`` records in all: the ids, and the size of each
         batch."""
         if self._sampler is not None:
-            yield from self._groups_of_sampler(epoch, first, images)
+            yield from self._iterate_sampler_groups(epoch, first, images)
             return
         order, indices = self.order, self._subset_ids
         count = order.count_batches(epoch)
@@ -239,8 +239,13 @@ class Epochs:
             ids = (positions if indices is None else indices[positions]) + self.first_record
             yield ids, [end - begin for begin, end in bounds]
 
-    def _groups_of_sampler(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Yields :meth:`iterate_groups` of a sampler, drawing from it on demand."""
+    def _iterate_sampler_groups(
+        self, epoch: int, first: int, images: int
+    ) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
+        """Does :meth:`iterate_groups` with a sampler: sets its epoch, and takes indices from it only a few batches
+        ahead, since it may be endless.
+
+        Raises :class:`UsageError` for anything but indices of the dataset, and if an epoch has no batches."""
         self.set_epoch_of_sampler(epoch)
         of_ranks, occurrences = self.order, OccurrenceCounter(self._records)
         at_once, whole = max(1, images // of_ranks.batch_size), of_ranks.global_batch_size

@@ -253,8 +253,8 @@ class BatchJob:
         return [flat]
 
     def _copy_to_page_locked(self, ring: Ring, number: int, column: torch.Tensor) -> torch.Tensor:
-        """Copies ``column`` to a page-locked buffer of the ring: the host may have to wait for copies from other
-        memory."""
+        """Copies ``column`` to a page-locked buffer of the ring, and returns it. Copies from other memory to the device
+        may make the host wait."""
         return ring.get_buffer(self._slot, number, column.shape, column.dtype).copy_(column)
 
     def _finish_on_device(

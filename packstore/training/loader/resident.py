@@ -186,7 +186,7 @@ class Resident:
         step = max(1, _LOADED_BYTES // max(1, int(np.prod(assembler.shape)) * assembler.dtype.itemsize))
         ring = Ring(transport_to(device), 2)
         whole: torch.Tensor | None = None
-        ahead = ShardsAhead.for_reader(pipeline.dataset.reader, self._epochs.sequential_reads(step))
+        ahead = ShardsAhead.for_reader(pipeline.dataset.reader, self._epochs.list_sequential_reads(step))
         with ahead or nullcontext():
             for chunk in range(0, count, step):
                 for first, last in self._sound_runs(chunk, min(chunk + step, count), errors is not None):

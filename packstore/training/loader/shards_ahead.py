@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import CacheFullError, DiskFullError, StoreError
 from packstore.stores.base import Reader
 from packstore.stores.remote.fetching import FetchingReader, as_fetching
-from packstore.training.lanes import Reads, cache_room, max_bytes_needed
+from packstore.training.lanes import ShardReads, cache_room, max_bytes_needed
 
 _log = logging.getLogger("packstore")
 _THREADS = 4  # fetching threads; each waits for the network most of the time
@@ -33,11 +33,11 @@ class ShardsAhead:
     def __init__(
         self,
         reader: FetchingReader,
-        reads: Reads,
+        reads: ShardReads,
         sizes: NDArray[np.int64],
         first: int,
         room: int,
-        following: Reads | None = None,
+        following: ShardReads | None = None,
     ) -> None:
         """
         Args:
@@ -50,7 +50,7 @@ class ShardsAhead:
                 time.
         """
         self._reader = reader
-        reads = Reads(*(column[reads.last >= first] for column in reads))
+        reads = ShardReads(*(column[reads.last >= first] for column in reads))
         self._own = len(reads.shards)
         if following is not None:
             reads = _append_following(reads, following, sizes)
@@ -75,7 +75,7 @@ class ShardsAhead:
 
     @classmethod
     def for_reader(
-        cls, reader: Reader, reads: Reads | None, first: int = 0, following: Reads | None = None
+        cls, reader: Reader, reads: ShardReads | None, first: int = 0, following: ShardReads | None = None
     ) -> ShardsAhead | None:
         """Starts to fetch shards ahead of batch ``first``. Returns None for a local store, or if the order is unknown.
 
@@ -181,11 +181,11 @@ class ShardsAhead:
             return None
 
 
-def _append_following(reads: Reads, following: Reads, sizes: NDArray[np.int64]) -> Reads:
+def _append_following(reads: ShardReads, following: ShardReads, sizes: NDArray[np.int64]) -> ShardReads:
     """Appends the first shards of the next epoch to an epoch's reads, as many bytes as batches need at a time."""
     few = np.cumsum(sizes[following.shards]) <= max_bytes_needed(following, sizes)
     batches = int(reads.last.max(initial=0)) + 1
-    return Reads(
+    return ShardReads(
         np.concatenate([reads.shards, following.shards[few]]),
         np.concatenate([reads.first, following.first[few] + batches]),
         np.concatenate([reads.last, following.last[few] + batches]),

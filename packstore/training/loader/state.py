@@ -80,7 +80,7 @@ def _begins_with(dataset: PackedDataset, count: Any, digest: Any) -> bool:
 
 
 def _list_shard_digests(dataset: PackedDataset, table: ShardTable) -> list[tuple[str, int]]:
-    """Lists digest and number of records of each shard in the dataset's split."""
+    """Lists the shards in the dataset's split: the digest and the number of the records of each."""
     chosen = dataset.reader.split(dataset.split)
     starts = table.starts.tolist()
     return [

@@ -39,7 +39,7 @@ class Streaming:
         """Yields the batches of ``epoch`` from number ``first`` on; fetches the shards of a remote store ahead.
 
         Threads run until this generator ends or is closed."""
-        reads, following = self._epochs.shard_reads(epoch), self._epochs.shard_reads(epoch + 1)
+        reads, following = self._epochs.list_shard_reads(epoch), self._epochs.list_shard_reads(epoch + 1)
         ahead = ShardsAhead.for_reader(self._pipeline.dataset.reader, reads, first, following)
         if ahead is None:
             yield from self._iterate_batches(epoch, first)
