@@ -83,7 +83,7 @@ class Donor:
     def make_image(self, record: int) -> bytes | bytearray | memoryview:
         """Reads and encodes the image for a record. Raises :class:`CannotReplaceError` if no sample was located, or it
         cannot be read."""
-        return self._encode(self._find_entry(record)).record
+        return self._encode_image(self._find_entry(record)).record
 
     def make_link(self, record: int, folder: Path | None) -> Link:
         """Makes the link to a record's image in the source, relative to ``folder`` unless that is None. Raises
@@ -118,7 +118,7 @@ class Donor:
             raise CannotReplaceError("the source has no sample with its key, label and other fields")
         return entry
 
-    def _encode(self, entry: Entry) -> EncodedImage:
+    def _encode_image(self, entry: Entry) -> EncodedImage:
         """Encodes a sample's image like the store's. Raises :class:`CannotReplaceError`."""
         try:
             return self._encoder(entry.key, self._source.image(entry))
@@ -142,7 +142,7 @@ class Donor:
             elif isinstance(self._source, StoreSource) and self._source.manifest.has_column(column.name):
                 value = self._source.reader.value(column.name, entry.ref)
             elif column.name == "shape":
-                shape = self._encode(entry).shape
+                shape = self._encode_image(entry).shape
                 value = None if shape is None else np.array(shape, np.int32)
             fields[column.name] = value
         return fields

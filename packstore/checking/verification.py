@@ -203,11 +203,11 @@ class _Verification:
             image_checks=further,
         )
         for problem in chain(() if comparison is None else comparison.compare_summaries(), check.find_problems()):
-            self.collect(problem)
+            self.collect_problem(problem)
         doubles = self.report_double_keys(check.key_digests)
         if comparison is not None and batches is not None:
             for problem in comparison.compare_coverage():
-                self.collect(problem)
+                self.collect_problem(problem)
         return VerifyReport(
             self.reader.path,
             self.reader.manifest,
@@ -248,10 +248,10 @@ class _Verification:
         again, firsts = find_duplicates(np.concatenate([*digests.values()]))
         for record, first in zip(numbers[again].tolist(), numbers[firsts].tolist(), strict=True):
             key = try_key(self.reader, record) if len(self.problems) < _MAX_PROBLEMS else None
-            self.collect(Problem(f"record {first} has the same key", record, key))
+            self.collect_problem(Problem(f"record {first} has the same key", record, key))
         return len(again)
 
-    def collect(self, problem: Problem) -> None:
+    def collect_problem(self, problem: Problem) -> None:
         """Counts a problem; keeps the first 10,000. Ignores a difference of a record that has a problem already."""
         if isinstance(problem, Difference):
             if problem.record in self.bad:

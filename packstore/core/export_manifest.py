@@ -26,7 +26,7 @@ from packstore.core.columns import NUMPY_DTYPE
 from packstore.core.errors import ManifestError
 from packstore.core.files import open_regular
 from packstore.core.manifest import MAX_JSON_BYTES, Manifest
-from packstore.core.plainjson import build_unique_dict, canonical, to_plain
+from packstore.core.plainjson import build_unique_dict, to_canonical_json, to_plain
 
 MANIFEST_FILE, ROWS_FILE = "packstore.json", "packstore.rows.jsonl"
 _MAGIC, _VERSION = "packstore_export", 1
@@ -83,7 +83,7 @@ class ExportManifest:
         """Formats it as canonical JSON."""
         plain = {name: to_plain(getattr(self, name)) for name in ("kind", "source", "held", "image", "files", "rows")}
         plain |= {"shards": [list(shard) for shard in self.shards], "manifest": json.loads(self.manifest.to_json())}
-        return canonical({_MAGIC: _VERSION} | plain)
+        return to_canonical_json({_MAGIC: _VERSION} | plain)
 
 
 def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
@@ -105,7 +105,7 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
         export_manifest = ExportManifest(
             kind=_check_text(plain["kind"]),
             source=_check_text(plain["source"]),
-            manifest=Manifest.from_json(canonical(plain["manifest"])),
+            manifest=Manifest.from_json(to_canonical_json(plain["manifest"])),
             held=tuple(map(_check_text, plain["held"])),
             image=_check_text(plain["image"]),
             shards=tuple(

@@ -29,7 +29,7 @@ from packstore.core.column import (
 from packstore.core.column import Column as Column
 from packstore.core.errors import ManifestError
 from packstore.core.modes import MAX_CHANNELS
-from packstore.core.plainjson import build_unique_dict, canonical, from_plain, sha256_json, to_plain
+from packstore.core.plainjson import build_unique_dict, from_plain, sha256_json, to_canonical_json, to_plain
 from packstore.core.registry import ENCODINGS, FORMATS
 from packstore.core.shards import ShardTable
 
@@ -300,7 +300,7 @@ class Manifest:
         """Formats the manifest as canonical JSON, with the digest of all other fields in ``digest``. Raises
         :class:`ManifestError` if it exceeds 64 MiB."""
         plain = to_plain(self)
-        text = canonical(plain | {"digest": sha256_json(plain)})
+        text = to_canonical_json(plain | {"digest": sha256_json(plain)})
         if len(text) > MAX_JSON_BYTES:
             raise ManifestError(f"the manifest would have {len(text)} bytes, more than {MAX_JSON_BYTES}")
         return text

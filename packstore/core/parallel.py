@@ -111,13 +111,13 @@ class _Flow(Generic[R]):
                 with self._news:
                     self._held += nbytes
                     pieces.ready.append((piece, nbytes))
-                    self._notify(pieces)
+                    self._wake_consumer(pieces)
                 del piece  # only the consumer may keep it alive
         except BaseException as caught:
             error = caught
         with self._news:
             pieces.error, pieces.finished = error, True
-            self._notify(pieces)
+            self._wake_consumer(pieces)
 
     def take_pieces(self, pieces: _Pieces[R]) -> Iterator[R]:
         """Makes this item the current one and yields its pieces as they finish; then raises its error, if any."""
@@ -152,7 +152,7 @@ class _Flow(Generic[R]):
                 self._room.wait()
             return not self._stopped
 
-    def _notify(self, pieces: _Pieces[R]) -> None:
+    def _wake_consumer(self, pieces: _Pieces[R]) -> None:
         """Wakes the consumer if it waits for this item."""
         if pieces is self._turn:
             self._news.notify()

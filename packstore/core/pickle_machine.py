@@ -108,7 +108,7 @@ class _Machine:
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}  # not a list: an index may be any number
 
-    def take(self, size: int) -> bytes:
+    def read_bytes(self, size: int) -> bytes:
         """Reads the next ``size`` bytes of the program. Raises :class:`IndexError` at its end."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.program):
@@ -117,7 +117,7 @@ class _Machine:
 
     def read_number(self, size: int) -> int:
         """Reads an unsigned number of ``size`` bytes."""
-        return int.from_bytes(self.take(size), "little")
+        return int.from_bytes(self.read_bytes(size), "little")
 
     def read_line(self) -> str:
         """Reads text up to the next newline. Raises :class:`IndexError` if there is none."""
@@ -125,7 +125,7 @@ class _Machine:
         if end < 0:
             self.at = len(self.program)
             raise IndexError
-        return self.take(end + 1 - self.at)[:-1].decode("utf-8")
+        return self.read_bytes(end + 1 - self.at)[:-1].decode("utf-8")
 
     def pop_to_mark(self) -> list[Any]:
         """Pops everything above the last mark off the stack and returns it."""
@@ -224,12 +224,12 @@ def _push_unsigned(size: int) -> _Operation:
 
 def _push_bytes(size: int) -> _Operation:
     """Returns an operation that reads a length of ``size`` bytes and as many bytes, and pushes these."""
-    return lambda m: m.stack.append(m.take(m.read_number(size)))
+    return lambda m: m.stack.append(m.read_bytes(m.read_number(size)))
 
 
 def _push_text(size: int) -> _Operation:
     """Returns an operation that reads a length of ``size`` bytes and UTF-8 of that length, and pushes the text."""
-    return lambda m: m.stack.append(m.take(m.read_number(size)).decode("utf-8", "surrogatepass"))
+    return lambda m: m.stack.append(m.read_bytes(m.read_number(size)).decode("utf-8", "surrogatepass"))
 
 
 def _push_tuple(count: int) -> _Operation:
@@ -248,17 +248,17 @@ def _push_from_memo(size: int) -> _Operation:
 
 
 _BY_OPCODE: dict[bytes, _Operation] = {
-    b"\x80": lambda m: m.take(1),  # PROTO
-    b"\x95": lambda m: m.take(8),  # FRAME
+    b"\x80": lambda m: m.read_bytes(1),  # PROTO
+    b"\x95": lambda m: m.read_bytes(8),  # FRAME
     b"(": lambda m: m.marks.append(len(m.stack)),  # MARK
     b"N": _push_constant(None),
     b"\x88": _push_constant(True),  # NEWTRUE
     b"\x89": _push_constant(False),  # NEWFALSE
-    b"J": lambda m: m.stack.append(int.from_bytes(m.take(4), "little", signed=True)),  # BININT
+    b"J": lambda m: m.stack.append(int.from_bytes(m.read_bytes(4), "little", signed=True)),  # BININT
     b"K": _push_unsigned(1),  # BININT1
     b"M": _push_unsigned(2),  # BININT2
-    b"\x8a": lambda m: m.stack.append(int.from_bytes(m.take(m.read_number(1)), "little", signed=True)),  # LONG1
-    b"G": lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),  # BINFLOAT
+    b"\x8a": lambda m: m.stack.append(int.from_bytes(m.read_bytes(m.read_number(1)), "little", signed=True)),  # LONG1
+    b"G": lambda m: m.stack.append(struct.unpack(">d", m.read_bytes(8))[0]),  # BINFLOAT
     b"U": _push_bytes(1),  # SHORT_BINSTRING
     b"T": _push_bytes(4),  # BINSTRING
     b"C": _push_bytes(1),  # SHORT_BINBYTES

@@ -27,19 +27,19 @@ def build_unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return plain
 
 
-def canonical(plain: Any) -> str:
+def to_canonical_json(plain: Any) -> str:
     """Formats a JSON value as canonical text: sorted keys, no spaces, ASCII. So equal values give equal text."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def sha256_json(plain: Any) -> str:
-    """Computes the SHA-256 of a plain value's :func:`canonical` JSON."""
-    return hashlib.sha256(canonical(plain).encode("ascii")).hexdigest()
+    """Computes the SHA-256 of a plain value's canonical JSON."""
+    return hashlib.sha256(to_canonical_json(plain).encode("ascii")).hexdigest()
 
 
 def encode_with_digest(plain: Mapping[str, Any]) -> bytes:
-    """Encodes an object as :func:`canonical` JSON with one more entry, ``digest``: the SHA-256 of the other entries."""
-    return canonical({**plain, "digest": sha256_json(plain)}).encode("ascii")
+    """Encodes an object as canonical JSON with one more entry, ``digest``: the SHA-256 of the other entries."""
+    return to_canonical_json({**plain, "digest": sha256_json(plain)}).encode("ascii")
 
 
 def parse_with_digest(data: bytes) -> dict[str, Any]:

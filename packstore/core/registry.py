@@ -76,7 +76,7 @@ class Registry:
                     value = self[name]
                 except UsageError as error:
                     self._broken.add(name)
-                    _warn(f"{error}; continuing without it")
+                    _log_warning(f"{error}; continuing without it")
                 else:
                     yield value
 
@@ -94,7 +94,7 @@ class Registry:
             self._found = {point.name: point for point in points if point.name not in self._places}
             for point in points:
                 if point.name in self._places:
-                    _warn(self._describe_clash(point))
+                    _log_warning(self._describe_clash(point))
         return self._found
 
     def examine(self) -> Iterator[tuple[str, str, str | None]]:
@@ -147,7 +147,7 @@ def notebook_html(thing: object) -> str:
     return html
 
 
-def _warn(message: str) -> None:
+def _log_warning(message: str) -> None:
     """Logs a warning."""
     import logging  # which no help text needs
 

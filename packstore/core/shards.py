@@ -131,7 +131,7 @@ class ShardTable(Sequence[Shard]):
         """Size of the table's file."""
         return self.length * TABLE_ROW.itemsize
 
-    def read(self, data: bytes) -> ShardTable:
+    def parse_rows(self, data: bytes) -> ShardTable:
         """Returns a table with the rows in ``data``, the bytes of the table's file. Raises :class:`ManifestError` if
         they do not match the digest, or have impossible values."""
         if len(data) != self.nbytes:

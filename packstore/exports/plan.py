@@ -16,7 +16,7 @@ from packstore.core.errors import DestinationError, StoreError, UsageError, prin
 from packstore.core.export_manifest import ExportManifest
 from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.manifest import Manifest
-from packstore.core.plainjson import canonical
+from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
 from packstore.core.sizes import parse_bytes
 from packstore.exports.base import Export
@@ -113,7 +113,7 @@ class ExportPlan:
         identity."""
         options = self.options
         asked = [self.kind.name, options.encode, options.quality, self.shard_bytes, options.bare]
-        text = canonical([__version__, self.reader.manifest.digest, *asked])
+        text = to_canonical_json([__version__, self.reader.manifest.digest, *asked])
         return xxh3_128_hexdigest(text.encode("ascii"))
 
 

@@ -19,7 +19,7 @@ from packstore.core.export_manifest import (
     read_export_manifest,
 )
 from packstore.core.files import device_and_inode, sync_directory, sync_file, writing
-from packstore.core.plainjson import canonical
+from packstore.core.plainjson import to_canonical_json
 from packstore.core.registry import EXPORTS
 from packstore.exports.base import Export
 from packstore.stores.builder.publish import Staging
@@ -125,7 +125,7 @@ class ExportStaging(Staging):
         """Makes the record lines of a shard durable, and then writes its receipt."""
         path = self.run / PARTS / f"{number:06}.json"
         new = path.with_suffix(".new")
-        new.write_text(canonical(part._asdict()), "ascii")
+        new.write_text(to_canonical_json(part._asdict()), "ascii")
         for file in (new, self.lines_path(number)):
             sync_file(file)
         new.rename(path)

@@ -273,7 +273,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 append_batch(builder, packed, survey, cuts)
                 reached.add_entries(packed.seen, packed.skipped, packed.oriented, packed.palette, packed.unified)
                 kept.update(packed.kept)
-                builder.checkpoint(reached.position)
+                builder.checkpoint(reached.make_position)
                 source_bytes += packed.source_bytes
                 progress(Progress("pack", reached.consumed, total, source_bytes))
             if total is not None and reached.consumed != total:
@@ -291,7 +291,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
                 counted["exif_oriented"] = reached.oriented
             counted.update(reached.unified)
             skipped = (*_inherit_skipped(plan), *reached.skipped)
-            manifest = builder.commit(counted=counted, skipped=skipped, position=reached.position)
+            manifest = builder.commit(counted=counted, skipped=skipped, position=reached.make_position)
     except BaseException as error:
         if builder.kept is not None:
             error.add_note(

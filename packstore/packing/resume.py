@@ -109,7 +109,7 @@ class PositionTracker:
         self._pending += seen
         self.skipped += skipped or ()
 
-    def position(self) -> SourcePosition:
+    def make_position(self) -> SourcePosition:
         """Returns the position in the source so far, which a later run resumes from."""
         upto = max(self.consumed, self._counted_upto)
         palette, unified = tuple(sorted(self.palette.items())), tuple(sorted(self.unified.items()))

@@ -27,7 +27,7 @@ from packstore.core.files import (
     release_open_files,
 )
 from packstore.core.manifest import Manifest
-from packstore.core.plainjson import canonical
+from packstore.core.plainjson import to_canonical_json
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, ShardTable
@@ -246,7 +246,7 @@ class ShardedReader(Reader):
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
             text = (self.path / MANIFEST_FILE).read_bytes()
-            return same and text == f"{canonical(json.loads(text))}\n".encode("ascii")
+            return same and text == f"{to_canonical_json(json.loads(text))}\n".encode("ascii")
         except (OSError, StoreError, ValueError):
             return False
 

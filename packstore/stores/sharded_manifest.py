@@ -46,7 +46,7 @@ def read_table(path: Path, table: ShardTable) -> ShardTable:
     except OSError as error:
         raise StoreError(f"{printable(str(file))} cannot be read: {error.strerror or error}") from error
     try:
-        return table.read(data)
+        return table.parse_rows(data)
     except ManifestError as error:
         raise ManifestError(f"{printable(str(file))}: {error}") from None
 

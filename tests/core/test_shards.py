@@ -27,7 +27,7 @@ def test_both_ways(tmp_path: Path) -> None:
     assert len(data) == table.nbytes == 5 * TABLE_ROW.itemsize == 560
     assert hashlib.sha256(data).hexdigest() == table.digest
     assert table.file == f"table-{table.digest[:12]}.shards"
-    read = ShardTable(5, table.digest, ".h5").read(data)
+    read = ShardTable(5, table.digest, ".h5").parse_rows(data)
     assert read == table
     assert list(read) == shards == read[:]
     assert read[-1] == shards[4]
@@ -48,7 +48,7 @@ def test_names_go_by_number_and_not_by_place() -> None:
     assert [*table] == shards
     data = shards_to_rows([shard(1), shard(2), shard(1)]).tobytes()
     with pytest.raises(ManifestError, match="names a shard twice"):
-        ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").read(data)
+        ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").parse_rows(data)
 
 
 def test_every_changed_byte_is_found() -> None:
@@ -58,10 +58,10 @@ def test_every_changed_byte_is_found() -> None:
         changed = bytearray(data)
         changed[place] ^= 1 << random.Random(place).randrange(8)
         with pytest.raises(ManifestError, match="table of shards is damaged"):
-            table.read(bytes(changed))
+            table.parse_rows(bytes(changed))
     for cut in (b"", data[:-1], data + b"x"):
         with pytest.raises(ManifestError, match="bytes, expected 336"):
-            table.read(cut)
+            table.parse_rows(cut)
 
 
 @pytest.mark.parametrize("field", ["number", "records", "nbytes", "image_nbytes"])
@@ -71,7 +71,7 @@ def test_a_row_that_cannot_be(field: str, value: int) -> None:
     rows[1][field] = value
     data = rows.tobytes()
     with pytest.raises(ManifestError, match="impossible row 1"):
-        ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").read(data)
+        ShardTable(3, hashlib.sha256(data).hexdigest(), ".h5").parse_rows(data)
 
 
 def test_a_shard_without_records_cannot_be() -> None:
@@ -79,7 +79,7 @@ def test_a_shard_without_records_cannot_be() -> None:
     rows[0]["records"] = 0
     data = rows.tobytes()
     with pytest.raises(ManifestError, match="impossible row 0"):
-        ShardTable(1, hashlib.sha256(data).hexdigest(), ".h5").read(data)
+        ShardTable(1, hashlib.sha256(data).hexdigest(), ".h5").parse_rows(data)
 
 
 @pytest.mark.parametrize(

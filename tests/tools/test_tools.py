@@ -508,18 +508,18 @@ def requirements() -> list[Requirement]:
 def constraints() -> dict[str, Requirement]:
     lines = (ROOT / "tools" / "constraints.txt").read_text("utf-8").splitlines()
     found = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    assert len({canonical(r.name) for r in found}) == len(found)
-    return {canonical(r.name): r for r in found}
+    assert len({to_canonical_json(r.name) for r in found}) == len(found)
+    return {to_canonical_json(r.name): r for r in found}
 
 
-def canonical(name: str) -> str:
+def to_canonical_json(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def test_every_dependency_is_pinned_within_its_range() -> None:
     pinned = constraints()
     for requirement in requirements():
-        pin = pinned[canonical(requirement.name)]
+        pin = pinned[to_canonical_json(requirement.name)]
         assert re.fullmatch(r"==[0-9.]+", str(pin.specifier)), pin
         assert requirement.specifier.contains(str(pin.specifier)[2:]), f"{pin} is not in {requirement}"
 
@@ -530,7 +530,7 @@ def test_what_the_dependencies_need_is_pinned_too() -> None:
 
     pinned = constraints()
     missing, seen = set(), set()
-    todo = [canonical(r.name) for r in requirements()]
+    todo = [to_canonical_json(r.name) for r in requirements()]
     while todo:
         name = todo.pop()
         if name in seen:
@@ -544,7 +544,7 @@ def test_what_the_dependencies_need_is_pinned_too() -> None:
             missing.add(name)
         for requirement in map(Requirement, lines):
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                todo.append(canonical(requirement.name))
+                todo.append(to_canonical_json(requirement.name))
     assert not {n for n in missing if not n.startswith(("nvidia-", "cuda-", "triton"))}
 
 

@@ -158,7 +158,7 @@ def read_receipt(run: Path) -> Receipt | None:
                 plain["shards"] = ()
             else:
                 with (run / SHARDS).open("rb") as file:
-                    plain["shards"] = table.read(file.read(table.nbytes))
+                    plain["shards"] = table.parse_rows(file.read(table.nbytes))
         return Receipt(**plain)
     except FileNotFoundError:
         return None

@@ -99,7 +99,7 @@ def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
         except MissingObjectError:
             continue
         try:
-            manifest = dataclasses.replace(manifest, shards=table.read(data))
+            manifest = dataclasses.replace(manifest, shards=table.parse_rows(data))
         except ManifestError as error:
             raise ManifestError(f"{objects.url}/{place}: {error}") from None
         return RemoteHead(manifest, None if place == table.file else newest)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from packstore.core.errors import MissingStoreError, StoreError
-from packstore.core.plainjson import canonical, sha256_json
+from packstore.core.plainjson import sha256_json, to_canonical_json
 from packstore.core.urls import UrlPath
 from packstore.objects import ObjectStore, open_objects
 from packstore.stores import open_store
@@ -107,7 +107,7 @@ def test_conversions(objects: ObjectStore, store: Path) -> None:
     for name in ("plan.json", "done/000042.json"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         plain = {"what": name}
-        (work / name).write_text(canonical(plain | {"digest": sha256_json(plain)}))
+        (work / name).write_text(to_canonical_json(plain | {"digest": sha256_json(plain)}))
     (store / "_work" / ("probe-" + 32 * "0")).write_bytes(b"")
     age(store)
     os.utime(work / "done" / "000042.json")
