@@ -160,7 +160,7 @@ def _open_files(
     )
     named: Kind | None = None if kind is None else SOURCES[kind]
     if named is not None and not named.takes(options):
-        raise _unused_options_error(named, options)
+        raise _unused_option_error(named, options)
     if find_bridge(place) is not None:
         if named is not None or options != SourceOptions(max_pixels=max_pixels, skip_bad=skip_bad, layout=layout):
             raise UsageError(
@@ -286,8 +286,8 @@ def _recorded_texts(packed_as: Manifest | None, name: str) -> tuple[str, ...]:
         return ()
 
 
-def _unused_options_error(kind: Kind, options: SourceOptions) -> UsageError:
-    """Returns the error for options that a kind does not use."""
+def _unused_option_error(kind: Kind, options: SourceOptions) -> UsageError:
+    """Returns the error for the first of the options (labels, columns, boxes, arrays) that a kind does not use."""
     if options.labels is not None and not kind.takes_labels:
         return UsageError(
             f"a source of kind {kind.name} has its own labels; leave the labels file out, or use another kind"

@@ -247,7 +247,7 @@ def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[Folder
     """Yields suspected annotations among the files ``others``: sidecar files, lists, tables and files of annotation
     tools."""
     others = list(others)
-    known = images.stems()
+    known = images.hash_image_stems()
     yield from _find_sidecars(tree, images, others, known)
     yield from _find_in_each_folder(images, others)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
@@ -318,7 +318,7 @@ def _image_counts(contents: Contents) -> frozenset[int]:
     for folder in contents.folders.values():
         top = folder.path.split("/")[0]
         by_top[top] = by_top.get(top, 0) + folder.images.count
-    return frozenset(count for count in (contents.images, *by_top.values()) if count >= _ROWED)
+    return frozenset(count for count in (contents.image_count, *by_top.values()) if count >= _ROWED)
 
 
 def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:

@@ -366,7 +366,8 @@ class Source(ABC):
         return {}
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
-        """Lists all files and assigns each its role. ``split`` is the surveyed split, None for all."""
+        """Lists all files, and assigns each its role by ``claims``; adds :meth:`claim_files` to them. ``split`` is the
+        surveyed split, None for all."""
         self.claim_files(claims)
         others = None if split is None else "images that are not of this split"
         rules = compile_ignore_rules(self.options.ignore)
@@ -415,6 +416,11 @@ def stamp_files(paths: Iterable[Path]) -> str:
 
 SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval")
 """Directory names that mean splits, not classes, in packing order."""
+
+
+def find_split_in_path(path: str) -> str:
+    """Returns the first folder in the path of a folder that has a name of a split, in lower case; ``""`` for none."""
+    return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 
 def readable_sizes(sizes: Sequence[int], max_bytes: int) -> Sequence[int]:

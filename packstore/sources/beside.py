@@ -85,8 +85,8 @@ def read_text(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
 
 
 def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
-    """Yields number and stripped text of each line that is not blank. Undecodable bytes become surrogates; only with
-    ``paths``, for lines that are file names, a text without an encoding may have any. Raises as :func:`read_text`."""
+    """Yields number and stripped text of each line that is not blank. With ``paths``, lines are file names, and may
+    have undecodable bytes, which become surrogates. Raises as :func:`read_text` does."""
     text = read_whole(tree, file) if paths and tree.encoding is None else read_text(tree, file)
     begin, number = 0, 0
     while begin < len(text):
@@ -122,8 +122,8 @@ def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
 
 
 def find_odd_suffixes(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns the suffix of each image whose suffix is not ``.jpg``, by its stem. Raises :class:`SourceError` if two
-    images differ only by their suffixes, so that a list of stems is ambiguous."""
+    """Returns the suffix of each image whose suffix is not ``.jpg``, by the image's stem. Raises :class:`SourceError`
+    if two images differ only by their suffixes: then a list of stems is ambiguous."""
     others: dict[str, str] = {}
     plain = set()
     for name in names:

@@ -30,7 +30,7 @@ _LEAST, _MOST, _PIXEL = -0.01, 1.01, 1.0
 
 
 @dataclass(slots=True)
-class BoxRanges:
+class BoxConventionCounter:
     """Counts the boxes of a dataset that contradict each convention.
 
     Attributes:

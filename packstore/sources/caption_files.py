@@ -13,7 +13,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Text
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, find_split_in_path
 from packstore.sources.beside import join, read_whole
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.encodings import try_utf8
@@ -41,7 +41,7 @@ class CaptionFilesSource(FileRowSource):
             raise SourceError(f"{printable(str(path))} has no images with a text each (a.jpg, a.txt)")
         self._suffix = suffix
         holding = [folder for folder, _ in self._list_images()]
-        splits = {_find_split(folder) for folder in holding}
+        splits = {find_split_in_path(folder) for folder in holding}
         self._splits = splits if "" not in splits else {""}
         self._folders = len({folder.rpartition("/")[2] for folder in holding} - {*SPLIT_ORDER}) > 1
         self.evidence = f"a file {suffix} for images in {len(holding):,} folders"
@@ -50,12 +50,13 @@ class CaptionFilesSource(FileRowSource):
         return in_packing_order(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares ``caption``, and ``folder`` if images are in several folders."""
         return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields one row for each image of a split, with the path of its caption file, which may be missing."""
         for folder, images in self._list_images():
-            if (_find_split(folder) if self._splits != {""} else "") != split:
+            if (find_split_in_path(folder) if self._splits != {""} else "") != split:
                 continue
             more = {"folder": folder.rpartition("/")[2]} if self._folders else {}
             for name in images:
@@ -132,11 +133,6 @@ def is_caption(raw: bytes) -> bool:
     return all(sum(_NUMBER.fullmatch(word) is not None for word in words) < _MANY_NUMBERS for words in lines)
 
 
-def _find_split(folder: str) -> str:
-    """Returns the first folder in a path that has a name of a split, or ``""`` for none."""
-    return next((part.lower() for part in folder.split("/") if part.lower() in SPLIT_ORDER), "")
-
-
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Is certain if all texts beside images are captions. Is partial if images are in several folders that are neither
     splits nor repeats of kohya (``10_cat``): such folders may be classes."""
@@ -149,7 +145,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     except SourceError:
         return Certainty.NO
     holding = [folder for folder, each in list_contents(tree).folders.items() if each.images.count]
-    plain = {f for f in holding if not _find_split(f) and not _REPEATS.fullmatch(f.rpartition("/")[2])}
+    plain = {f for f in holding if not find_split_in_path(f) and not _REPEATS.fullmatch(f.rpartition("/")[2])}
     return Certainty.CERTAIN if len(plain) < 2 else Certainty.PARTIAL
 
 

@@ -88,17 +88,20 @@ class CaptionsSource(FileRowSource):
         return {"image": Image(), **({"captions": Json()} if self._open_captions.several else {"caption": Text()})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields one row for each image of a split, with the image's number."""
         kept = self._open_captions
         number = kept.splits.index(split)
         for image in np.flatnonzero(np.frombuffer(kept.split_of, np.uint8) == number).tolist():
             yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads an image, and its caption or captions from the temporary file."""
         found = dict(super().values(ref))
         captions = self._open_captions.read(found.pop("entry"))
         return found | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
 
     def describing_files(self) -> Iterable[str]:
+        """Returns the file of captions, and Flickr8k's lists of images."""
         return (self._file, *self._sets.values())
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ _NUMBERED = re.compile(r"(.*?)(\d+)\.[^.]+", re.S)
 _COLUMN = "clip"
 
 
-class _Folder(NamedTuple):
+class _FrameFolder(NamedTuple):
     """Files of a folder, as far as they decide if the folder is a clip.
 
     Attributes:
@@ -60,12 +60,14 @@ class ClipsSource(FrameFilesSource):
         self._reading: Reading | None = None
         self._sizes: dict[tuple[int, int], str] = {}
         self._depths: dict[bool, str] = {}
-        self._folders: dict[str, _Folder] = {}
+        self._folders: dict[str, _FrameFolder] = {}
         self._unnumbered = self._animated = ""
         self._animated_suffixes: set[str] = set()
         self._is_decided = frames == FILE_CLIPS
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a source that has a column
+        ``clip``, and the errors of :meth:`_are_files`."""
         survey = self.survey_files(split)
         if any(column.name == _COLUMN for column in survey.columns):
             raise UsageError(f"{printable(str(self.path))} has a column {_COLUMN} already; leave frames=clips out")
@@ -98,13 +100,17 @@ class ClipsSource(FrameFilesSource):
 
     @property
     def _target(self) -> Reading:
+        """How frames are read: as :meth:`read_as` was told, else in the mode that holds all."""
         return self._reading or Reading(self.scan_files().name)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields an entry for each clip. Reads all files first, once."""
         clips = self._list_clips(split)  # raises for an unknown split at once
         return (entry for entry, *_ in clips)
 
     def read(self, entry: Entry) -> ImageData | Sample:
+        """Decodes all frames of a clip; the image is the middle one. Raises :class:`SampleError` for a bad frame,
+        frames of different sizes, and too large a clip."""
         counts, files = entry.ref
         reading, clip, at = self._target, np.empty(0), 0
         size = None if self._are_files() else next(iter(self._sizes))
@@ -122,7 +128,7 @@ class ClipsSource(FrameFilesSource):
                         f"{size[0]} x {size[1]}; all frames of a clip have one size"
                     )  # fmt: skip
                 if not at:
-                    clip = self._allocate(file.key, sum(counts), pixels)
+                    clip = self._allocate_clip(file.key, sum(counts), pixels)
                 clip[at] = pixels.transpose(2, 0, 1)
                 at += 1
         image = as_record(clip[at // 2].transpose(1, 2, 0))
@@ -130,8 +136,9 @@ class ClipsSource(FrameFilesSource):
             return found._replace(image=image, values={**found.values, _COLUMN: clip})
         return Sample(image, {_COLUMN: clip})
 
-    def _allocate(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Allocates a clip. Raises :class:`SampleError` if it is too large."""
+    def _allocate_clip(self, key: str, frames: int, pixels: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Allocates an array for ``frames`` frames like ``pixels``. Raises :class:`SampleError` if it would be too
+        large."""
         height, width, channels = pixels.shape
         shown = f"a clip of {frames:,} frames of {width} x {height} pixels"
         reason = too_many_values(shown, frames * pixels.size, self.options.max_pixels)
@@ -140,6 +147,7 @@ class ClipsSource(FrameFilesSource):
         return np.empty((frames, channels, height, width), pixels.dtype)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        """Yields clips spread over the source, ready for :meth:`read`."""
         step = max(1, records // count)
         return self.fetch(entry for number, entry in enumerate(self.entries(split)) if not number % step)
 
@@ -149,6 +157,7 @@ class ClipsSource(FrameFilesSource):
         return self._group_clips(files)
 
     def _group_clips(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
+        """Makes a clip of each file, or of each folder of frames; see :meth:`_list_clips`."""
         if self._are_files():
             for file, at in files:
                 count = self._counts[at]
@@ -167,12 +176,13 @@ class ClipsSource(FrameFilesSource):
             ), len(frames), height * width  # fmt: skip
 
     def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
+        """Scans a file, and updates the facts that decide if files or folders are clips."""
         found = super().scan_file(entry)
         count, size, _ = found
         name, suffix = entry.key.rpartition("/")[0], entry.key.rpartition(".")[2].lower()
-        folder = self._folders.get(name, _Folder(entry.key))
+        folder = self._folders.get(name, _FrameFolder(entry.key))
         suffixes = folder.suffixes if count > 1 else folder.suffixes | {suffix}
-        self._folders[name] = _Folder(folder.file, suffixes, folder.files + 1, folder.several or count > 1)
+        self._folders[name] = _FrameFolder(folder.file, suffixes, folder.files + 1, folder.several or count > 1)
         if count > 1:
             self._animated = self._animated or entry.key
             self._animated_suffixes.add(suffix)
@@ -189,14 +199,16 @@ class ClipsSource(FrameFilesSource):
         return next(iter(self._depths))
 
     def _are_files(self) -> bool:
-        """Tells if each file is a clip, or each folder. Raises :class:`SourceError` if neither is certain."""
+        """Tells if each file is a clip, or else each folder. The first call scans all files, and sets
+        ``options.frames``. Raises :class:`SourceError` if neither is certain, and :class:`UsageError` if the source has
+        no folders of frames."""
         if not self._is_decided:
             self.scan_files()
             if self._animated:
                 self._refuse_folders_of_frames()
                 self.options = replace(self.options, frames=FILE_CLIPS)
             else:
-                self._check_folders()
+                self._refuse_other_folders()
             self._is_decided = True
         return self.options.frames == FILE_CLIPS
 
@@ -211,8 +223,9 @@ class ClipsSource(FrameFilesSource):
                     "makes each file a clip"
                 )
 
-    def _check_folders(self) -> None:
-        """Raises :class:`SourceError` unless folders are clips: of frames with numbers, of one size and one depth."""
+    def _refuse_other_folders(self) -> None:
+        """Raises :class:`SourceError` unless folders are clips: of numbered frames, of one size, at one depth. Raises
+        :class:`UsageError` for a source that is no image folder."""
         path = printable(str(self.path))
         if self.kind != "imagefolder":
             raise UsageError(
@@ -240,6 +253,7 @@ class ClipsSource(FrameFilesSource):
 
 
 def _folder_and_split(entry: Entry) -> tuple[str, str]:
+    """Returns the folder of a frame, and its split."""
     return entry.key.rpartition("/")[0], entry.split
 
 
@@ -250,5 +264,6 @@ def _count_folders(entry: Entry) -> int:
 
 
 def _frame_number(entry: Entry) -> int:
+    """Returns the last number in the name of a frame; 0 without one."""
     match = _NUMBERED.fullmatch(entry.key.rpartition("/")[2])
     return int(match[2]) if match is not None else 0

@@ -108,11 +108,11 @@ class Contents:
         return cls({path: summarize_folder(path, names) for path, names in tree.folders(is_passed_over)})
 
     @property
-    def images(self) -> int:
+    def image_count(self) -> int:
         """Number of files with the suffix of an image."""
         return sum(folder.images.count for folder in self.folders.values())
 
-    def stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
+    def hash_image_stems(self, folders: Iterable[FolderContents] | None = None) -> NDArray[np.int64]:
         """Returns sorted unique hashes of the stems of all images, or of those in some folders."""
         parts = [folder.images.stems for folder in (self.folders.values() if folders is None else folders)]
         return _sort_unique(np.concatenate(parts)) if parts else np.zeros(0, np.int64)

@@ -66,7 +66,7 @@ class ConversationSource(DocumentSource):
     def find_files(cls, tree: Tree) -> list[str]:
         """Finds JSON files that begin like conversations. Skips folders with more than 16 JSON files."""
         contents, found = list_contents(tree), []
-        for folder, its in contents.folders.items() if contents.images else ():
+        for folder, its in contents.folders.items() if contents.image_count else ():
             for suffix in (".json", ".jsonl"):
                 names = its.others.get(suffix)
                 paths = [join(folder, name) for name in names.first] if names and names.count <= _FEW else []
@@ -97,6 +97,7 @@ class ConversationSource(DocumentSource):
                 self.count_ignored(self.alone, identifier)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
+        """Returns the values of a conversation as they are in the document."""
         return Annotation(values=raw[0], json=raw[1])
 
     def fields(self) -> Mapping[str, Field]:
@@ -105,6 +106,7 @@ class ConversationSource(DocumentSource):
         return dict([image, *([(_FURTHER, Images())] if self.max_further else []), *others])
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows with their further images."""
         for row in super().file_rows(split):
             further = self.read_further_images(row.values["entry"]) if self.max_further else None
             yield row if further is None else row._replace(values={**row.values, _FURTHER: [*map(InTree, further)]})
@@ -121,7 +123,7 @@ def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
     ):
         raise ValueError(f"has no list of {' or '.join(_TURNS)}: {json.dumps(entry)[:60]}")
     given = entry.get("images", entry.get("image"))
-    images = [given] if isinstance(given, str) else given or list(_list_images_in_parts(turns, text))
+    images = [given] if isinstance(given, str) else given or list(_find_images_in_messages(turns, text))
     if not isinstance(images, list) or not all(isinstance(image, str) for image in images):
         raise ValueError(f"has the images {json.dumps(given)[:60]}; expected a path or a list of paths")
     values: dict[str, Any] = {name: turns} | (
@@ -138,7 +140,7 @@ def _count_marks(values: Mapping[str, Any]) -> int:
     return sum(text.count("<image>") for text in texts if isinstance(text, str))
 
 
-def _list_images_in_parts(turns: Sequence[Any], text: str) -> Iterator[str]:
+def _find_images_in_messages(turns: Sequence[Any], text: str) -> Iterator[str]:
     """Yields images in the parts of messages: ``{"type": "image", "image": "a.jpg"}``, ``{"image_url": {"url": …}}``,
     ``{"type": "image_url", "value": "a.jpg"}``."""
     for turn in turns:

@@ -64,17 +64,20 @@ class CopiedSource(Source):
         self._states = {_relative_path(path, o.name, top): derive_object_state(o) for o in found}
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Surveys the copies, and takes over the evidence. Errors name the URL."""
         with self._urls_in_errors(self.path):
             survey = self._source.survey(split, progress)
         self.evidence = self._source.evidence  # some kinds complete it in their survey
         return survey
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields the entries of the copies, without times of change. Errors name the URL."""
         with self._urls_in_errors(self.path):
             entries = self._source.entries(split)
         return self._without_change_times(entries)
 
     def read(self, entry: Entry) -> ImageData | Sample:
+        """Reads a sample from the copies. Errors name the URL."""
         with self._urls_in_errors(self.path):
             return self._source.read(entry)
 
@@ -111,6 +114,7 @@ class CopiedSource(Source):
         return now
 
     def close(self) -> None:
+        """Closes the source and its copies, except in a forked process."""
         self._end()
 
     def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -121,7 +125,8 @@ class CopiedSource(Source):
 
     @contextmanager
     def _urls_in_errors(self, path: Path) -> Iterator[None]:
-        """Replaces paths of copies by URLs in the messages of errors."""
+        """Replaces paths of copies by URLs in the messages of each :class:`SourceError` and :class:`SampleError` that
+        the block raises."""
         try:
             yield
         except SampleError as error:

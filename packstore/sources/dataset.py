@@ -97,6 +97,7 @@ class SampleSource(Source):
             raise SampleError(ref.key or entry.key, f"{which}{error}") from error
 
     def nbytes(self, entry: Entry) -> int:
+        """Returns the estimated memory of the sample in ``Entry.ref``."""
         return int(entry.ref.nbytes)
 
     def make_entry(self, split: str, index: int, sample: NamedSample | FailedSample) -> Entry:
@@ -169,7 +170,7 @@ class DatasetSource(SampleSource):
         if len(splits) > 1:
             given = {split: None if files is None else SplitImageFiles(files, split) for split, files in given.items()}
         _refuse_shared(splits)
-        self._parts = [_wrap_dataset(split, given[split] or data) for split, data in splits.items()]
+        self._parts = [_examine_dataset(split, given[split] or data) for split, data in splits.items()]
         raw = self._read_probes()
         classes = _find_class_names(splits) if fields is None else None
         self.schema = make_schema(
@@ -192,7 +193,8 @@ class DatasetSource(SampleSource):
         return chain.from_iterable(map(self._part_entries, self._choose_parts(split)))
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Reads the samples, in this process or by worker processes."""
+        """Reads the samples, in this process or by worker processes, and yields their entries with the sample as
+        ``ref``."""
         for number, some in groupby(entries, lambda entry: self._part_number(entry)):
             part = self._parts[number]
             workers = self._worker_count(part)
@@ -207,6 +209,7 @@ class DatasetSource(SampleSource):
                 yield ahead.pop(0)._replace(ref=taken)
 
     def read(self, entry: Entry) -> Sample:
+        """Reads the sample in this process, unless :meth:`fetch` has read it; then converts it."""
         return super().read(entry if isinstance(entry.ref, (NamedSample, FailedSample)) else self._read_here(entry))
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
@@ -323,7 +326,7 @@ class StreamSource(SampleSource):
         super().__init__(path, options)
         self.schema = schema
         self._first = list(islice(entries, PROBED))
-        self._part_entries = chain(self._first, entries)
+        self._entries = chain(self._first, entries)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Estimates sizes by the first samples; does not count samples."""
@@ -332,7 +335,7 @@ class StreamSource(SampleSource):
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
         """Yields samples, once: at the second call raises :class:`SourceError`."""
-        found, self._part_entries = self._part_entries, chain(_raise_used_up(self.path))
+        found, self._entries = self._entries, chain(_raise_used_up(self.path))
         return found
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
@@ -340,8 +343,9 @@ class StreamSource(SampleSource):
         return islice(self._first, count)
 
 
-def _wrap_dataset(split: str, data: Any) -> _SplitData:
-    """Examines the dataset of a split: its length and style. Raises :class:`UsageError` for other objects."""
+def _examine_dataset(split: str, data: Any) -> _SplitData:
+    """Examines the dataset of a split: its length, and if it is map-style or iterable. Raises :class:`UsageError` for a
+    ``DataLoader``, and for objects that are neither."""
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(data, torch_data.DataLoader):
         raise UsageError("a DataLoader gives batches; give its dataset, and workers= here")

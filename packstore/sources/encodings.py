@@ -25,8 +25,8 @@ _BETWEEN = rb"[\s,;:|\"'<>()\[\]{}]+"
 
 
 def find_encoding(columns: Sequence[str]) -> str | None:
-    """Returns the encoding that ``--column`` names, or None if it names none. Raises :class:`UsageError` for an unknown
-    one."""
+    """Returns the encoding that ``--column encoding=NAME`` names, or None without this option. Raises
+    :class:`UsageError` for an encoding that Python does not know."""
     name = next((each.removeprefix(ROLE) for each in columns if each.startswith(ROLE)), None)
     try:
         b"a".decode(name or "utf-8", "replace")

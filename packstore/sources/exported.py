@@ -54,7 +54,8 @@ class ExportedFiles(ExportedRows):
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
     def find_export_manifest(self) -> ExportManifest | None:
-        return _read_from_tree(self.tree)
+        """Reads the export manifest in the folder or archive; None if there is none."""
+        return _read_tree_manifest(self.tree)
 
     def count_unlisted(self) -> int:
         """Counts images that the export's lines do not name. Lists all folders."""
@@ -89,12 +90,15 @@ class ExportedFiles(ExportedRows):
         return RecordLines(self.tree.read(ROWS_FILE, found.size, found.modified_ns, most))
 
     def claim_row(self, claims: Claims, row: Row) -> None:
+        """Claims the image file of a record."""
         claims.claim(row.ref[1][0])
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims the export manifest and the lines of the records as annotations."""
         claims.claim_all("", (MANIFEST_FILE, ROWS_FILE), Role.ANNOTATION)
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Lists the files of the folder or archive."""
         return list_files(self.tree)
 
     def rows(self, split: str) -> Iterator[Row]:
@@ -123,6 +127,7 @@ class ExportedFiles(ExportedRows):
         return {"image": self.tree.read(file, size, modified, self._max_bytes)}
 
     def locate_row(self, ref: Any) -> Location | None:
+        """Locates the image file of a record; None in a compressed archive."""
         return self.tree.locate(ref[0])
 
     def close(self) -> None:
@@ -130,8 +135,9 @@ class ExportedFiles(ExportedRows):
         self.tree.close()
 
 
-def _read_from_tree(tree: Tree) -> ExportManifest | None:
-    """Reads the export manifest of a tree, or returns None if there is none. Raises :class:`ManifestError`."""
+def _read_tree_manifest(tree: Tree) -> ExportManifest | None:
+    """Reads the export manifest of a tree, or returns None if there is none. Raises :class:`ManifestError` for a
+    damaged one."""
     try:
         found = tree.stat(MANIFEST_FILE)
     except OSError:
@@ -154,7 +160,7 @@ def _find_export_manifest(path: Path) -> ExportManifest | None:
     try:
         if is_zip(start) or (is_tar(start) and read_first_names(path, 1) == [MANIFEST_FILE]):
             tree = open_tree(path)
-            return None if tree is None else _read_from_tree(tree)
+            return None if tree is None else _read_tree_manifest(tree)
     except (*TAR_FAULTS, SourceError):
         return None  # another kind reports what is wrong
     return None

@@ -94,10 +94,12 @@ class ExportedRows(RowSource):
         return found
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits of the exported store."""
         return tuple(self.ranges)
 
     def fields(self) -> dict[str, Field]:
-        return {}  # the export manifest has the columns
+        """Declares nothing: the export manifest has the columns."""
+        return {}
 
     def claim_files(self, claims: Claims) -> None:
         """Claims also the export manifest and the lines of the records."""
@@ -105,9 +107,11 @@ class ExportedRows(RowSource):
         self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
 
     def locate(self, entry: Entry) -> Location | None:
+        """Locates the image of a record, see :meth:`RowSource.locate_row`."""
         return self.locate_row(entry.ref[1])
 
     def close(self) -> None:
+        """Closes the source, and forgets the lines of the records."""
         super().close()
         self.__dict__.pop("lines", None)
 

@@ -92,6 +92,8 @@ class FlatSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields the images of the folder; with a labels file, those that it names. Reads the labels file whole first,
+        once."""
         if self._labels is not None:
             summary = self._summarise_once(self._labels)
             return self._yield_labelled(self._labels, summary, self._choose_splits(summary.splits, split))
@@ -99,11 +101,13 @@ class FlatSource(FolderSource):
         return self._yield_unlabelled()
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Returns a reason for images: they are in subfolders, or not in the labels file. None for other files."""
         if name.lower().endswith(IMAGE_SUFFIXES):
             return "images in subfolders" if self._labels is None else "images that the labels file does not name"
         return None
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims the labels file, if there is one."""
         if self._labels is not None:
             self.claim_paths(claims, [self._labels.path.absolute()], Role.ANNOTATION)
 
@@ -121,8 +125,8 @@ class FlatSource(FolderSource):
             )
 
     def _yield_labelled(self, labels: LabelsFile, summary: LabelsSummary, splits: Sequence[str]) -> Iterator[Entry]:
-        """Yields the entries of splits in the order of the labels file. Raises :class:`SourceError` if it has
-        changed."""
+        """Yields the entries of splits in the order of the labels file. Raises :class:`SourceError` if a label is new,
+        since the file has changed, or an image is missing."""
         numbers = None if summary.classes is None else {name: n for n, name in enumerate(summary.classes)}
         for split in splits:
             for row in labels.rows():
@@ -137,7 +141,8 @@ class FlatSource(FolderSource):
                 yield Entry(row.file, split, (label,), size, ref, modified, changed)
 
     def _survey_labelled(self, labels: LabelsFile, split: str | None, progress: ProgressCallback) -> Survey:
-        """Surveys the images that the labels file names, with their labels."""
+        """Surveys the images that the labels file names, with their labels. Raises :class:`SourceError` if one is
+        missing, also in other splits than ``split``."""
         summary = self._summarise_once(labels)
         splits = dict.fromkeys(self._choose_splits(summary.splits, split), 0)
         size_bytes = key_bytes = records = 0
@@ -184,8 +189,8 @@ class FlatSource(FolderSource):
         return (split,)
 
     def _stat_image(self, labels: LabelsFile, row: LabelRow) -> tuple[int, int | None, int, int]:
-        """Returns size, ``ref``, times of modification and of change of a named file. Raises :class:`SourceError` if
-        it is missing or a folder."""
+        """Returns size, ``ref`` (None for a regular file), and times of modification and of change of a named file.
+        Raises :class:`SourceError` if the file is missing, or a folder."""
         try:
             found = self.tree.stat(row.file)
         except OSError as error:

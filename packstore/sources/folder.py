@@ -42,7 +42,8 @@ class FolderSource(Source):
         return printable(f"{self.path}/{directory}" if directory else str(self.path))
 
     def read(self, entry: Entry) -> bytes:
-        """Reads the bytes of the file. Raises :class:`SampleError` if it cannot be read or is not a file."""
+        """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, has changed, is a pipe,
+        a device or a cycle of links, or has another format or suffix than those of images."""
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
@@ -62,12 +63,15 @@ class FolderSource(Source):
         return self.tree.read_together([(entry.key, entry.size_bytes, entry.modified_ns) for entry in entries])
 
     def locate(self, entry: Entry) -> Location | None:
+        """Locates the image file; None if it is compressed or at a URL."""
         return self.tree.locate(entry.key)
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Lists the files of the folder or archive."""
         return list_files(self.tree)
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts files of an archive that later files of the same name replace."""
         return count_replaced_members(self.tree)
 
     def _refuse_odd_suffix(self, key: str, suffix: str) -> None:
@@ -84,4 +88,5 @@ class FolderSource(Source):
         self.tree.close()
 
     def stamp(self) -> str:
+        """Returns the stamp of an archive; empty for a folder, whose entries have times."""
         return self.tree.stamp()

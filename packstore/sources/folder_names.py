@@ -92,7 +92,7 @@ class NameCache:
     def __del__(self) -> None:
         self._file.close()
 
-    def get(self, directory: str) -> Names | None:
+    def get_names(self, directory: str) -> Names | None:
         """Returns the cached names of a directory, or None if none are cached."""
         place = self._places.get(directory)
         if place is None:
@@ -103,7 +103,7 @@ class NameCache:
         files, *folders = raw.decode("utf-8", "surrogateescape").split("/")
         return Names.of_text(files, folders, place[2])
 
-    def put(self, directory: str, names: Names) -> None:
+    def put_names(self, directory: str, names: Names) -> None:
         """Caches the names of a directory."""
         raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
         with self._lock:

@@ -48,9 +48,11 @@ class FrameFilesSource(WrappedSource):
         self._last = threading.local()
 
     def locate(self, entry: Entry) -> Location | None:
-        return None  # pixels are not a range of a file
+        """Returns None: pixels are not a range of a file."""
+        return None
 
     def identity(self) -> str:
+        """Returns the identity of the wrapped source, with the option ``frames``."""
         return f"{self._source.identity()} frames={self.options.frames}"
 
     def survey_files(self, split: str | None) -> Survey:
@@ -64,12 +66,13 @@ class FrameFilesSource(WrappedSource):
         return survey
 
     def list_files(self, split: str | None = None) -> Iterator[tuple[Entry, int]]:
-        """Lists files and their places in the results of the scan. Raises :class:`SourceError` if the source has
-        changed."""
+        """Lists files, and the place of each in the results of :meth:`scan_files`. Raises :class:`SourceError` if the
+        source has more files now, and at once :class:`NotInSourceError` for an unknown split."""
         entries = self._source.entries(split)  # raises for an unknown split at once
         return self._number_files(entries, split)
 
     def _number_files(self, entries: Iterator[Entry], split: str | None) -> Iterator[tuple[Entry, int]]:
+        """Yields files with their places in the results of the scan, and scans them first."""
         self.scan_files()
         number = None if split is None else self._starts.get(split)
         for place, entry in enumerate(entries):
@@ -81,6 +84,7 @@ class FrameFilesSource(WrappedSource):
             yield entry, at
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """Prepares the files of each entry by the wrapped source."""
         waiting: deque[Entry] = deque()
 
         def files() -> Iterator[Entry]:
@@ -95,8 +99,8 @@ class FrameFilesSource(WrappedSource):
             yield entry._replace(ref=(*entry.ref[:-1], tuple(map(tuple, (first, *rest)))))
 
     def read_file(self, key: str, file: Entry) -> tuple[ImageData | Sample, native.FrameReader]:
-        """Reads and opens a file; keeps the last file of each thread, for its next frame. Raises
-        :class:`SampleError` with the key of the sample."""
+        """Reads a file, and opens it as frames; keeps the last file of each thread, for its next frame. Raises
+        :class:`SampleError`, with the key of the sample, for a bad file."""
         kept: tuple[Entry, ImageData | Sample, native.FrameReader] | None = getattr(self._last, "file", None)
         if kept is not None and kept[0] == file:
             return kept[1:]
@@ -113,8 +117,8 @@ class FrameFilesSource(WrappedSource):
         return found, reader
 
     def read_frame(self, key: str, reader: native.FrameReader, frame: int, reading: Reading) -> NDArray[Any]:
-        """Decodes a frame in the mode of a reading, ``(H, W, C)``. Raises :class:`SampleError` with the key of the
-        sample."""
+        """Decodes a frame and converts it as ``reading`` says, ``(H, W, C)``. Raises :class:`SampleError`, with the
+        key of the sample, for a damaged frame, and for transparent pixels that the mode would lose."""
         try:
             pixels, own = reader.read_frame(frame)
             drops = own.has_alpha and not reading.pixels.has_alpha and reading.alpha is None
@@ -138,7 +142,8 @@ class FrameFilesSource(WrappedSource):
         raise SampleError(key, "could not be read when frames were counted; run this again")
 
     def scan_files(self, progress: ProgressCallback = no_progress, total: int | None = None) -> Mode:
-        """Returns the mode that holds all frames. The first call reads all files and counts their frames."""
+        """Returns the mode that holds all frames. The first call reads all files and counts their frames. Raises
+        :class:`SourceError` if no mode holds all."""
         if self._mode is not None:
             return self._mode
         modes: dict[Mode, str] = {}
@@ -157,8 +162,8 @@ class FrameFilesSource(WrappedSource):
         return self._mode
 
     def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
-        """Returns the number of frames of a file, height and width of the first, and the modes of all; 0 frames if it
-        cannot be read."""
+        """Returns the number of frames of a file, height and width of the first, and the modes of all. Returns 0 frames
+        for a file that cannot be read."""
         try:
             data = bytes(self._source.image(entry))
             info = check_header(data)
@@ -183,6 +188,8 @@ class FramesSource(FrameFilesSource):
         super().__init__(source, ALL_FRAMES)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Counts frames; reads all files of all splits first. Raises :class:`SourceError` if no mode holds all
+        frames."""
         survey = self.survey_files(split)
         mode = self.scan_files(progress, survey.records)
         splits = dict.fromkeys(survey.splits, 0)
@@ -201,10 +208,12 @@ class FramesSource(FrameFilesSource):
         )  # fmt: skip
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields an entry for each frame. Reads all files first, once, to count their frames."""
         files = self.list_files(split)
         return self._yield_frames(files)
 
     def _yield_frames(self, files: Iterator[tuple[Entry, int]]) -> Iterator[Entry]:
+        """Yields an entry for each frame of the files; one for a file that cannot be read."""
         for file, at in files:
             count, nbytes = self._counts[at], self._pixels[at] * self.scan_files().pixel_bytes
             for frame in range(max(1, count)):
@@ -212,6 +221,8 @@ class FramesSource(FrameFilesSource):
                 yield file._replace(key=key, size_bytes=nbytes, ref=(frame, count, (tuple(file),)))
 
     def read(self, entry: Entry) -> ImageData | Sample:
+        """Reads a file, and decodes one of its frames to the common mode. Raises :class:`SampleError` for a bad file or
+        frame."""
         frame, count, (file,) = entry.ref
         found, reader = self.read_file(entry.key, Entry(*file))
         if count == _BROKEN:
@@ -223,6 +234,7 @@ class FramesSource(FrameFilesSource):
         return found._replace(image=image, key=key)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        """Yields frames spread over the source, ready for :meth:`read`."""
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 
@@ -233,8 +245,9 @@ def as_record(pixels: NDArray[Any]) -> NDArray[Any]:
 
 
 def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
-    """Returns the mode that holds all pixels of ``modes``, each with a file. Raises :class:`SourceError` if there is
-    none."""
+    """Returns the mode that holds the pixels of all ``modes``: of several, one of 8 bits with up to four channels, or
+    RGB for none. Each mode has the path of a file, for messages. Raises :class:`SourceError` if there is no such
+    mode."""
     if len(modes) < 2:
         return next(iter(modes), RGB)
     if {mode.dtype for mode in modes} == {"uint8"} and all(mode.channels <= 4 for mode in modes):

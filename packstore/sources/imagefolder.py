@@ -153,6 +153,8 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields the images of one split, or of all, class by class; with the listings of the last survey if those are
+        kept. Lists the split folders at once, and raises their errors."""
         folders = self._list_split_folders(None, split)
         chosen = self._choose_folders(folders, split)
         numbers = {name: number for number, name in enumerate(_list_classes(folders))}
@@ -192,7 +194,7 @@ class ImageFolderSource(FolderSource):
             elif split is None:
                 answers = [Answer(("--split", name.lower())) for name in found.splits]
                 answers.append(Answer(("--source", self.kind)))
-                raise AmbiguousSourceError(found.describe(self.name()), answers, self.path)
+                raise AmbiguousSourceError(found.describe_others(self.name()), answers, self.path)
         if found is None:
             _count_loose_images(ignored, loose if root.directories else 0, "class")
             return [_SplitFolder("", "", tuple(sorted(root.directories)), loose, above)]
@@ -260,8 +262,8 @@ class ImageFolderSource(FolderSource):
         return found
 
     def _choose_folders(self, folders: list[_SplitFolder], split: str | None) -> list[_SplitFolder]:
-        """Returns the folders to pack. Raises :class:`NotInSourceError` for an unknown split, and
-        :class:`AmbiguousSourceError` if only some splits have labels."""
+        """Returns the folder of one split, or all folders. Raises :class:`NotInSourceError` for an unknown split, and
+        :class:`AmbiguousSourceError` for all splits if only some have class folders."""
         if split is not None:
             chosen = [folder for folder in folders if folder.split == split.lower()] if split else []
             if not chosen:

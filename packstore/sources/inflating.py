@@ -45,6 +45,7 @@ class GzipReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
+        """Returns the position in the decompressed content."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -81,6 +82,7 @@ class GzipReader(io.RawIOBase):
         return b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
+        """Inflates the next bytes into a buffer, at most 1 MiB; returns their number, 0 at the end."""
         view = memoryview(buffer).cast("B")
         data = self._inflate_next(min(len(view), _CHUNK * 4)) if len(view) else b""
         view[: len(data)] = data

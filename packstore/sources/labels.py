@@ -69,7 +69,7 @@ class LabelsSummary:
 
 
 class LabelsFile:
-    """Labels file. Each use reads it from the start, so memory does not grow with its length."""
+    """Labels file. Each use reads the file from the start, so memory does not grow with its length."""
 
     def __init__(self, path: Path) -> None:
         """Reads texts as UTF-8, UTF-16 with its mark, or the encoding that ``--column encoding=NAME`` names."""
@@ -79,12 +79,13 @@ class LabelsFile:
         """Lines that repeat a file with the same label and split; known after :meth:`summarise`."""
 
     def name_line(self, line: int) -> str:
-        """Names a line for messages."""
+        """Formats file and line for messages."""
         return f"{printable(str(self.path))}, line {line}"
 
     def rows(self) -> Iterator[LabelRow]:
-        """Yields all rows in the file's order. Raises :class:`SourceError`, which names the line, for a malformed
-        row."""
+        """Yields all rows in the file's order; after :meth:`summarise`, without repeated ones. Raises
+        :class:`SourceError`, which names the line, for a malformed row, and :class:`NotInSourceError` without the
+        file."""
         try:
             encoding = self._encoding
             escaped = "surrogateescape" if encoding == "utf-8-sig" else "strict"
@@ -101,7 +102,7 @@ class LabelsFile:
 
     @cached_property
     def _encoding(self) -> str:
-        """Encoding of all bytes. Raises :class:`OSError`."""
+        """Encoding of the file, decided once by all bytes. Raises :class:`OSError` if it cannot be read."""
         with open(self.path, "rb", opener=self._open_regular) as file:
             return detect_encoding(iter(lambda: file.read(_MAX_LINE), b""), self._given_encoding)
 
@@ -118,6 +119,7 @@ class LabelsFile:
             yield line
 
     def _read_line(self, file: TextIO, number: int) -> str:
+        """Reads one line, at most 1 MiB; empty at the end. Raises :class:`SourceError` for another encoding."""
         try:
             return file.readline(_MAX_LINE)
         except UnicodeError:  # Python decodes ahead of the line
@@ -137,7 +139,8 @@ class LabelsFile:
         return descriptor
 
     def _parse_rows(self, reader: Iterator[list[str]]) -> Iterator[LabelRow]:
-        """Yields rows by the columns of the header. Raises :class:`SourceError` for a malformed header or row."""
+        """Yields rows by the columns of the header; skips blank and repeated lines. Raises :class:`SourceError` for a
+        malformed header or row."""
         header = [name.strip().lower() for name in next(reader, [])]
         columns = [next((name for name in names if name in header), None) for names in (FILE_COLUMNS, LABEL_COLUMNS)]
         if None in columns or len(set(header)) < len(header):
@@ -176,12 +179,12 @@ class LabelsFile:
         return value
 
     def _parse_split(self, line: int, value: str) -> str:
-        """Returns the name of a split. Raises :class:`SourceError` if it is empty."""
+        """Strips the name of a split, and lowers a known one. Raises :class:`SourceError` if it is empty."""
         return lower_known_split(self._strip_required(line, "split", value))
 
     def _parse_file(self, line: int, value: str) -> str:
-        """Returns the path of a file without ``.`` and empty parts. Raises :class:`SourceError` if it is outside of
-        the folder."""
+        """Returns the path of a file without ``.`` and empty parts. Raises :class:`SourceError` for an empty path, and
+        for one that may lead out of the folder."""
         if not value.strip():
             raise SourceError(f"{self.name_line(line)}: the file is empty")
         if "\0" in value:
@@ -198,7 +201,8 @@ class LabelsFile:
         return "/".join(parts)
 
     def summarise(self) -> LabelsSummary:
-        """Summarises the whole file in one pass (two if only some labels look like numbers).
+        """Summarises the whole file in one pass (two if only some labels look like numbers), and remembers which lines
+        repeat a file.
 
         Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file with different labels
         or splits, too many splits.
@@ -209,7 +213,7 @@ class LabelsFile:
         numbers = False
         outside: LabelRow | None = None
         for row in self.rows():
-            hashes.append(hash_file(row.file))
+            hashes.append(hash_path(row.file))
             if row.split not in splits:
                 splits.add(row.split)
                 if len(splits) > _MAX_SPLITS:
@@ -244,11 +248,12 @@ class LabelsFile:
         )
 
     def _find_repeats(self, suspects: set[int]) -> set[int]:
-        """Finds lines that repeat a file. Raises :class:`SourceError` if its label or split differs."""
+        """Finds lines that repeat a file; ``suspects`` are hashes of paths that occur twice. Raises
+        :class:`SourceError` if label or split differ."""
         first: dict[str, LabelRow] = {}
         repeats = set()
         for row in self.rows():
-            if hash_file(row.file) not in suspects:
+            if hash_path(row.file) not in suspects:
                 continue
             known = first.setdefault(row.file, row)  # files of equal hashes may differ
             if known is row:
@@ -282,6 +287,6 @@ def lower_known_split(name: str) -> str:
     return name.lower() if name.lower() in SPLIT_ORDER else name
 
 
-def hash_file(file: str) -> int:
+def hash_path(file: str) -> int:
     """Hashes a file's relative path with XXH3-64."""
     return xxhash.xxh3_64_intdigest(file.encode("utf-8", "surrogatepass"))

@@ -96,10 +96,11 @@ def list_directory(
     names: Names | None = None,
     is_image: Callable[[str], bool | None] | None = None,
 ) -> Listing:
-    """Lists one directory. Counts in ``ignored`` what is left out, by reason.
+    """Lists the images and folders of one directory. Counts other entries in ``ignored``, by reason.
 
-    ``names`` are its names if they are known. ``is_image`` replaces :func:`is_image_name`. Follows links; a broken link
-    is a file, as it is for ``os.walk``. Raises :class:`SourceError` if the directory cannot be listed.
+    ``names`` are the directory's names if they are known. ``is_image`` replaces :func:`is_image_name`; if the name does
+    not decide, the first bytes of the file do. Follows links; a broken link is a file, as for ``os.walk``. Raises
+    :class:`SourceError` if the directory cannot be listed.
     """
     images: list[str] = []
     directories: list[str] = []
@@ -218,8 +219,8 @@ def hide_ignored(
     names: Names,
     ignored: Counter[str] | None,
 ) -> Listing:
-    """Removes entries that the rules hide from a listing. Counts in ``ignored`` all of ``names`` that are left out,
-    by reason."""
+    """Returns a listing without the entries that ``rules`` hide. Counts in ``ignored`` all of the directory's ``names``
+    that are left out, by reason."""
     prefix = f"{directory}/" if directory else ""
     kept = [n for n, name in enumerate(listing.images) if not rules.hides(prefix + name)]
     folders = [name for name in listing.directories if not rules.hides(prefix + name, True)]

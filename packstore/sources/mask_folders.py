@@ -54,7 +54,7 @@ class Finding(NamedTuple):
 
 
 def printable_folder(folder: str) -> str:
-    """Formats a folder for messages."""
+    """Formats a folder for messages; the root of a tree as ``the folder itself``."""
     return printable(folder) or "the folder itself"
 
 
@@ -126,7 +126,8 @@ def _find_mask_word(mask: FolderContents, image: FolderContents) -> str | None:
 
 
 def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderContents) -> bool:
-    """Tells if a third folder beside these two has the same names, too: then they are classes that count from 1."""
+    """Tells if a third folder beside two others has files of the same names. Then all are classes that count from 1,
+    not images and masks."""
     above = mask.path.rpartition("/")[0]
     if image.path.rpartition("/")[0] != above or not mask.path:
         return False

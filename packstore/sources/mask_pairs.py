@@ -203,8 +203,9 @@ def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPa
 
 
 def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
-    """Pairs two folders if half of the first images have a mask. In a single folder, masks differ from images by the
-    ending of their names. Raises :class:`OtherSizeError` if masks differ in size from images."""
+    """Pairs a folder of images with a folder of masks, or with itself; then masks have other endings of their names.
+    Returns None unless at least half of the images have a mask. Raises :class:`OtherSizeError` if masks differ in size
+    from images."""
     if images == masks and _list_folders(tree, images):
         return None  # folders may be classes
     if images == masks and not _has_mask_endings(tree, images):

@@ -72,9 +72,11 @@ class ModalitiesSource(FileRowSource):
         self.evidence = f"images in {printable(self._main)}, with those in {', '.join(map(printable, others))}"
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits whose folders contain the modalities; ``""`` for the root."""
         return in_packing_order(place.lower() for place in self._groups)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the main image, and a column for each other folder."""
         return {"image": Image(), **{called: self._declare_modality(name) for name, called in self._column_of.items()}}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -139,7 +141,7 @@ def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]
         if all(2 * each.count_shared(sets[0]) >= max(len(each.stems), len(sets[0].stems)) for each in sets):
             found[place] = tuple(inside)
             used += sum(each.count for each in sets)
-    return found if used == list_contents(tree).images else {}
+    return found if used == list_contents(tree).image_count else {}
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:

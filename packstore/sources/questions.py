@@ -26,8 +26,8 @@ _CLIP = re.compile(r"(clip|video|vid|sequence|seq|scene|shot|take|episode)s?[ _.
 
 @contextmanager
 def add_source_to_questions(place: Path, options: SourceOptions) -> Iterator[None]:
-    """Adds the source to each :class:`AmbiguousSourceError` that the block raises, and resolves its answers, see
-    :func:`_resolve_answer`."""
+    """Completes each :class:`AmbiguousSourceError` that the block raises: sets its source, and replaces answers that
+    lead to further questions, see :func:`_resolve_answer`."""
     try:
         yield
     except AmbiguousSourceError as error:
@@ -38,8 +38,9 @@ def add_source_to_questions(place: Path, options: SourceOptions) -> Iterator[Non
 
 
 def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
-    """Returns the answer itself; if it leads to another question, the answers to that question instead; none if it
-    leads to an error."""
+    """Tries an answer that ignores files or gives another path. Returns the answer if the source is then recognised;
+    the answers to the next question if it is still ambiguous; and none if it leads to an error, or to a third
+    question. Returns any other answer unchanged."""
     patterns = answer.options[1::2] if {*answer.options[::2]} == {"--ignore"} else ()
     if options.named or (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
         return [answer]
@@ -63,7 +64,8 @@ def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: 
 
 
 def ask_about_left(source: Source, survey: Survey) -> None:
-    """Raises :class:`AmbiguousSourceError` if a source leaves out files that seem to annotate its images."""
+    """Raises :class:`AmbiguousSourceError` if a source leaves out files that seem to annotate its images. Asks nothing
+    if the user has named the kind, and for image folders, flat folders and stores."""
     if source.options.named or source.kind in PLAIN_KINDS or survey.store is not None:
         return
     found = find_left_by_source(source, survey)
@@ -74,7 +76,8 @@ def ask_about_left(source: Source, survey: Survey) -> None:
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:
-    """Raises :class:`AmbiguousSourceError` if all classes of an image folder have names of clips: ``clip_0001`` …."""
+    """Raises :class:`AmbiguousSourceError` if all classes of an image folder have names of clips: ``clip_0001`` …. Asks
+    nothing if the user has named the kind or the frames."""
     if source.options.named or source.options.frames is not None or source.kind != PLAIN_KINDS[0]:
         return
     classes = next((column.classes for column in survey.columns if column.name == "label"), None) or ()
@@ -88,7 +91,8 @@ def ask_about_clips(source: Source, survey: Survey) -> None:
 
 
 def _find_partial_kinds(source: Source) -> list[Kind]:
-    """Finds other kinds that match a source partially: more specific ones, and folders side by side."""
+    """Finds other kinds that match a source partially: those that are tested before its own, and ``modalities``. Skips
+    kinds that raise an error."""
     found: list[Kind] = []
     kind: Kind
     before = True

@@ -38,7 +38,8 @@ PLAIN_KINDS = ("imagefolder", "flat")
 
 
 def find_left_by_source(source: Source, survey: Survey) -> list[Finding]:
-    """Finds files that a source leaves out and that seem to annotate its images."""
+    """Finds files that a source leaves out and that seem to annotate its images; none for published datasets, and for
+    sources without a tree."""
     tree = getattr(source, "tree", None)
     if not source.asks_about_left or not isinstance(tree, Tree) or not survey.ledger.count(Role.LEFT):
         return []
@@ -69,7 +70,8 @@ def list_array_kinds() -> str:
 
 
 def find_kind(path: Path) -> Kind | None:
-    """Returns the kind, other than ``store``, that a path is certainly or partially of, or None if there is none."""
+    """Returns the first kind, other than ``store``, that a path is certainly or partially of, or for which the path is
+    damaged; None if there is none."""
     kind: Kind
     for kind in SOURCES.values():
         try:
@@ -81,12 +83,15 @@ def find_kind(path: Path) -> Kind | None:
 
 
 def recognise(path: Path, options: SourceOptions) -> Kind:
-    """Returns the kind of ``path``: the first certain one (specific kinds come first), else the first possible
-    one.
+    """Returns the kind of ``path``: the first certain one (specific kinds come first), else the first possible one.
 
-    Raises :class:`AmbiguousSourceError` if kinds match partially. Also raises the error of the first kind that the
-    path is certainly meant for, unless a plug-in is certain: a plug-in may read files that a built-in kind takes for
-    damaged or asks about."""
+    Raises:
+        AmbiguousSourceError: Kinds match partially, folders of an image folder do not seem to be classes, or the
+            path contains datasets.
+        SourceError: The path is damaged, or of no kind. An error of a built-in kind is raised only if no plug-in is
+            certain: it may read files that the kind takes for damaged.
+        NeedsCopyError: Only local copies of a URL can be recognised.
+    """
     found: dict[Certainty, list[Kind]] = {}
     refused: SourceError | None = None
     kind: Kind
@@ -107,7 +112,7 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
         if certainty is Certainty.CERTAIN:
             if kind.name == "imagefolder":
                 try:
-                    _ask_about_classes(path)
+                    _refuse_unlikely_classes(path)
                 except AmbiguousSourceError as error:
                     side_by_side = [each for each in found.get(Certainty.PARTIAL, ()) if each.name == MODALITIES]
                     raise add_first_answer(error, side_by_side[0]) if side_by_side else error from None
@@ -156,7 +161,8 @@ def recognise(path: Path, options: SourceOptions) -> Kind:
 
 
 def _find_certain_kind(path: Path) -> Kind | None:
-    """Returns the first built-in kind that is certain of a path or asks about it, or None if there is none."""
+    """Returns the first built-in kind that is certain of a path or asks about it, or None if there is none. Raises
+    :class:`SourceError` for a damaged path."""
     kind: Kind
     for kind in map(SOURCES.__getitem__, SOURCES.built_in):
         if not kind.reads(path):
@@ -176,9 +182,9 @@ def _find_specific_kind(path: Path) -> Kind | None:
     return None if found is None or found.name in PLAIN_KINDS else found
 
 
-def _ask_about_classes(path: Path) -> None:
-    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes: a single
-    folder that is a dataset itself, or splits, or folders with other names than classes have."""
+def _refuse_unlikely_classes(path: Path) -> None:
+    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes: if the only one
+    is a dataset itself, they are called like splits, or have other names than classes have."""
     inside = find_only_folder(path)
     kind = None if inside is None else _find_certain_kind(inside)
     if inside is not None and kind is not None:
@@ -192,7 +198,7 @@ def _ask_about_classes(path: Path) -> None:
 
 
 def _holds_images(path: RemotePath) -> bool:
-    """Tells if an image is anywhere below a URL."""
+    """Tells if an image is anywhere below a URL. Raises :class:`NeedsCopyError` for the URL of one object."""
     tree = path.tree()
     return tree is not None and tree.holds_images("", ())
 

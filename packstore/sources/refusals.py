@@ -13,7 +13,7 @@ from packstore.sources.base import Kind
 from packstore.sources.listing import no_images_message
 from packstore.sources.tree import Tree
 
-SEE = "see packstore guide sources"
+SEE_GUIDE = "see packstore guide sources"
 _SHOWN = 8
 _HEADER = 1 << 20  # enough for the header of any image but one with a megabyte of metadata before it
 _PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:<!--.*?-->\s*)?<(?:!doctype\s+html|html)\b", re.I | re.S)
@@ -22,7 +22,8 @@ _ARCHIVES = (b"\x1f\x8b\x08", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"Rar!\x1a\x07
 
 
 def unrecognised_error(path: Path) -> SourceError:
-    """Returns the error for a path of no known kind. Raises :class:`SourceError` for a saved web page."""
+    """Returns the error for a file of no known kind, by its first bytes: empty, one image, an archive …. Raises
+    :class:`SourceError` for a saved web page, and for a file that cannot be read."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
     if path.is_file() and not start:
@@ -37,7 +38,7 @@ def unrecognised_error(path: Path) -> SourceError:
     refuse_page(path)
     if start.startswith(_ARCHIVES):
         return SourceError(f"{name} is an archive{begins} of no known kind: unpack it, and give the folder")
-    return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE})")
+    return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE_GUIDE})")
 
 
 def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
@@ -120,7 +121,7 @@ def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) ->
 
 
 def archive_without_images_error(path: Path, tree: Tree) -> SourceError:
-    """Returns the error for an archive without images."""
+    """Returns the error for an archive without images, with counts of its other files."""
     passed: Counter[str] = Counter()
     for _ in tree.walk("", tree.above, passed, skip_cycles=True):
         continue
@@ -152,7 +153,8 @@ def refuse_page(path: Path) -> None:
 
 
 def first_bytes(path: Path, size: int = 8) -> bytes:
-    """Reads the first ``size`` bytes of a file; empty if ``path`` is not a regular file."""
+    """Reads the first ``size`` bytes of a file; empty if ``path`` is not a regular file. Raises :class:`SourceError`
+    if the file cannot be read."""
     if not path.is_file():
         return b""
     try:
@@ -163,6 +165,7 @@ def first_bytes(path: Path, size: int = 8) -> bytes:
 
 
 def _single_image_error(name: str) -> SourceError:
+    """Returns the error for an image file in place of a folder; ``name`` is printable."""
     return SourceError(f"{name} is one image; give a folder of images")
 
 

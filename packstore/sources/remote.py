@@ -60,7 +60,8 @@ class Bucket:
         self._lock = threading.Lock()
 
     def list_directory(self, name: str) -> Children:
-        """Returns the content of a directory; empty if there is none. Raises :class:`RemoteError`."""
+        """Lists a directory, or returns its cached content; empty if there is none. Raises :class:`RemoteError` if the
+        store cannot be reached, and :class:`UsageError` if it cannot list."""
         with self._lock:
             if name in self._known:
                 self._known.move_to_end(name)
@@ -81,9 +82,9 @@ class Bucket:
                 self._known.popitem(last=False)
         return found
 
-    def find(self, name: str) -> ObjectInfo | None:
-        """Returns the object of a name, or None for a directory. Raises :class:`FileNotFoundError` and
-        :class:`RemoteError`.
+    def find_object(self, name: str) -> ObjectInfo | None:
+        """Returns the object of a name, or None for a directory. Raises :class:`FileNotFoundError` if there is neither,
+        and :class:`RemoteError` if the store cannot be reached.
 
         Looks into the directory above only if it is cached: whoever may read a folder may not be allowed to list the
         one above."""
@@ -109,7 +110,7 @@ class Bucket:
                 return True
         return False
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Empties the cache, so that directories are listed again."""
         with self._lock:
             self._known.clear()
@@ -120,7 +121,8 @@ _buckets: ContextVar[dict[str, Bucket] | None] = ContextVar("known buckets", def
 
 @contextmanager
 def cache_buckets() -> Iterator[None]:
-    """Caches listings of buckets within the block, since several kinds of sources ask about one path."""
+    """Shares one :class:`Bucket`, with its cache, for each URL within the block, since several kinds of sources ask
+    about one path."""
     token = _buckets.set({})
     try:
         yield
@@ -135,7 +137,7 @@ class RemotePath(UrlPath):
     Raises :class:`SourceError` if the store cannot be reached."""
 
     def bucket_and_name(self) -> tuple[Bucket, str]:
-        """Returns the bucket of the URL, and the name in it."""
+        """Returns the bucket of the URL, shared within :func:`cache_buckets`, and the name in it."""
         scheme, _, rest = str(self).partition("://")
         bucket, _, name = rest.partition("/")
         url = f"{scheme}://{bucket}/"
@@ -147,30 +149,36 @@ class RemotePath(UrlPath):
         return known[url], name
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Returns type, size and time of the object or folder. Raises :class:`FileNotFoundError` if there is none."""
         bucket, name = self.bucket_and_name()
         with _as_source_errors():
-            found = bucket.find(name)
+            found = bucket.find_object(name)
         size, modified = (0, 0.0) if found is None else (found.nbytes, found.modified)
         mode = stat.S_IFDIR if found is None else stat.S_IFREG
         return os.stat_result((mode, 0, 0, 1, 0, 0, size, modified, modified, modified))
 
     def exists(self, **_: Any) -> bool:
+        """Tells if an object or a folder is at the URL."""
         return self._mode() != 0
 
     def is_dir(self, **_: Any) -> bool:
+        """Tells if objects are below the URL."""
         return stat.S_ISDIR(self._mode())
 
     def is_file(self, **_: Any) -> bool:
+        """Tells if an object is at the URL."""
         return stat.S_ISREG(self._mode())
 
     def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
+        """Lists the folder at the URL, and yields the paths in it; none if there is no folder."""
         bucket, name = self.bucket_and_name()
         with _as_source_errors():
             names = bucket.list_directory(name)
         return (self / each for each in names)
 
     def open(self, mode: str = "r", *_: Any, **__: Any) -> IO[Any]:  # type: ignore[override]
-        """Fetches the whole object into a temporary file without a name. Raises :class:`OSError`."""
+        """Fetches the whole object into a temporary file without a name, and returns the file. Raises :class:`OSError`
+        for any mode but ``rb``, and if there is no object."""
         if mode != "rb":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self))
         self.stat()
@@ -208,7 +216,7 @@ class RemotePath(UrlPath):
 
 
 def source_path(path: str | os.PathLike[str]) -> Path:
-    """Converts the path of a source, which may be a URL, to a path object."""
+    """Converts the path of a source to a path object: a :class:`RemotePath` for a URL of an object store."""
     place = location(path)
     return RemotePath(place) if isinstance(place, UrlPath) else place
 
@@ -226,6 +234,8 @@ class ObjectTree(Tree):
         self._md5, self._proven = True, False
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        """Lists a directory; reads the first bytes of objects whose name does not tell if they are images. Raises
+        :class:`SourceError` for an empty directory."""
         found = self._list_children(directory)
         if not found:
             raise SourceError(f"{self.name(directory)} cannot be listed: nothing is there")
@@ -252,16 +262,20 @@ class ObjectTree(Tree):
         )
 
     def list_names(self, directory: str) -> Names:
+        """Lists the names in a directory; none if it does not exist."""
         names = sorted(self._list_children(directory).items(), key=itemgetter(0))
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> FileStat:
+        """Returns size and time of an object, and a hash of its ETag as time of change. Raises
+        :class:`FileNotFoundError`."""
         info = self._find_object(file)
         if info is None:
             return FileStat(NO_FILE, is_directory=True)
         return FileStat(info.nbytes, _modified_ns(info), _hash_etag(info))
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
+        """Reads the first bytes of an object; empty if there is none."""
         try:
             info = self._find_object(file)
         except FileNotFoundError:
@@ -269,6 +283,8 @@ class ObjectTree(Tree):
         return b"" if info is None else self._read_beginning(info, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
+        """Reads a range of an object. Raises :class:`FileNotFoundError` or :class:`IsADirectoryError` if there is
+        none."""
         info = self._find_object(file)
         if info is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
@@ -280,6 +296,8 @@ class ObjectTree(Tree):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file) from None
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        """Reads an object, and proves its bytes. Raises :class:`SampleError` if it is gone, too large, or has
+        changed."""
         if size_bytes > max_bytes:
             raise SampleError(
                 key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
@@ -294,10 +312,13 @@ class ObjectTree(Tree):
         return data
 
     def close(self) -> None:
-        self._bucket.forget()
+        """Empties the cache of listings."""
+        self._bucket.clear_cache()
 
     def _read_proven(self, name: str) -> tuple[ObjectInfo, bytes]:
-        """Reads an object and proves it by its ETag; or, if that is not a digest, by reading the same bytes twice."""
+        """Reads an object, and proves its bytes by an ETag that is their MD5. If they differ, reads again until two
+        reads are equal. Without such ETags, returns the bytes unproven. Raises :class:`RemoteError` after five
+        different reads."""
         info, data = self._bucket.objects.read(name)
         digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
         for _ in range(_ATTEMPTS):
@@ -321,14 +342,15 @@ class ObjectTree(Tree):
             return b""  # reported when it is read
 
     def _find_object(self, file: str) -> ObjectInfo | None:
-        """Finds an object or directory. Lists the whole directory that contains it, since its neighbours follow."""
+        """Finds an object, or returns None for a directory. Lists the whole directory above first, since neighbours
+        follow. Raises :class:`FileNotFoundError` if there is neither."""
         if file:
             self._list_children(file.rpartition("/")[0])
         with _as_source_errors():
-            return self._bucket.find(self._object_name(file))
+            return self._bucket.find_object(self._object_name(file))
 
     def _list_children(self, directory: str) -> Children:
-        """Lists a directory of the tree."""
+        """Lists a directory of the tree. Raises :class:`SourceError` if the store cannot be reached."""
         with _as_source_errors():
             return self._bucket.list_directory(self._object_name(directory))
 

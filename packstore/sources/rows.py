@@ -109,16 +109,19 @@ class RowSource(Source):
         cannot be read."""
 
     def files(self) -> Iterable[Path]:
-        """Returns the files of the source; :meth:`stamp` changes when one of them does."""
+        """Returns the files of the source, here its path alone; :meth:`stamp` changes when one of them does."""
         return (self.path,)
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        """Claims the row's own files."""
+        """Claims the row's own files; none in this base."""
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims :meth:`files` as packed."""
         self.claim_paths(claims, self.files())
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Counts all rows and their bytes, claims their files, and takes the columns from the schema. Raises
+        :class:`SourceError` if there are no rows."""
         splits = dict.fromkeys(self._choose_splits(split), 0)
         total = size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()
@@ -159,27 +162,32 @@ class RowSource(Source):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
+        """Yields an entry for each row of one split, or of all."""
         return chain.from_iterable(map(self._make_entries, self._choose_splits(split)))
 
     def read(self, entry: Entry) -> Sample:
+        """Does :meth:`read_sample`; its :class:`OSError` and :class:`ValueError` become :class:`SampleError`."""
         try:
             return self.read_sample(entry)
         except (OSError, ValueError) as error:
             raise SampleError(entry.key, printable(str(error))) from error
 
     def locate(self, entry: Entry) -> Location | None:
+        """Locates the main image, see :meth:`locate_row`."""
         return self.locate_row(entry.ref)
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the main image of a row, see :meth:`Source.locate`."""
+        """Locates the main image of a row, see :meth:`Source.locate`. This base returns None: no place is known."""
         return None
 
     def stamp(self) -> str:
+        """Returns size and times of all :meth:`files`. Raises :class:`SourceError` if one is missing."""
         return stamp_files(self.files())
 
     @cached_property
     def schema(self) -> Schema:
-        """Schema that converts rows to records, made from the first rows of each split."""
+        """Schema that converts rows to records, made once from the fields and the first 16 rows of each split. Skips
+        rows that cannot be read. Raises :class:`SourceError` for rows that make no columns."""
         declared = self.fields()
         probes = chain.from_iterable(islice(self.rows(split), PROBED) for split in self.splits())
         samples = []
@@ -207,18 +215,19 @@ class RowSource(Source):
             yield Entry(key, split, (), size, ref, modified, changed)
 
     def _keyed_rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of a split with the keys of their records."""
+        """Yields the rows of a split with the keys of their records: the rows' own keys in this base."""
         return self.rows(split)
 
     def read_sample(self, entry: Entry) -> Sample:
-        """Reads a sample. Raises the errors of :meth:`values`."""
+        """Reads a row, and converts it to a sample by the schema. Raises the errors of :meth:`values`, and
+        :class:`SampleError` for a row without an image."""
         values = self.values(entry.ref)
         if values.get(self.schema.main) is None:
             raise SampleError(entry.key, "has no image")
         return self.schema.make_sample(entry.key, self.schema.assign_names(values))
 
     def _record_form(self) -> RecordForm:
-        """Returns the form of the records that rows become."""
+        """Returns columns, encoding, mode and shape of the records, from the schema."""
         return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
 
 
@@ -269,13 +278,15 @@ class TreeRowSource(RowSource):
         """Returns the files of the tree that describe images; :meth:`stamp` changes when one of them does."""
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims the describing files: class lists and the like as evidence, others as annotations."""
         for file in self.describing_files():
             claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Lists the files of the folder or archive."""
         return list_files(self.tree)
 
-    def _stat(self, file: str) -> FileStat:
+    def _stat_inside(self, file: str) -> FileStat:
         """Returns size and times of a file that a list names. Raises :class:`OSError`, also for a path outside the
         source."""
         if "\0" in file or (".." in file and ".." in file.split("/")):
@@ -285,11 +296,13 @@ class TreeRowSource(RowSource):
     def _stat_or_missing(self, file: str) -> FileStat:
         """Returns size and times of a file that a list names; size -1 if it is missing."""
         try:
-            return self._stat(file)
+            return self._stat_inside(file)
         except OSError:
             return FileStat(-1)
 
     def stamp(self) -> str:
+        """Returns the stamp of the tree, and size and times of the describing files. Raises :class:`SourceError` if one
+        is missing."""
         parts = [self.tree.stamp()]
         for file in self.describing_files():
             try:
@@ -300,6 +313,7 @@ class TreeRowSource(RowSource):
         return " ".join(filter(None, parts))
 
     def close(self) -> None:
+        """Closes the tree, too."""
         super().close()
         self.tree.close()
 
@@ -320,10 +334,12 @@ class FileRowSource(TreeRowSource):
         """Yields the rows of a split, lazily, the same at each call; their values are plain."""
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields the rows of :meth:`file_rows` with sizes and times of their files. A missing main image yields a row
+        whose reading fails."""
         for file, values, own_key in self.file_rows(split):
             key = file if own_key is None else own_key
             try:
-                found = self._stat(file)
+                found = self._stat_inside(file)
             except OSError as error:
                 yield Row(key, (file, -1, 0, error.strerror or str(error)), 0)
                 continue
@@ -342,6 +358,8 @@ class FileRowSource(TreeRowSource):
             yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads the main image and all values that are files. Raises :class:`ValueError` for a missing file, unless it
+        is optional."""
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")
@@ -349,6 +367,7 @@ class FileRowSource(TreeRowSource):
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
     def read_sample(self, entry: Entry) -> Sample:
+        """Reads a sample. Errors name the bad file if that is not the main image."""
         try:
             return super().read_sample(entry)
         except FieldError as error:
@@ -360,14 +379,17 @@ class FileRowSource(TreeRowSource):
             raise ValueError(f"{error.field}: its {its}: {error.reason}") from error
 
     def locate_row(self, ref: Any) -> Location | None:
+        """Locates the file of the main image; None if it is compressed or at a URL."""
         return self.tree.locate(ref[0])
 
     def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
+        """Returns the path of a file that is a value of the row, or None for any other value."""
         *_, rest = entry.ref
         files = _list_files_of(rest.get(column)) if isinstance(rest, Mapping) else ()
         return files[number].file if number < len(files) else None
 
     def claim_row(self, claims: Claims, row: Row) -> None:
+        """Claims the row's files: images as packed, others as annotations. Skips missing files."""
         file, size, _, rest = row.ref
         if size >= 0:
             claims.claim(file)
@@ -377,7 +399,8 @@ class FileRowSource(TreeRowSource):
                     claims.claim(each.file, Role.PACKED if picture else Role.ANNOTATION)
 
     def _read_value(self, value: Any) -> Any:
-        """Reads the file that a value names, or each file of a list; returns any other value unchanged."""
+        """Reads the file that a value names, or each file of a list; converts texts to UTF-8. Returns any other value
+        unchanged, and None for a missing optional file. Raises :class:`ValueError` for any other missing file."""
         if not isinstance(value, InTree):
             return [self._read_value(each) for each in value] if _list_files_of(value) else value
         if value.size_bytes >= 0:
@@ -404,4 +427,5 @@ def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:
 
 
 def _packing_place(name: str) -> int:
+    """Returns the place of a split's name in :data:`SPLIT_ORDER`; the last place for other names."""
     return SPLIT_ORDER.index(name.lower()) if name.lower() in SPLIT_ORDER else len(SPLIT_ORDER)

@@ -101,7 +101,7 @@ class Schema:
 
     @property
     def mode(self) -> str | None:
-        """Mode of the main image if that is pixels, as in :attr:`Survey.mode`."""
+        """Name of the main image's mode, as in :attr:`Survey.mode`; None for files, and for RGB."""
         mode = self._mode_of(self.main)
         return None if self.main in self.files or mode == RGB else mode.name
 
@@ -112,7 +112,8 @@ class Schema:
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
-        """All columns except the main image, each with its companions."""
+        """All columns except the main image, each with its companions. Raises :class:`UsageError` for a name that
+        packstore reserves, and for labels or points of a field that is not boxes."""
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
@@ -131,8 +132,8 @@ class Schema:
         return tuple(found)
 
     def assign_names(self, raw: Any) -> NamedSample:
-        """Splits a sample into its key and values by field. Raises :class:`ValueError` if they do not match the
-        fields."""
+        """Splits a sample into its key and values by field. Raises :class:`ValueError` for a value of no field, and for
+        a missing value of a field that is not optional."""
         key, values = name_values(raw, self.positions, self.fields)
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
@@ -148,7 +149,7 @@ class Schema:
     def to_plain(self, taken: NamedSample) -> NamedSample:
         """Converts values to plain types, which do not depend on the libraries that made them; does not read files.
 
-        Raises :class:`ValueError`.
+        Raises :class:`ValueError` for a value that does not fit its field, also for pixels in place of a file.
         """
         values = dict(taken.values)
         for name, field, plain_type in self._field_types:
@@ -169,7 +170,8 @@ class Schema:
         return taken._replace(values=values)
 
     def make_sample(self, key: str, taken: NamedSample) -> Sample:
-        """Converts a sample to the form of a source, and reads its files. Raises :class:`ValueError`."""
+        """Converts a sample to the form of a source: reads its files, numbers its classes, and encodes its further
+        images. Raises :class:`ValueError` for a value that does not fit its field."""
         values = self.to_plain(taken).values
         for name, field, plain_type in self._field_types:
             value = values[name]
@@ -179,15 +181,15 @@ class Schema:
                 if name in self.files:
                     values[name] = value = _read_file_value(value, max_file_bytes(self.max_pixels))
                     if isinstance(field, Mask):
-                        _check_mask(value)
+                        _refuse_odd_mask(value)
                 if isinstance(field, (Label, Labels)):
-                    values[name] = self._class_numbers(name, value)
+                    values[name] = self._to_class_numbers(name, value)
                 elif isinstance(field, Images):
                     values[name] = [
                         self._read_listed_image(name, key, number, file) for number, file in enumerate(value)
                     ]
                 elif name in self._encoders:
-                    values[name] = self._encode_further(name, key, value)
+                    values[name] = self._encode_further_image(name, key, value)
             except FieldError:
                 raise
             except (ValueError, TypeError) as error:
@@ -225,7 +227,8 @@ class Schema:
         return found
 
     def _read_listed_image(self, name: str, key: str, number: int, value: Any) -> bytes:
-        """Reads and checks one file of a list of images. Raises :class:`FieldError`."""
+        """Reads and checks one file of a list of images. Raises :class:`FieldError`, with the file's number, for a bad
+        one."""
         try:
             return bytes(self._encoders[name](key, _read_file_value(value, max_file_bytes(self.max_pixels)))[0])
         except SampleError as error:
@@ -233,11 +236,12 @@ class Schema:
         except ValueError as error:
             raise FieldError(name, str(error), number) from error
 
-    def _encode_further(self, name: str, key: str, value: Any) -> Any:
-        """Encodes an image other than the main one. Raises :class:`ValueError`."""
+    def _encode_further_image(self, name: str, key: str, value: Any) -> Any:
+        """Encodes an image other than the main one: to the bytes of a file, or to an array. Raises :class:`ValueError`
+        for a bad image, and for a file that would lose content."""
         options = self._encoders[name].options
         if name in self.files and options.encoding != "original":  # packing asks about losses of other files
-            _check_losses(value, options)
+            _refuse_losses(value, options)
         try:
             record, shape, *_ = self._encoders[name](key, value)
         except SampleError as error:
@@ -252,15 +256,16 @@ class Schema:
         given = {name: getattr(field, "classes", None) for name, field in self.fields.items()}
         return {name: {label: n for n, label in enumerate(classes or ())} for name, classes in given.items()}
 
-    def _class_numbers(self, name: str, value: Any) -> Any:
-        """Converts class names to numbers; leaves numbers unchanged."""
+    def _to_class_numbers(self, name: str, value: Any) -> Any:
+        """Converts the class name or names of a value to numbers; leaves numbers unchanged. Raises
+        :class:`ValueError` for an unknown name."""
         if isinstance(self.fields[name], Label):
-            return self._class_number(name, value)
+            return self._to_class_number(name, value)
         if isinstance(value, (list, tuple)):
-            return [self._class_number(name, each) for each in value]
+            return [self._to_class_number(name, each) for each in value]
         return value
 
-    def _class_number(self, name: str, value: Any) -> Any:
+    def _to_class_number(self, name: str, value: Any) -> Any:
         """Converts a class name to its number; leaves a number unchanged. Raises :class:`ValueError` for an unknown
         name."""
         if not isinstance(value, str):
@@ -275,8 +280,9 @@ class Schema:
 def name_values(
     raw: Any, positions: Sequence[str], fields: Mapping[str, Field] | None = None
 ) -> tuple[str | None, dict[str, Any]]:
-    """Splits a sample into key and values by name: a dict, a tuple by position (a dict in it adds its values), or an
-    image alone. Raises :class:`ValueError` for other types."""
+    """Splits a sample into key and values by name. The sample is a dict, a tuple by position (a dict in it adds its
+    values), or an image alone. The key is the value ``key`` as a text, None without one. Raises :class:`ValueError` for
+    a tuple of another length, and for a key that is no text, path or number."""
     values: dict[str, Any] = {}
     if isinstance(raw, Mapping):
         values.update(raw)
@@ -301,7 +307,8 @@ def name_values(
 
 
 def _read_file_value(value: Any, limit: int) -> bytes:
-    """Returns the bytes of a file that is given by its path or bytes. Raises :class:`ValueError`."""
+    """Returns the bytes of a file that is given by its path or bytes. Raises :class:`ValueError` for a path that cannot
+    be read, is no file, has more than ``limit`` bytes, or changes meanwhile."""
     if not isinstance(value, str) and not is_path(value):
         return bytes(value)
     try:
@@ -327,8 +334,9 @@ def _read_file_value(value: Any, limit: int) -> bytes:
     return data
 
 
-def _check_losses(data: bytes, options: EncodeOptions) -> None:
-    """Raises :class:`ValueError` for a file that would lose content by the encoding."""
+def _refuse_losses(data: bytes, options: EncodeOptions) -> None:
+    """Raises :class:`ValueError` for an image file that would lose bits, channels or frames by the encoding, or has no
+    readable header."""
     try:
         losses = find_losses(data, check_header(data), options.reading)
     except HeaderError as error:
@@ -341,7 +349,7 @@ def _check_losses(data: bytes, options: EncodeOptions) -> None:
         )
 
 
-def _check_mask(data: bytes) -> None:
+def _refuse_odd_mask(data: bytes) -> None:
     """Raises :class:`ValueError` for a mask file other than a PNG of one channel."""
     try:
         kind = check_header(data).kind

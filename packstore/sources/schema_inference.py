@@ -89,7 +89,7 @@ def make_schema(
             except ValueError as error:
                 raise UsageError(f"{printable(name)}: {error}") from error
         if isinstance(field, Image) and given[name]:
-            _check_encoding_chosen(
+            _refuse_missing_encoding(
                 name, field, name in files, given[name][0], encoding if name == main else None, name == main
             )
     schema = Schema(fields, main, positions, files, picks, max_pixels, dtypes)
@@ -98,7 +98,8 @@ def make_schema(
 
 
 def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
-    """Returns the field names of the parts of a sample that is a tuple."""
+    """Returns the field names of the parts of a sample that is a tuple, or of an image alone. Raises
+    :class:`UsageError` for a tuple of more than two values whose fields are not declared."""
     names = tuple(declared or ())
     if isinstance(raw, Mapping):
         return names
@@ -168,12 +169,12 @@ def _find_main(fields: Mapping[str, Field]) -> str:
 
 
 def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
-    """Finds the boxes that labels or points belong to: the only boxes, if the first samples have one value for each
-    box; else False."""
+    """Finds the field of boxes that labels or points belong to: the only one, if all first samples have one value for
+    each box; else returns False. Raises :class:`UsageError` if only some of these samples have."""
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False
-    pairs = [(_length(values.get(name)), _length(values.get(boxes[0]))) for values in samples]
+    pairs = [(_count_value_rows(values.get(name)), _count_value_rows(values.get(boxes[0]))) for values in samples]
     differing = next((number for number, (rows, others) in enumerate(pairs) if rows != others), None)
     if differing is None:
         return boxes[0]
@@ -186,15 +187,16 @@ def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequen
     return False
 
 
-def _length(value: Any) -> int | None:
+def _count_value_rows(value: Any) -> int | None:
     """Returns the number of rows of a value, or None if it has none."""
     return len(value) if isinstance(value, Sized) and getattr(value, "shape", None) != () else None
 
 
-def _check_encoding_chosen(
+def _refuse_missing_encoding(
     name: str, field: Image, is_file: bool, value: Any, encoding: str | None, main: bool
 ) -> None:
-    """Raises :class:`UsageError` for an image that is not a file and has no encoding, and for an unusable encoding."""
+    """Raises :class:`UsageError` for an image of pixels for which no encoding is chosen, and for an encoding that only
+    main images can have."""
     asked = encoding or field.encoding
     if not main and asked not in (None, *_FURTHER):
         raise UsageError(f"{printable(name)}: of an image that is not the main one, the encoding is one of {_FURTHER}")

@@ -66,6 +66,7 @@ class SegmentationSource(FileRowSource):
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the image, each kind of mask that some image has, and the columns of palette and scenes."""
         found: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
             rows = chain.from_iterable(map(self.file_rows, self._pairs))
@@ -83,6 +84,7 @@ class SegmentationSource(FileRowSource):
         return find_matching_palette(self.tree, _palette_folders(self._pairs), self._declare_masks())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields one row for each image of a split, with the paths of its masks, which may be missing."""
         pair = self._pairs[split]
         for image in self._walk_images(pair.images):
             if not pair.is_mask(image):
@@ -105,7 +107,8 @@ class SegmentationSource(FileRowSource):
         return base + next(names, ends[0])
 
     def _declare_masks(self) -> Mask | Image:
-        """Declares the column of masks; as images if some masks are not PNG files."""
+        """Declares the column of masks: as images if they have several suffixes and not all are PNG; else by the first
+        masks, see :func:`infer_mask_field`."""
         rows = chain.from_iterable(map(self.file_rows, self._pairs))
         files = (row.values["mask"].file for row in rows)
         if any(pair.further for pair in self._pairs.values()) and not all(
@@ -115,6 +118,8 @@ class SegmentationSource(FileRowSource):
         return infer_mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads image and masks; parses polygons, and converts masks by the palette. Raises :class:`ValueError` for
+        damaged polygons, and for colours that the palette lacks."""
         found = {name: value for name, value in super().values(ref).items() if name in self._field_names}
         if found.get("polygons") is not None:
             try:
@@ -126,10 +131,12 @@ class SegmentationSource(FileRowSource):
         return found
 
     def describing_files(self) -> Iterable[str]:
+        """Returns the files of the palette, and ADE20K's list of scenes."""
         palettes = () if self._palette is None else self._palette.files
         return (*palettes, *((_SCENES,) if self._scenes else ()))
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Returns reasons of its own for files that name the values of masks, and for masks without an image."""
         if _MEANINGS.fullmatch(name):
             return "names of the values of masks, which a store does not keep"
         if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):
@@ -138,7 +145,7 @@ class SegmentationSource(FileRowSource):
 
     @cached_property
     def _scenes(self) -> dict[str, str]:
-        """Scene of each image, by its name without suffix."""
+        """Scene of each image, by its name without suffix; empty without ADE20K's list."""
         if not is_file(self.tree, _SCENES):
             return {}
         pairs = (line.partition(" ") for _, line in read_lines(self.tree, _SCENES))
@@ -146,6 +153,7 @@ class SegmentationSource(FileRowSource):
 
     @cached_property
     def _field_names(self) -> frozenset[str]:
+        """Names of all columns; masks that no image has are none."""
         return frozenset(self.fields())
 
     def _walk_images(self, top: str) -> Iterator[str]:
@@ -155,8 +163,8 @@ class SegmentationSource(FileRowSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises images paired with masks by name; partial if further files name images, or other folders contain
-    images."""
+    """Recognises images paired with masks by name. Is partial if further files annotate images, or other folders
+    contain images. Raises :class:`AmbiguousSourceError` for masks that differ in size from their images."""
     tree = open_tree(path)
     try:
         pairs = {} if tree is None else find_pairs(tree)

@@ -27,8 +27,8 @@ class SplitFolders:
     others: tuple[str, ...] = ()
     empty: tuple[str, ...] = ()
 
-    def describe(self, root: str) -> str:
-        """Returns the message about ``others``; ``root`` is the printable name of the image folder."""
+    def describe_others(self, root: str) -> str:
+        """Returns the error text about :attr:`others`, with advice; ``root`` is the printable path of the folder."""
         one = self.splits[0].lower()
         return (
             f"{root} holds splits ({_join_names(self.splits)}) and beside them other folders with images "
@@ -62,5 +62,5 @@ def _contains_classes(tree: Tree, name: str, above: tuple[Identity, ...]) -> boo
 
 
 def _join_names(names: Sequence[str]) -> str:
-    """Joins the first names for messages."""
+    """Joins the first five names for messages."""
     return ", ".join(map(printable, names[:_NAMED])) + (", …" if len(names) > _NAMED else "")

@@ -69,7 +69,7 @@ def find_spread(
 
 
 def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
-    """Sorts folders by split; all under ``""`` unless each is named like one split."""
+    """Sorts folders by the split in their path; puts all under ``""`` unless each path names one split."""
     folders = sorted(set(places))
     splits = [split_of_folder(folder) for folder in folders]
     found: dict[str, list[str]] = {}
@@ -89,7 +89,8 @@ def split_of_folder(folder: str) -> str:
 def _list_names_by_folder(
     tree: Tree, names: Iterable[str], splits: Collection[str], stems: bool
 ) -> dict[str, list[str]]:
-    """Lists the names that exist in each folder, by folder."""
+    """Lists the names that exist in each folder, by folder; skips folders of masks, and of other splits than
+    ``splits``."""
     wanted: dict[str, list[str]] = {}
     for path in names:
         wanted.setdefault(path.rpartition("/")[0], []).append(path)
@@ -114,16 +115,17 @@ def _list_names_by_folder(
 def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[dict[str, list[str]]]:
     """Returns the groups of folders that have each name exactly once, each group once."""
     found: dict[frozenset[str], dict[str, list[str]]] = {}
-    for family in dict.fromkeys(family for folder in hits for family in _families(folder)):
-        group = {folder: some for folder, some in sorted(hits.items()) if family in _families(folder)}
+    for family in dict.fromkeys(family for folder in hits for family in _list_group_keys(folder)):
+        group = {folder: some for folder, some in sorted(hits.items()) if family in _list_group_keys(folder)}
         together = [name for some in group.values() for name in some]
         if len(together) == len(names) and len(set(together)) == len(names):
             found.setdefault(frozenset(group), group)
     return [*found.values()]
 
 
-def _families(folder: str) -> Iterator[tuple[str, str]]:
-    """Yields the families of a folder: itself, all in its folder, its path without words of splits, and everything."""
+def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:
+    """Yields a key for each group that a folder belongs to: itself alone, all in its parent, those whose paths differ
+    only in the words of splits, and all folders."""
     yield "is", folder
     yield "in", folder.rpartition("/")[0]
     if split_of_folder(folder):
@@ -142,4 +144,5 @@ def _would_hide(ignored: Iterable[str], group: Iterable[str]) -> bool:
 
 
 def _ignore_options(folders: Iterable[str]) -> tuple[str, ...]:
+    """Returns the command line options that ignore folders."""
     return tuple(part for folder in sorted(folders) for part in ("--ignore", f"/{escape_pattern(folder)}"))

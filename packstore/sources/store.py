@@ -49,10 +49,11 @@ class StoreSource(Source):
         self._columns = tuple(c for c in manifest.columns if c.name not in INTERNAL)
         self._label_columns = tuple(c for c in self._columns if _is_label(c))
         self._sampled = tuple(c.name for c in self._columns if not _is_label(c))
-        self._encoded = manifest.holds_files
+        self._holds_files = manifest.holds_files
 
     @property
     def manifest(self) -> Manifest:
+        """Manifest of the store."""
         return self.reader.manifest
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
@@ -104,7 +105,7 @@ class StoreSource(Source):
         return self._make_entries(self._split_ranges(split))
 
     def _make_entries(self, ranges: list[tuple[str, int, int]]) -> Iterator[Entry]:
-        """Yields an entry for each record of the ranges."""
+        """Yields an entry for each record of the ranges (split, first record, end)."""
         image = self.manifest.image
         size = image.record_nbytes if image.kind == "fixed" else -(-image.nbytes // max(self.manifest.records, 1))
         for name, first, last in ranges:
@@ -125,13 +126,16 @@ class StoreSource(Source):
         return Sample(image, self._read_values(entry), at_rest=True) if self._sampled else image
 
     def image(self, entry: Entry) -> ImageData:
+        """Reads and verifies the image of a record: bytes of a file, or an array. Raises
+        :class:`CorruptRecordError`."""
         record: int = entry.ref
         data = self._records.read_image(record)
-        if self._encoded:
+        if self._holds_files:
             return data if isinstance(data, bytes) else bytes(data)
         return self._as_array(record, data)
 
     def locate(self, entry: Entry) -> Location | None:
+        """Locates the image in the file that a linked store names, or in the store's own file; None at a URL."""
         record: int = entry.ref
         if self.manifest.is_linked:
             link = read_link_values(self.reader, np.array([record]))
@@ -146,7 +150,7 @@ class StoreSource(Source):
 
     @cached_property
     def _part_places(self) -> list[str]:
-        """Paths of the files of the store."""
+        """Paths of the stores that make up this one, its shards."""
         return self.reader.part_places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
@@ -156,19 +160,22 @@ class StoreSource(Source):
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
 
     def _as_array(self, record: int, data: Buffer) -> NDArray[Any]:
-        """Views verified bytes as an array; they must stay valid."""
+        """Returns an array over verified bytes, without a copy: the bytes must stay valid."""
         image = self.manifest.image
         shape = image.shape if image.kind == "fixed" else tuple(self.reader.value("shape", record).tolist())
         return as_image_array(data, image, shape, f"record {record} of {printable(str(self.path))}")
 
     def stamp(self) -> str:
+        """Returns the digest of the store."""
         return self.manifest.digest
 
     def close(self) -> None:
+        """Closes the store."""
         self.reader.close()
 
     def _split_ranges(self, split: str | None) -> list[tuple[str, int, int]]:
-        """Returns name, first record and end of the chosen splits. Raises :class:`NotInSourceError`."""
+        """Returns name, first record and end of one split, or of all. Raises :class:`NotInSourceError` for an unknown
+        one."""
         splits = self.manifest.splits
         if split is None:
             return [(s.name, s.start, s.stop) for s in splits] or [("", 0, self.manifest.records)]
@@ -184,8 +191,8 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a store by its first bytes or layout; in formats that other programs use, also by its manifest: a
-    file without one is a damaged store, or not a store."""
+    """Recognises a store by its first bytes or layout. LMDB and HDF5 are only possible without a manifest: such a file
+    is a damaged store, or not a store."""
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
     format = recognise_store(path)

@@ -16,28 +16,29 @@ def name_words(name: str) -> list[str]:
 
 
 def is_label_name(words: Sequence[str]) -> bool:
-    """Tells if a column of texts has a name for labels: ``label``, ``class_name`` …"""
+    """Tells if the words of a column's name say that it has labels: ``label``, ``class_name`` …"""
     return not _WORDS.isdisjoint(words) and _WORDS.union(["name"]).issuperset(words)
 
 
 class LabelTexts:
-    """Collects the different texts of a column while they may be names of classes."""
+    """Collects the different texts of a column while they may be names of classes: at most 65,536, none empty or longer
+    than 200 characters."""
 
     def __init__(self) -> None:
         self.rows = 0
         self._names: set[str] | None = set()
 
     def add(self, texts: Iterable[str], rows: int) -> None:
-        """Adds the different texts of some rows."""
+        """Adds the different texts of some rows; forgets all texts once one cannot be a class."""
         self.rows += rows
         if self._names is not None:
             self._names.update(texts)
             if len(self._names) > _MAX_CLASSES or not all(0 < len(name) <= _LONGEST_NAME for name in self._names):
                 self._names = None
 
-    def classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
-        """Returns the names of the classes, sorted, or in an ``order`` that has all of them. None if the texts may
-        be anything: most are different, unless they are ``coded`` by dictionary."""
+    def decide_classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
+        """Returns the names of the classes, sorted, or in ``order`` if that has all of them. Returns None if the texts
+        may be no classes: more than half of the rows have different ones, unless they are ``coded`` by dictionary."""
         if not self._names or (2 * len(self._names) > self.rows and not coded):
             return None
         return tuple(order) if self._names.issubset(order) else tuple(sorted(self._names))

@@ -70,6 +70,7 @@ class SplitImageFiles(Sequence[dict[str, Any]]):
         return self._files[index] | {"key": self.key_at(index)}
 
     def key_at(self, index: int) -> str:
+        """Returns the key of a sample, with the split before it."""
         return f"{self._split}/{self._files.key_at(index)}"
 
 
@@ -95,8 +96,8 @@ _OURS = "torchvision.datasets"
 
 
 def _find_file_lists(dataset: Any) -> Iterator[tuple[str, Sequence[Any], Sequence[Any]]]:
-    """Yields lists of a dataset that may be images and labels, or images and masks; first the name of the second
-    list."""
+    """Yields pairs of lists of a dataset that may be images and labels, or images and masks: the name of the second
+    list, and both lists."""
     found = vars(dataset)
     for name in ("samples", "_samples"):  # ImageFolder and the like; GTSRB, Imagenette, StanfordCars
         pairs = found.get(name)

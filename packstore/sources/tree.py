@@ -79,9 +79,8 @@ class Tree(ABC):
     encoding: str | None = None
 
     def list(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists the images and directories in a directory. Counts in ``ignored`` what is left out, by reason.
-
-        Raises :class:`SourceError` if it cannot be listed."""
+        """Lists the images and directories in a directory, without those that ``rules`` hide. Counts the other entries
+        in ``ignored``, by reason. Raises :class:`SourceError` if it cannot be listed."""
         if not self.rules:
             return self.list_all(directory, ignored)
         return hide_ignored(self.list_all(directory, None), self.rules, directory, self.list_names(directory), ignored)
@@ -93,19 +92,20 @@ class Tree(ABC):
         return is_image_name(name)
 
     def names(self, directory: str) -> Names:
-        """Returns all names in a directory; empty if it cannot be listed."""
+        """Lists all names in a directory that ``rules`` do not hide; none if it cannot be listed."""
         names = self.list_names(directory)
         return self.rules.filter_names(directory, names) if self.rules else names
 
     def stat(self, file: str) -> FileStat:
-        """Returns size and times of a file, or that it is a directory. Raises :class:`OSError` if nothing is there."""
+        """Returns size and times of a file, or that it is a directory. Raises :class:`OSError` if nothing is there, or
+        ``rules`` hide it."""
         found = self.stat_any(file)
         if self.rules.hides(file, found.is_directory):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
         return found
 
     def first_bytes(self, file: str, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file; empty if it cannot be read."""
+        """Reads the first ``size`` bytes of a file; empty if it cannot be read, or ``rules`` hide it."""
         return b"" if self.rules.hides(file) else self.read_first_bytes(file, size)
 
     @abstractmethod
@@ -139,12 +139,13 @@ class Tree(ABC):
         since it was listed: another size or time of modification."""
 
     def locate(self, key: str) -> Location | None:
-        """Locates the bytes of a file on this machine, or returns None if they are compressed or elsewhere."""
+        """Locates the bytes of a file on this machine, or returns None if they are compressed or elsewhere. This base
+        returns None."""
         return None
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
-        """Reads files, given by keys, sizes and times of modification, if that is faster together; returns None for
-        each file that :meth:`read` must read. Thread-safe."""
+        """Reads several files, given by keys, sizes and times of modification, if that is faster together; returns None
+        for each file that :meth:`read` must read: for all in this base. Thread-safe."""
         return [None] * len(files)
 
     def walk(
@@ -202,7 +203,7 @@ class Tree(ABC):
         return self.folders(lambda _: False, every=True)
 
     def cache_names(self) -> AbstractContextManager[None]:
-        """Allows to list each directory only once within the block."""
+        """Keeps listed names within the block, if the tree has such a cache; nothing in this base."""
         return nullcontext()
 
     def identity(self, directory: str) -> Identity | None:
@@ -214,6 +215,7 @@ class Tree(ABC):
         return any(listing.images and not listing.is_cycle for _, listing in self.walk(top, above, skip_cycles=True))
 
     def stamp(self) -> str:
+        """Returns a text that changes with the content of an archive; empty for a folder, whose files have times."""
         return ""
 
     def close(self) -> None:
@@ -240,12 +242,14 @@ class FolderTree(Tree):
         self._known: NameCache | None = None
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
+        """Lists a directory; with the cached names, within :meth:`cache_names`."""
         names = None if self._known is None else self.list_names(directory)
         path = f"{self.root}/{directory}" if directory else self.root
         return list_directory(path, ignored, names, self.is_image_name if self.has_arrays else None)
 
     def list_names(self, directory: str) -> Names:
-        names = None if self._known is None else self._known.get(directory)
+        """Lists the names in a directory, or returns them from the cache; none if it cannot be listed."""
+        names = None if self._known is None else self._known.get_names(directory)
         if names is not None:
             return names
         try:
@@ -257,7 +261,7 @@ class FolderTree(Tree):
         except (OSError, ValueError):
             return Names()  # a listing reports why
         if self._known is not None:
-            self._known.put(directory, names)
+            self._known.put_names(directory, names)
         return names
 
     @contextmanager
@@ -273,13 +277,15 @@ class FolderTree(Tree):
                 self._known = None
 
     def identity(self, directory: str) -> Identity | None:
+        """Returns device and inode of a directory, or None if it cannot be reached."""
         try:
             return _directory_identity(Path(f"{self.root}/{directory}"))
         except SourceError:
             return None
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:
-        """Decides by the name of a file for most folders, without a listing."""
+        """Tells if an image is anywhere at or below a directory: for most folders by the name of one file, else by
+        listings."""
         place = Path(f"{self.root}/{top}")
         try:
             if not self.rules and _directory_identity(place) not in above:
@@ -291,6 +297,7 @@ class FolderTree(Tree):
         return super().holds_images(top, above)
 
     def stat_any(self, file: str) -> FileStat:
+        """Returns size and times of a file; follows links. Raises :class:`OSError` if nothing is there."""
         try:
             found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
         except ValueError as error:  # a null byte, as lists of files may have one
@@ -300,6 +307,7 @@ class FolderTree(Tree):
         return FileStat(found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
+        """Reads the first bytes of a regular file; empty if it cannot be read."""
         try:
             descriptor = open_regular(Path(f"{self.root}/{file}"))
             with os.fdopen(descriptor, "rb") as opened:
@@ -308,11 +316,14 @@ class FolderTree(Tree):
             return b""
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
+        """Reads bytes from a place on; fewer at the end."""
         with open(f"{self.root}/{file}", "rb") as opened:  # noqa: PTH123 - as above
             opened.seek(place)
             return opened.read(size)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
+        """Reads a whole file. Raises :class:`SampleError` if it cannot be read, is no file, too large, or has
+        changed."""
         try:
             descriptor = self._open_file(key)
         except OSError as error:
@@ -338,9 +349,11 @@ class FolderTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
+        """Returns the file's own path: its bytes are the whole file."""
         return Location(f"{self.root}/{key}", 0)
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
+        """Reads files of less than 16 KiB on average by one call of the engine for each directory; else none."""
         if not _RELATIVE or sum(size for _, size, _ in files) >= _SMALL * len(files):
             return super().read_together(files)
         found: builtins.list[bytes | None] = []
@@ -354,10 +367,12 @@ class FolderTree(Tree):
         return found
 
     def close(self) -> None:
+        """Closes the open directories of all threads."""
         self._threads = threading.local()
 
     def _open_file(self, key: str) -> int:
-        """Opens a file without blocking, so that a pipe with an image's name cannot hang the conversion."""
+        """Opens a file without blocking, and returns its descriptor. A pipe with an image's name cannot hang the
+        conversion. Raises :class:`OSError`."""
         if not _RELATIVE:
             return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
         path, _, name = key.rpartition("/")
@@ -391,7 +406,8 @@ def changed_message(listed: int, found: int) -> str:
 
 
 def _read_rest(descriptor: int, key: str, data: bytes, size: int) -> bytes:
-    """Reads the rest of a file after ``data``. Raises :class:`SampleError` if it ends too early."""
+    """Reads the rest of a file after ``data``, and returns all ``size`` bytes. Raises :class:`SampleError` if the file
+    ends before."""
     parts = [data]
     read = len(data)
     while read < size:

@@ -60,8 +60,7 @@ def array_of(value: Any) -> NDArray[Any]:
 
 
 def dtype_name(value: Any) -> str:
-    """Returns the name of a tensor's or array's dtype. Raises :class:`ValueError` for a dtype that columns do not
-    support."""
+    """Returns the name of the dtype of a tensor or array. Raises :class:`ValueError` for a dtype that no column has."""
     name = str(value.dtype).removeprefix("torch.") if is_tensor(value) else np.asarray(value).dtype.name
     if name not in ITEM_SIZE:
         raise ValueError(f"found {name} values; a column holds one of {', '.join(ITEM_SIZE)}")
@@ -69,7 +68,7 @@ def dtype_name(value: Any) -> str:
 
 
 def nbytes_of(value: Any) -> int:
-    """Estimates the memory that a value takes, or the size of its file."""
+    """Estimates the memory of a value: of a path the size of its file, of a list all items like its first."""
     if type(value) is bytes:
         return len(value)
     if value is None or type(value) in (int, float, bool):
@@ -105,7 +104,7 @@ def to_plain(field: Field, value: Any) -> Any:
     """Converts a value to plain types: files stay paths or bytes; images become arrays of their mode, masks arrays
     ``(H, W)``, tensors arrays. Idempotent.
 
-    Raises :class:`ValueError` that names the found and the expected value.
+    Raises :class:`ValueError` for a value that does not fit its field; the error says what was found and expected.
     """
     if value is None:
         return None
@@ -138,7 +137,8 @@ def _describe_types(value: Any) -> str:
 
 
 def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
-    """Converts pixels to a mode, ``(H, W, C)``; floating point to ``(C, H, W)``. Gray becomes RGB for an RGB mode."""
+    """Converts pixels to a mode, ``(H, W, C)``; floating point to ``(C, H, W)``. Gray becomes RGB for an RGB mode.
+    Raises :class:`ValueError` for another dtype or number of channels, and for no pixels."""
     array = _to_channels_last(value)
     if not array.size:
         raise ValueError(f"found an image without pixels, of shape {array.shape}")
@@ -173,7 +173,8 @@ _USUAL_CHANNELS = (1, 2, 3, 4)
 
 
 def _infer_single_mode(value: Any) -> Mode:
-    """Infers the mode of one image. Raises :class:`ValueError` if it must be declared."""
+    """Infers the mode of one image. Raises :class:`ValueError` for fractions, unusual dtypes, and more than four
+    channels: such a mode must be declared."""
     array = _to_channels_last(value)
     if array.shape[2] not in _USUAL_CHANNELS:
         expected = "(channels, height, width)" if is_tensor(value) else "(height, width, channels)"
@@ -192,7 +193,8 @@ def _infer_single_mode(value: Any) -> Mode:
 
 
 def _to_channels_last(value: Any) -> NDArray[Any]:
-    """Converts an image to ``(H, W, C)``. Raises :class:`ValueError`."""
+    """Converts a Pillow image, a tensor ``(C, H, W)`` or an array to an array ``(H, W, C)``. Raises :class:`ValueError`
+    for other than two or three axes."""
     if is_pil(value):
         return pixels_of_pillow(value)
     array = array_of(value)
@@ -205,7 +207,8 @@ def _to_channels_last(value: Any) -> NDArray[Any]:
 
 
 def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
-    """Converts a mask to an array ``(H, W)`` of its dtype. Raises :class:`ValueError`."""
+    """Converts a mask to an array ``(H, W)`` of its field's dtype. Raises :class:`ValueError` for colours, fractions,
+    another shape, and values that the dtype does not hold."""
     if is_pil(value) and value.mode not in ("1", "L", "P", "I", "I;16"):
         raise ValueError(f"found a PIL image of mode {value.mode}; expected one number a pixel (L, P, I;16, I)")
     array = array_of(value)
@@ -223,7 +226,7 @@ def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
 
 
 def mask_dtype(array: NDArray[Any]) -> str:
-    """Returns the dtype in which a mask array is stored."""
+    """Returns the dtype in which a mask is stored: uint8, uint16 or int32."""
     kept = {"uint8": "uint8", "uint16": "uint16", "int32": "int32", "bool": "uint8"}
     return kept.get(array.dtype.name, "int32")
 
@@ -280,7 +283,7 @@ def names_an_image(name: str) -> bool:
 
 
 def looks_like_mask(name: str) -> bool:
-    """Tells if a name is usual for masks."""
+    """Tells if a name in lower case contains ``mask`` or ``segmentation``."""
     return "mask" in name or "segmentation" in name
 
 
@@ -316,7 +319,8 @@ def _infer_file_field(name: str, value: Any) -> Field:
 
 
 def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
-    """Returns a dtype that holds all ``values``, whose arrays are ``arrays``. Raises :class:`ValueError`."""
+    """Returns a dtype that holds all ``values``, whose arrays are ``arrays``. Raises :class:`ValueError` if there is
+    none."""
     full = [(array, dtype_name(value)) for array, value in zip(arrays, values, strict=True) if array.size]
     names = {name for _, name in full} or {dtype_name(values[0])}
     if len(names) == 1:
@@ -328,7 +332,8 @@ def _common_dtype(arrays: Sequence[NDArray[Any]], values: Sequence[Any]) -> str:
 
 
 def _infer_array_field(name: str, arrays: list[NDArray[Any]], values: Sequence[Any], *, as_lists: bool) -> Field:
-    """Infers the field of numbers. ``as_lists``: they were lists, whose lengths do not prove a fixed shape."""
+    """Infers the field of numbers by name, shape and dtype. ``as_lists``: the values were lists, whose lengths do not
+    prove a fixed shape. Raises :class:`ValueError` if shapes or dtypes have no field in common."""
     first, dtype = arrays[0], _common_dtype(arrays, arrays if as_lists else values)
     whole = all(array.dtype.kind in "iu" or not array.size for array in arrays)
     if first.ndim == 0:

@@ -38,12 +38,12 @@ from packstore.sources.webdataset_files import (
     content_kind,
     decode_file,
     has_image,
-    has_pair,
+    has_image_pair,
     is_hidden,
-    own_column,
+    make_own_column,
+    make_usual_column,
     read_shard_index,
     split_key,
-    usual_column,
 )
 from packstore.stores.link_files import Location
 
@@ -79,12 +79,13 @@ class WebDatasetSource(ShardSource):
         self._open = lru_cache(_OPEN_SHARDS)(lambda number: OpenTar(self.shards[number][1]))
 
     def list_shards(self) -> list[tuple[str, Path]]:
-        """Lists split and path of each shard."""
+        """Lists split and path of each tar at the source's path. Raises the errors of :func:`find_shards`."""
         return find_shards(self.path, _SUFFIXES).files
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields the rows of a shard. The first call reads the headers of all files in all shards."""
-        main = {extension for extension in self._all_extensions if self._column(extension) == self._main}
+        """Yields the rows of a shard; their sizes are those in the headers. The first call reads the headers of all
+        files in all shards."""
+        main = {extension for extension in self._all_extensions if self._column_of(extension) == self._main}
         for key, files in self._list_samples(number):
             size = modified = rest = 0
             found, sizes = False, Counter[str]()
@@ -93,53 +94,58 @@ class WebDatasetSource(ShardSource):
                     size, modified, found = nbytes, changed, True
                 else:
                     rest += nbytes
-                    sizes[self._column(extension).partition(".")[0]] += nbytes  # a file of a list has pages.0
+                    sizes[self._column_of(extension).partition(".")[0]] += nbytes  # a file of a list has pages.0
             yield Row(key, (number, files), size, rest, modified, sizes=sizes)
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads and decodes the files of a sample, and joins those of lists."""
         return self._join_lists(self._read_values(ref))
 
     def _read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads the files of a sample by column; those of lists by column, dot and number."""
+        """Reads and decodes the files of a sample by column; those of lists by column, dot and number. Raises
+        :class:`ValueError` for a file that is too large, or there twice."""
         shard, files = ref
         raw: dict[str, Any] = {}
         for extension, place, size, _ in files:
             limit = max_file_bytes(self.options.max_pixels) if content_kind(extension) == "image" else _MAX_VALUE
             if size > limit:
                 raise ValueError(f".{extension} has {size} bytes, more than {limit} within max_pixels")
-            name = self._column(extension)
+            name = self._column_of(extension)
             if name in raw:
                 raise ValueError(f".{extension} is there twice")
             raw[name] = self._read_value(extension, name, self._open(shard).read(place, size))
         return raw
 
     def _join_lists(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """Joins the files of lists."""
+        """Joins the files of each list, ``view.0``, ``view.1`` …, to one list. Changes and returns ``raw``."""
         for column in {name.rpartition(".")[0] for name in self._places.values()} - {""}:
             files = {int(name.rpartition(".")[2]): raw.pop(name) for name in [*raw] if name.startswith(f"{column}.")}
             raw[column] = [files[number] for number in sorted(files)]
         return raw
 
     def locate_row(self, ref: Any) -> Location | None:
+        """Locates the main image in its tar; None in a compressed one."""
         shard, files = ref
         if self._open(shard).compressed:
             return None
         path = str(self.shards[shard][1].absolute())
-        places = (place for extension, place, *_ in files if self._column(extension) == self._main)
+        places = (place for extension, place, *_ in files if self._column_of(extension) == self._main)
         return next((Location(path, place) for place in places), None)
 
-    def _column(self, extension: str) -> str:
+    def _column_of(self, extension: str) -> str:
         """Returns the column of files with an extension."""
         return self._columns[extension]
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
-        """Decodes the content of a file for its column. Raises :class:`ValueError`."""
+        """Decodes the content of a file by its extension. Raises :class:`ValueError` for damaged content."""
         return decode_file(extension, data)
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts hidden members, links and devices."""
         return sum((members.left for members in self._shard_indexes), Counter[str]())
 
     def close(self) -> None:
+        """Closes all open shards."""
         super().close()
         self._open.cache_clear()
 
@@ -153,7 +159,7 @@ class WebDatasetSource(ShardSource):
             yield key, tuple(islice(files, count))
 
     def _count_extensions(self) -> Counter[tuple[str, ...]]:
-        """Counts the samples that have the same extensions, by these."""
+        """Counts samples by the extensions of their files."""
         found: Counter[tuple[str, ...]] = Counter()
         for members in self._shard_indexes:
             for numbers, count in members.alike.items():
@@ -162,7 +168,8 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _shard_indexes(self) -> list[ShardIndex]:
-        """Samples of all shards, read from the headers of their members. Raises :class:`SourceError` for pickles."""
+        """Samples of all shards, read once from the headers of all members. Raises :class:`SourceError` for a damaged
+        shard, pickles, and shards without samples."""
         numbers: dict[str, int] = {}
         found = [read_shard_index(self._open(shard), path, numbers) for shard, (_, path) in enumerate(self.shards)]
         self._extensions = list(numbers)
@@ -178,18 +185,20 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension."""
+        """Column of each extension: the usual one, or one of its own if a sample has several files of that column."""
         assert self._shard_indexes
-        found = {extension: usual_column(extension) for extension in self._extensions if extension not in self._places}
+        found = {
+            extension: make_usual_column(extension) for extension in self._extensions if extension not in self._places
+        }
         kinds: dict[str, set[str]] = {}
         for extension, name in found.items():
             kinds.setdefault(name, set()).add(content_kind(extension))
         shared = {name for name, its in kinds.items() if len(its) > 1} | self._find_double_columns(found)
-        return {ext: own_column(ext) if name in shared else name for ext, name in found.items()} | self._places
+        return {ext: make_own_column(ext) if name in shared else name for ext, name in found.items()} | self._places
 
     @cached_property
     def _places(self) -> dict[str, str]:
-        """Column and number of each numbered image (``0.jpg``, ``view.1.png``) that is a file of a list, ``view.1``.
+        """Column and number, ``view.1``, of each extension of a numbered image (``0.jpg``, ``view.1.png``) in a list.
 
         Images are a list if samples have different numbers of them, counted from 0 or 1 without gaps. Without any other
         image, the first one of the only list is ``image``."""
@@ -207,7 +216,7 @@ class WebDatasetSource(ShardSource):
         return found
 
     def _find_double_columns(self, columns: Mapping[str, str]) -> set[str]:
-        """Finds columns of which some sample has two files of different extensions, such as a JPEG and a PNG."""
+        """Finds columns for which some sample has two files of different extensions, such as a JPEG and a PNG."""
         found: set[str] = set()
         for extensions in self._count_extensions():
             names = Counter(columns[extension] for extension in set(extensions) if extension in columns)
@@ -215,13 +224,14 @@ class WebDatasetSource(ShardSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """Declares columns by the extensions of all files and the values of the first samples."""
+        """Declares columns by the extensions of all files and the values of the first samples; a column that some
+        sample lacks is optional."""
         have: Counter[str] = Counter()
         total = 0
         for extensions, count in self._count_extensions().items():
             have.update(dict.fromkeys((self._columns[extension] for extension in extensions), count))
             total += count
-        probes = [self._read_first(number) for number in range(len(self.shards))]
+        probes = [self._read_first_samples(number) for number in range(len(self.shards))]
         samples = list(islice(chain.from_iterable(probes), _PROBED))
         declared: dict[str, Field] = {}
         for extension, column in self._columns.items():
@@ -230,7 +240,7 @@ class WebDatasetSource(ShardSource):
                 declared[name] = Images()
             elif name not in declared:
                 given = [raw[name] for raw in samples if raw.get(name) is not None]
-                declared[name] = self._declare(extension, name, given)
+                declared[name] = self._declare_column(extension, name, given)
                 if have[name] < total and name != self._main:
                     declared[name] = replace(declared[name], optional=True)
         return declared
@@ -251,8 +261,8 @@ class WebDatasetSource(ShardSource):
             )
         return "image" if "image" in images else images[0]
 
-    def _read_first(self, number: int) -> Iterator[dict[str, Any]]:
-        """Yields the values of the first samples of a shard that can be read."""
+    def _read_first_samples(self, number: int) -> Iterator[dict[str, Any]]:
+        """Yields the values of the first 16 samples of a shard, without files that cannot be read."""
         for _, files in islice(self._list_samples(number), _PROBED):
             raw: dict[str, Any] = {}
             for extension, place, size, _ in files:
@@ -262,8 +272,9 @@ class WebDatasetSource(ShardSource):
                     )
             yield raw
 
-    def _declare(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        """Declares a column by the kind of its files, or by the values of some."""
+    def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
+        """Declares a column by the kind of its files, or by the values of some. Raises :class:`SourceError` for values
+        that fit no field."""
         kind = content_kind(extension)
         if kind == "image":
             return Image()
@@ -282,18 +293,21 @@ class WebDatasetSource(ShardSource):
 
 
 def _split_number(extension: str) -> tuple[str, int] | None:
-    """Returns name and number of a numbered image: of ``view.1.png`` ``view`` and 1, of ``1.png`` an empty name."""
+    """Returns name and number in the extension of a numbered image: ``view`` and 1 for ``view.1.png``, ``""`` and 1 for
+    ``1.png``. Returns None for other extensions."""
     match = _PLACE.fullmatch(extension)
     return (match[1] or "", int(match[2])) if match and content_kind(extension) == "image" else None
 
 
 def _is_in_list(extension: str, lists: Mapping[str, int]) -> bool:
+    """Tells if an extension is that of a numbered image in one of the lists."""
     named = _split_number(extension)
     return named is not None and named[0] in lists
 
 
 def _find_lists(counts: Iterable[tuple[str, ...]]) -> dict[str, int]:
-    """Returns names of numbered images that are lists, and their first number, by the extensions of each sample."""
+    """Finds numbered images that are lists, by the extensions of each sample; returns their names with the first
+    number, 0 or 1. Samples must have different numbers of them, without gaps."""
     found: dict[str, set[tuple[int, ...]]] = {}
     for extensions in counts:
         numbers: dict[str, list[int]] = {}
@@ -328,8 +342,9 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars in which images are side by side with other files of the same key. Images in several folders,
-    which may be classes, need a label each. Numbered tars of images alone may be shards."""
+    """Recognises tars by the first 64 files of the first one: files of one key follow each other, and half of the keys
+    have an image and another known file. Images in several folders, which may be classes, need a label each. Is partial
+    for numbered tars of images alone."""
     try:
         shards = find_shards(path, _SUFFIXES).files
     except SourceError:
@@ -351,7 +366,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
                 return Certainty.NO  # the files of a sample follow each other
             samples.setdefault(key, set()).add(extension)
             last = key
-    pairs = sum(1 for found in samples.values() if has_pair(found))
+    pairs = sum(1 for found in samples.values() if has_image_pair(found))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
     if numbered and samples and len(folders) == 1 and not pairs:
@@ -372,7 +387,9 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         """Columns whose values are lists of files; True for those in which a record may have no list."""
         return {column.name: column.nullable for column in self.columns_at_rest if column.form == "files"}
 
-    def _column(self, extension: str) -> str:
+    def _column_of(self, extension: str) -> str:
+        """Returns the column of files with an extension, by the names that exports give: ``cls`` is the label,
+        ``name.ext`` the column ``name``."""
         first, dot, rest = extension.partition(".")
         if first in self._list_columns:
             return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list
@@ -393,6 +410,7 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
         return raw
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
+        """Returns the stored bytes of a file; decodes only arrays and labels."""
         if name.partition(".")[0] in self._list_columns:
             return data
         if extension.rpartition(".")[2] == "npy":

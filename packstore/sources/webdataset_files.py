@@ -56,7 +56,8 @@ class ShardIndex:
 
 
 def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> ShardIndex:
-    """Reads the index of a shard from the headers of its members; adds new extensions to ``numbers``."""
+    """Reads the index of a shard from the headers of its members; adds new extensions to ``numbers``. Raises
+    :class:`SourceError` for a damaged tar."""
     found = ShardIndex()
     try:
         named = ((*split_key(m.name), m) for m in _resolve_hard_links(tar) if _is_sample_file(m, found.left))
@@ -91,6 +92,7 @@ def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
 
 
 def _lies_before(member: tarfile.TarInfo, other: tarfile.TarInfo) -> bool:
+    """Tells if ``other`` is before ``member`` in the tar."""
     return other.offset < member.offset
 
 
@@ -104,7 +106,7 @@ def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Splits the name of a file into key and extension, at the first dot of its own name."""
+    """Splits the path of a file into key and extension (in lower case), at the first dot of its own name."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()
@@ -126,7 +128,7 @@ def content_kind(extension: str) -> str:
     return next((kind for kind, names in kinds.items() if last in names), "bytes")
 
 
-def usual_column(extension: str) -> str:
+def make_usual_column(extension: str) -> str:
     """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label`` for ``cls``, ``left``
     for ``left.jpg`` …"""
     first, _, last = extension.rpartition(".")
@@ -137,14 +139,15 @@ def usual_column(extension: str) -> str:
     return "image_" if name == "image" != content_kind(extension) else make_column_name(name)
 
 
-def own_column(extension: str) -> str:
+def make_own_column(extension: str) -> str:
     """Returns the column of files whose usual column others have: ``png`` for the masks beside ``jpg``."""
     name = make_column_name(extension)
     return f"{name}_" if name == "image" else name
 
 
 def decode_file(extension: str, data: bytes) -> Any:
-    """Decodes the content of a file by its extension. Raises :class:`ValueError`."""
+    """Decodes the content of a file by its extension: numbers, texts, JSON and ``.npy``; other content stays bytes.
+    Raises :class:`ValueError` for damaged content."""
     kind = content_kind(extension)
     if kind in ("label", "number"):
         text = data.decode("utf-8").strip()
@@ -169,10 +172,11 @@ def decode_file(extension: str, data: bytes) -> Any:
 
 
 def has_image(extensions: set[str]) -> bool:
+    """Tells if an image is among the files of a sample, by their extensions."""
     return any(content_kind(name) == "image" for name in extensions)
 
 
-def has_pair(extensions: set[str]) -> bool:
+def has_image_pair(extensions: set[str]) -> bool:
     """Tells if the files of a sample are an image and another known file, or two images."""
     images = {name for name in extensions if content_kind(name) == "image"}
     return bool(images) and (len(images) > 1 or any(name.rpartition(".")[2] in _KNOWN for name in extensions - images))

@@ -51,7 +51,8 @@ class DatasetReader:
     """Reads samples of several datasets by number and index, and names their values."""
 
     def __init__(self, datasets: Sequence[Any], schema: Schema, *, in_process: bool) -> None:
-        """``in_process``: samples are not converted to plain values here, since threads do that later."""
+        """``in_process``: reading happens in the main process. Then samples keep the user's values, and threads convert
+        them later."""
         self._datasets = datasets
         self._schema = schema
         self._in_process = in_process
@@ -68,8 +69,8 @@ class DatasetReader:
         return self.name_values(index, raw)
 
     def name_values(self, index: int, raw: Any) -> NamedSample | FailedSample:
-        """Assigns names to the values of the sample ``raw``, and outside of this process converts them to plain
-        ones."""
+        """Assigns names to the values of the sample ``raw``, and in a worker process converts them to plain values.
+        Returns a :class:`FailedSample` for a sample that does not match the schema."""
         try:
             taken = self._schema.assign_names(raw)
             return taken if self._in_process else self._schema.to_plain(taken)

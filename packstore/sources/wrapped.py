@@ -20,7 +20,7 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Passes the samples of another source through; closing it closes that source, too."""
+    """Passes all calls on to another source, also :meth:`close`."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)
@@ -85,6 +85,8 @@ class GeoSource(WrappedSource):
         super().__init__(source, replace(source.options, columns=(*source.options.columns, GEO)))
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Adds the column ``geo``. Raises :class:`UsageError` for a source of arrays, a store, or a source with such a
+        column."""
         survey = super().survey(split, progress)
         if survey.encoding != "original" or survey.store is not None or any(c.name == "geo" for c in survey.columns):
             raise UsageError(
@@ -98,6 +100,7 @@ class GeoSource(WrappedSource):
         return replace(survey, columns=columns, sampled=survey.sampled | names, value_bytes=value_bytes)
 
     def read(self, entry: Entry) -> Sample:
+        """Reads a sample, and its GeoTIFF tags. Raises :class:`SampleError` for damaged tags."""
         found = super().read(entry)
         sample = found if isinstance(found, Sample) else Sample(found, {})
         try:

@@ -16,7 +16,7 @@ from packstore import PackedDataset, PackedLoader, convert, export, verify
 from packstore.augment import RandomHorizontalFlip
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, UsageError
 from packstore.sources import open_source
-from packstore.sources.boxes import CONVENTIONS, BoxRanges, to_corners
+from packstore.sources.boxes import CONVENTIONS, BoxConventionCounter, to_corners
 from tests.makers.images import encode, picture
 
 pa = pytest.importorskip("pyarrow")
@@ -260,7 +260,7 @@ def test_a_box_that_is_none_is_a_bad_sample(tmp_path: Path) -> None:
 )
 def test_the_right_convention_is_always_among_the_possible(boxes: list[tuple[float, ...]], convention: str) -> None:
     corners = [[x, y, x + w, y + h] for x, y, w, h in boxes]
-    ranges = BoxRanges()
+    ranges = BoxConventionCounter()
     given_boxes = np.array(as_convention(convention, corners))
     for box in given_boxes:
         ranges.add(box[None], np.array([[WIDTH, HEIGHT]], np.float64))

@@ -267,7 +267,7 @@ def test_too_many_splits(folder: Path) -> None:
 
 
 def test_files_that_share_a_hash_are_not_duplicates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "hash_file", lambda file: 1)
+    monkeypatch.setattr(labels, "hash_path", lambda file: 1)
     text = "file,label\na.jpg,0\nb.jpg,0\n"
     assert labelled(folder, text).survey().records == 2
     assert "b.jpg is named again as '1', first on line 3 as '0'" in failure(folder, text + "b.jpg,1\n")

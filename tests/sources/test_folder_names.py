@@ -60,10 +60,10 @@ def test_more_names_than_one_call_has_room_for(tmp_path: Path) -> None:
 def test_names_are_kept_and_their_suffixes_found(files: list[str], folders: list[str]) -> None:
     names = Names(files, folders)
     with NameCache() as known:
-        known.put("", Names(["other.png"]))
-        known.put("a/b", names)
-        again = known.get("a/b")
-        assert known.get("a") is None
+        known.put_names("", Names(["other.png"]))
+        known.put_names("a/b", names)
+        again = known.get_names("a/b")
+        assert known.get_names("a") is None
     assert again is not None
     assert (list(again.files), list(again.folders), bool(again)) == (files, folders, bool(files or folders))
     suffixes = {name[name.rfind(".") :] if name.rfind(".") > 0 else "" for name in files}

@@ -424,7 +424,7 @@ def test_an_arrow_file_that_is_cut_while_it_is_read(stream: bool, tmp_path: Path
 def test_a_table_that_lies_about_its_rows(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(table(range(3)), tmp_path / "x.parquet")
     with closing(open_source(tmp_path)) as source:
-        assert isinstance(source, tables.TableSource)
+        assert isinstance(source, tables.HfTableSource)
         table_class = type(source.open_table(tmp_path / "x.parquet"))
         overview = table_class.read_overview
         for rows, said in ((10**9, "hold 1000000000 rows"), (9, "fewer rows than it says")):

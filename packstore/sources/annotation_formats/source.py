@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError, printable
 from packstore.sources.annotation_formats.columns import AnnotationColumns
 from packstore.sources.archives import open_tree
-from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
+from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, find_split_in_path
 from packstore.sources.beside import join, read_text
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
@@ -97,7 +97,7 @@ class SidecarSource(AnnotatedSource):
             if match is None:
                 unpaired.append(path)
             else:
-                found.append((AnnotatedFolder(path, match[1], _split_from_path(path)), match[0]))
+                found.append((AnnotatedFolder(path, match[1], find_split_in_path(path)), match[0]))
         used = {pair for _, pair in found}
         taken = {folder.annotations for folder, _ in found}
         alike = [
@@ -111,7 +111,7 @@ class SidecarSource(AnnotatedSource):
         ]
         return [
             *(folder for folder, _ in found),
-            *(AnnotatedFolder(path, None, _split_from_path(path)) for path in alike),
+            *(AnnotatedFolder(path, None, find_split_in_path(path)) for path in alike),
         ]
 
     @classmethod
@@ -189,11 +189,6 @@ def _list_annotation_folders(path: str, images: str, annotations: str) -> Iterat
     for n in reversed(range(len(parts))):
         if parts[n].lower() == images.lower():
             yield "/".join((*parts[:n], *([annotations] if annotations else []), *parts[n + 1 :]))
-
-
-def _split_from_path(path: str) -> str:
-    """Returns the first folder in a path with the name of a split, in lower case, or ``""`` if there is none."""
-    return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 
 def make_sidecar_kind(source: type[SidecarSource], help: str) -> Kind:

@@ -82,10 +82,10 @@ class ArchiveTree(Tree):
         """Lists the names in a directory; caches them."""
         place, known = self._to_archive_path(directory), self._index.names
         key = place.decode("utf-8", "surrogateescape")
-        names = known.get(key)
+        names = known.get_names(key)
         if names is None:
             names = _split_children(self._index.list_children(place))
-            known.put(key, names)
+            known.put_names(key, names)
         return names
 
     def all_folders(self) -> Iterator[tuple[str, Names]]:

@@ -45,6 +45,7 @@ class ColumnArray:
 
     @property
     def length(self) -> int:
+        """Number of samples."""
         return self.info.shape[self.axis]
 
 
@@ -143,7 +144,8 @@ def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: Sour
 
 
 def _parse_array_name(file: int, info: ArrayInfo) -> _NamedArray:
-    """Splits the names of an array and its file into split, role and part."""
+    """Reads split, role (the other words) and part from the names of an array and its file: ``train``, ``images`` and
+    ``1`` from ``train_images`` in ``batch_1.h5``."""
     own = name_words(info.name)
     stem = name_words(info.file.rpartition("/")[0] if info.alone else re.sub(r"\.[A-Za-z0-9]+$", "", info.file))
     split = next((word for word in [*own, *stem] if word in SPLIT_ORDER), "")

@@ -22,8 +22,8 @@ TextReader = Callable[[ColumnArray], Iterator[list[str]]]
 
 
 def parse_class_names(value: Any) -> tuple[str, ...] | None:
-    """Parses an attribute with names of classes: a list, or a mapping from numbers to names or names to numbers; None
-    for any other value."""
+    """Parses an attribute with names of classes: a list, a mapping from numbers to names or back, or JSON of these.
+    Returns None for any other value, for empty and for repeated names."""
     if isinstance(value, (str, bytes)):
         try:
             value = json.loads(value)
@@ -71,7 +71,7 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
     if roles.classes is not None:
         file, info = roles.classes
         order = list(chain.from_iterable(texts(ColumnArray(file, info))))
-    classes = found.classes(order=order if len({*order}) == len(order) else ())
+    classes = found.decide_classes(order=order if len({*order}) == len(order) else ())
     return (roles, None) if classes is None else (replace(roles, parts=tuple(parts), classes=None), classes)
 
 

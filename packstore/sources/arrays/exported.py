@@ -30,6 +30,7 @@ class ExportedArrays(ExportedRows, ArraySource):
         return self.find_files(self.path) if self.grouped else [file for _, file in self.list_shards()]
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, None]:
+        """Assigns roles by the export manifest, which has the classes, too."""
         return _choose_exported_arrays(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
 
     def values(self, ref: Any) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class ChunkFolderSource(ArraySource):
         return (file for name in sorted(names) for file in _list_array_files(self.path / name))
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims the files of the arrays that are read, and as evidence the metadata of the groups above."""
         super().claim_files(claims)
         self.claim_paths(claims, self._list_group_files(), Role.EVIDENCE)
 

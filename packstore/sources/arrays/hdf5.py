@@ -45,6 +45,7 @@ class Hdf5Source(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """Opens an HDF5 file. Raises :class:`SourceError` if h5py cannot read it."""
         return _OpenHdf5(path, folder)
 
 
@@ -150,8 +151,9 @@ class _OpenHdf5(OpenArrays):
         return found if isinstance(found, bytes) else b""
 
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` if values of a dataset are, or may be, in files of another folder: HDF5 looks for
-        raw files in the working directory, and for virtual datasets in the folder of an environment variable."""
+        """Raises :class:`SourceError` if values of a dataset are, or may be, in files of another folder. HDF5 looks for
+        raw files in the working directory, and for parts of virtual datasets in the folder that an environment
+        variable names."""
         if dataset.external:
             file = dataset.external[0][0]
             raise SourceError(
@@ -239,7 +241,7 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds missing chunks, except in the files behind a virtual dataset."""
+        """Finds the chunks of a dataset that were never written; None if all were, or the dataset is virtual."""
         dataset = self._file[name]
         if dataset.is_virtual or not dataset.size:
             return None

@@ -66,6 +66,7 @@ class IdxSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """Opens an idx file, and reads its header."""
         return _OpenIdx(path)
 
     @classmethod
@@ -206,6 +207,7 @@ class _OpenIdx(OpenArrays):
         return info, place
 
     def list_arrays(self) -> list[ArrayInfo]:
+        """Describes the only array of the file."""
         return [self._info]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:

@@ -32,6 +32,7 @@ class MatSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """Opens a ``.mat`` file, and verifies its arrays."""
         return _OpenMat(path)
 
 
@@ -50,6 +51,7 @@ class _OpenMat(OpenArrays):
             self._readers[name] = open_array(path, array)
 
     def list_arrays(self) -> Sequence[ArrayInfo]:
+        """Describes all arrays of numbers; vectors with one axis."""
         arrays = self._arrays.items()
         return [
             ArrayInfo("", name, _flatten_vector_shape(array.shape), array.dtype, by_columns=True)

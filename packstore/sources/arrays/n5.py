@@ -47,6 +47,7 @@ class N5Source(ChunkFolderSource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """Opens an N5 container, and reads the metadata of its arrays."""
         return _OpenN5(path)
 
 
@@ -90,6 +91,7 @@ class _OpenN5(OpenArrays):
         return ArrayInfo("", name, shape[::-1], made, "numbers", blocks[-1])
 
     def list_arrays(self) -> list[ArrayInfo]:
+        """Describes all arrays, as read at opening."""
         return list(self._infos.values())
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
@@ -113,9 +115,11 @@ class _OpenN5(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
+        """Reads the attributes that may name classes from ``attributes.json``."""
         return pick_class_attributes(read_metadata(self._path / name / _FILE))
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
+        """Finds blocks without a file; None if all have one."""
         shape, block = self._infos[name].shape, self._blocks[name]
         places = (place[::-1] for place in find_chunks(self._path / name, len(shape)))
         return count_unwritten(shape, block, axis, places)
@@ -143,12 +147,12 @@ class _OpenN5(OpenArrays):
         return np.frombuffer(data, info.dtype).reshape(shape)
 
     def close(self) -> None:
-        pass
+        """Does nothing: no file is open."""
 
 
 def _decompress(compression: str, data: bytes, size: int) -> bytes:
-    """Decompresses data to exactly ``size`` bytes. Raises :class:`ValueError` for more or fewer, and the errors of the
-    libraries."""
+    """Decompresses data (gzip, bzip2, xz; others stay) to exactly ``size`` bytes. Raises :class:`ValueError` for more
+    or fewer bytes, and the libraries' errors for damaged data."""
     made: Any = None
     if compression == "gzip":
         made = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by its header

@@ -47,6 +47,7 @@ class NpzSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """Opens an ``.npz`` if the file is a zip, else an ``.npy``."""
         return _OpenNpz(path) if first_bytes(path, 4) == _ZIP else _OpenNpy(path)
 
 
@@ -71,6 +72,7 @@ class _OpenNumpyArrays(OpenArrays):
     _contents: dict[str, _StoredArray]
 
     def list_arrays(self) -> list[ArrayInfo]:
+        """Describes all arrays, as read at opening."""
         return [content.info for content in self._contents.values()]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
@@ -172,7 +174,8 @@ class _OpenNpz(_OpenNumpyArrays):
         return found
 
     def _open_member(self, name: str, member: zipfile.ZipInfo) -> _StoredArray:
-        """Opens an array of the zip. Raises :class:`ValueError` for damage, encryption and other compressions."""
+        """Opens an array of the zip, stored or deflated. Raises :class:`ValueError` for another compression, encryption
+        and damage."""
         header = read_at(self._descriptor, _LOCAL.size, member.header_offset)
         magic, *_, name_size, extra_size = _LOCAL.unpack(header)
         if magic != _ZIP or member.flag_bits & 1:

@@ -66,7 +66,7 @@ class ArraySource(RowSource):
         try:
             infos = [self._list_arrays(number, file) for number, file in enumerate(self._files)]
             self._roles, self._text_classes = self.assign_columns(infos)
-            self._check_sizes()
+            self._check_array_sizes()
             self._unwritten_rows, self._unwritten_chunks = self._find_unwritten()
         except BaseException:
             self.close()
@@ -75,12 +75,12 @@ class ArraySource(RowSource):
     @classmethod
     @abstractmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens a file; other files that it refers to must lie in ``folder``. Raises :class:`SourceError`."""
+        """Opens a file. Raises :class:`SourceError` if it is damaged, or refers to a file outside of ``folder``."""
 
     @classmethod
     def find_files(cls, path: Path) -> list[Path]:
         """Finds the files at a path: the file itself, or those in a folder and its folders of splits. Raises
-        :class:`SourceError`."""
+        :class:`SourceError` for a path that is neither, and for more than 10,000 files."""
         if not path.is_dir():
             if not path.is_file():
                 raise SourceError(f"{printable(str(path))} is not a file")
@@ -95,12 +95,12 @@ class ArraySource(RowSource):
         return found
 
     def list_files(self) -> list[Path]:
-        """Lists the files of this source."""
+        """Lists the files of this source, by :meth:`find_files`. Subclasses may choose others."""
         return self.find_files(self.path)
 
     @property
     def gaps_are_bad(self) -> bool:
-        """True if samples that were never written are bad samples; if False, they raise a question."""
+        """True if samples that were never written are bad samples; if False, opening asks the user."""
         return self.options.skip_bad
 
     @classmethod
@@ -110,7 +110,8 @@ class ArraySource(RowSource):
 
     @classmethod
     def recognise_folder(cls, path: Path) -> Certainty:
-        """Tells if a folder holds files of this kind and no other data, directly or in folders of splits."""
+        """Is certain of a folder that holds files of this kind, directly or in folders of splits, and no images, data
+        files of other kinds or other folders."""
         found = False
         for folder in [path, *_find_split_folders(path)]:
             for file in visible_paths(folder):
@@ -126,18 +127,20 @@ class ArraySource(RowSource):
         return Certainty.CERTAIN if found else Certainty.NO
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-        """Chooses the arrays that are columns, and the names of classes if labels are texts. Raises
-        :class:`SourceError`."""
+        """Chooses the arrays that are columns, and the names of classes if labels are texts. Raises the errors of
+        :meth:`assign_roles`."""
         return assign_text_labels(self.assign_roles(infos), self._read_texts)
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
-        """Assigns roles (image, label, further columns) to the arrays of the files. Raises :class:`SourceError`."""
+        """Assigns roles (image, label, further columns) to the arrays of the files. Raises
+        :class:`AmbiguousSourceError` if an option has to decide, and :class:`SourceError` if there are no images."""
         found = assign_roles(printable(str(self.path)), infos, self.options)
         if not self.path.is_dir() and not self.options.named:
             self._refuse_images_alone(found)
         return found
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits of the arrays, in packing order."""
         return list(dict.fromkeys(part.split for part in self._roles.parts))
 
     def rows(self, split: str) -> Iterator[Row]:
@@ -151,6 +154,8 @@ class ArraySource(RowSource):
                     index += 1
 
     def values(self, ref: Any) -> dict[str, Any]:
+        """Reads a row of all arrays, and converts its values. Raises :class:`ValueError` for a row that was never
+        written, if such rows are bad."""
         number, row = ref
         part = self._roles.parts[number]
         if self.gaps_are_bad and self._unwritten_rows[number][row]:
@@ -162,6 +167,8 @@ class ArraySource(RowSource):
         return found
 
     def fields(self) -> dict[str, Field]:
+        """Declares a column for each array; optional if some part lacks it. Raises :class:`SourceError` for arrays of
+        one name that differ in shape or dtype."""
         declared: dict[str, Field] = {}
         for part in self._roles.parts:
             for name, chosen in part.columns.items():
@@ -175,6 +182,7 @@ class ArraySource(RowSource):
         return {name: _make_optional(field) if name in lacking else field for name, field in declared.items()}
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts arrays that are no columns, and chunks that were never written."""
         found = {
             "arrays that are no values of samples": len(self._roles.left_out),
             "chunks that were never written": self._unwritten_chunks,
@@ -182,12 +190,14 @@ class ArraySource(RowSource):
         return {reason: count for reason, count in found.items() if count}
 
     def files(self) -> Sequence[Path]:
+        """Returns the files of arrays."""
         return self._files
 
     def close(self) -> None:
         self._blocks.close()
 
     def _list_arrays(self, number: int, file: Path) -> Sequence[ArrayInfo]:
+        """Describes the arrays of a file, with its path relative to the source."""
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
         found = self._blocks.open_file(number).list_arrays()
         return [replace(info, file=name or file.name if info.alone else name) for info in found]
@@ -212,8 +222,8 @@ class ArraySource(RowSource):
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
         """Finds samples whose image or label was never written. Returns a mask of rows for each part, and the number of
-        missing chunks of all columns. Raises :class:`AmbiguousSourceError` for such samples, unless an option decides.
-        """
+        missing chunks of all columns. Raises :class:`AmbiguousSourceError` for such samples, unless the user has named
+        the kind, or skips bad samples."""
         masks, chunks = [], 0
         for part in self._roles.parts:
             rows = np.zeros(part.length, np.bool_)
@@ -238,9 +248,9 @@ class ArraySource(RowSource):
             )
         return masks, chunks
 
-    def _check_sizes(self) -> None:
-        """Raises :class:`SourceError` for arrays of different lengths, or too large ones. Sets :attr:`shape` and
-        :attr:`evidence`."""
+    def _check_array_sizes(self) -> None:
+        """Raises :class:`SourceError` for arrays of different lengths, too large chunks, and images of too many pixels.
+        Sets :attr:`shape` and :attr:`evidence`."""
         shapes: set[tuple[int, ...]] = set()
         for part in self._roles.parts:
             if len({name for name in part.columns if part.columns[name].length != part.length}):
@@ -271,12 +281,12 @@ class ArraySource(RowSource):
         """By part, bytes of an image and of the other values of a sample; for files, estimated from the first ones."""
         found = []
         for part in self._roles.parts:
-            sizes = {name: self._estimate_size(chosen, len(part.columns)) for name, chosen in part.columns.items()}
+            sizes = {name: self._estimate_row_bytes(chosen, len(part.columns)) for name, chosen in part.columns.items()}
             found.append((sizes.pop("image"), sum(sizes.values())))
         return found
 
-    def _estimate_size(self, chosen: ColumnArray, columns: int) -> int:
-        """Returns the bytes of a row of an array; for files and texts the mean of the first few."""
+    def _estimate_row_bytes(self, chosen: ColumnArray, columns: int) -> int:
+        """Returns the bytes of a row of an array; for files and texts the mean of the first four."""
         info = chosen.info
         if info.content == "numbers":
             return bytes_per_row(info, chosen.axis)
@@ -289,7 +299,8 @@ class ArraySource(RowSource):
         return total // max(1, min(_PROBED, chosen.length))
 
     def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
-        """Declares the column ``name`` of an array. Raises :class:`SourceError` if no column holds its dtype."""
+        """Declares the column ``name`` of an array: image, label, text, mask, files or numbers. Raises
+        :class:`SourceError` if no column holds its dtype."""
         info = chosen.info
         if name == "image":
             mode = None if info.content == "files" else _pixel_mode(chosen)
@@ -299,14 +310,14 @@ class ArraySource(RowSource):
         if info.content == "texts":
             return Text()
         if info.content == "files":
-            return Image() if _is_jpeg_or_png(self._read_first(chosen)) else Bytes()
+            return Image() if _is_jpeg_or_png(self._read_first_file(chosen)) else Bytes()
         if "mask" in name and len(info.shape) == 3 and info.dtype.kind in "uib" and info.dtype.itemsize <= 4:
             return Mask(_MASK_DTYPES.get(info.dtype.name))
         if info.dtype.name not in ITEM_SIZE:
             raise SourceError(f"{printable(str(self.path))}: {info.shown}: no type of column holds {info.dtype}")
         return Array(info.dtype.name, info.shape[1:])
 
-    def _read_first(self, chosen: ColumnArray) -> bytes:
+    def _read_first_file(self, chosen: ColumnArray) -> bytes:
         """Reads the first row of an array of files; empty if it cannot be read."""
         try:
             return bytes(self._blocks.read_row(chosen.file, chosen.info, 0, 0, 1)) if chosen.length else b""
@@ -314,10 +325,11 @@ class ArraySource(RowSource):
             return b""
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row of an array to a value of its column. Raises :class:`ValueError`."""
+        """Converts a row of an array to a value of its column. Raises :class:`ValueError` for a file that is too large,
+        a label that is no whole number, and pixels that change in the conversion."""
         info = chosen.info
         if name == "image":
-            return self._image_value(chosen, value)
+            return self._convert_image_row(chosen, value)
         if name == "label":
             return _to_class_number(value) if info.content == "numbers" else self._label_numbers[_decode_text(value)]
         if info.content == "files":
@@ -330,8 +342,9 @@ class ArraySource(RowSource):
         native = np.asarray(value).astype(info.dtype.newbyteorder("="), copy=True)
         return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
 
-    def _image_value(self, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row to an image file, or to pixels ``(H, W, C)``. Raises :class:`ValueError`."""
+    def _convert_image_row(self, chosen: ColumnArray, value: Any) -> Any:
+        """Converts a row to an image file, or to pixels ``(H, W, C)``. Raises :class:`ValueError` for too large a file,
+        and for pixels that the image's dtype cannot hold."""
         if chosen.info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:
@@ -343,7 +356,8 @@ class ArraySource(RowSource):
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
         """Names of classes: from labels that are texts, an array of texts, or attributes of the labels, the images or a
-        group above them. None if there are none, or if they do not fit the labels. Reads all labels."""
+        group above them. None if there are none, or, with a warning in the log, if they do not fit the labels. Reads
+        all labels. Raises :class:`SourceError` if that fails."""
         if self._text_classes is not None:
             return self._text_classes
         try:
@@ -360,8 +374,8 @@ class ArraySource(RowSource):
         return None
 
     def _find_class_names(self) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
-        """Yields possible names of classes: their origin for messages, the names, and True if they certainly are
-        classes."""
+        """Yields possible names of classes: their origin for messages; the names, None if unusable; and True if they
+        certainly are classes."""
         if self._roles.classes is not None:
             file, info = self._roles.classes
             if not 0 < info.shape[0] <= _MAX_CLASSES:
@@ -384,13 +398,15 @@ class ArraySource(RowSource):
                     place = place.rpartition("/")[0] if place else None
 
     def _read_texts(self, chosen: ColumnArray) -> Iterator[list[str]]:
-        """Reads all texts of an array, some at a time. Raises :class:`OSError` and :class:`ValueError`."""
+        """Yields all texts of an array, up to 4096 at a time. Raises :class:`OSError` or :class:`ValueError` if they
+        cannot be read or decoded."""
         file, info = self._blocks.open_file(chosen.file), chosen.info
         for start in range(0, info.shape[0], _TEXTS):
             yield [_decode_text(text) for text in file.read(info.name, 0, start, min(start + _TEXTS, info.shape[0]))]
 
     @cached_property
     def _label_numbers(self) -> dict[str, int]:
+        """Number of each class, by its text; empty if labels are numbers."""
         return {name: number for number, name in enumerate(self._text_classes or ())}
 
     def _read_labels(self, part: SplitArrays) -> NDArray[Any]:
@@ -402,6 +418,7 @@ class ArraySource(RowSource):
 
 
 def _decode_text(text: Any) -> str:
+    """Decodes bytes as UTF-8, and converts any other value to a text. Raises :class:`ValueError` for other bytes."""
     return text.decode("utf-8") if isinstance(text, bytes) else str(text)
 
 
@@ -410,23 +427,26 @@ _MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "u
 
 
 def recognise_arrays(open: Callable[[Path, SourceOptions], Source], path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a path with certainty by opening it. Raises the errors of opening it, since no other kind reads such
-    files."""
+    """Opens and closes a source, and returns ``CERTAIN``. Raises the errors of opening the source, since no other kind
+    reads such files."""
     open(path, options).close()
     return Certainty.CERTAIN
 
 
 def _find_split_folders(path: Path) -> list[Path]:
+    """Finds the folders in a folder that have names of splits, sorted."""
     return sorted(folder for folder in visible_paths(path) if folder.name.lower() in SPLIT_ORDER and folder.is_dir())
 
 
 def _make_optional(field: Field) -> Field:
+    """Returns the field as optional; an image field unchanged."""
     if isinstance(field, Image):
         return field
     return replace(field, optional=True)
 
 
 def _is_jpeg_or_png(data: bytes) -> bool:
+    """Tells if data begin like a JPEG or PNG file."""
     return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
 
 
@@ -442,7 +462,8 @@ def _to_class_number(value: Any) -> int:
 
 
 def _pixel_mode(chosen: ColumnArray) -> Mode:
-    """Returns the mode of an array of images; for 64 bits that of 32, and values beyond that are bad samples."""
+    """Returns the mode (channels and dtype) in which an array of images is stored. Arrays of 64 bits get 32: values
+    beyond are bad samples."""
     channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
     return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
 

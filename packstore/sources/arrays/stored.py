@@ -85,8 +85,8 @@ class Unwritten:
 def count_unwritten(
     shape: Sequence[int], chunk: Sequence[int], axis: int, places: Iterable[Sequence[int]]
 ) -> Unwritten | None:
-    """Counts the chunks of an array that were never written, given the grid positions of those that were, or returns
-    None if all were written."""
+    """Counts the chunks of an array that were never written. ``places`` are the grid positions of the chunks that were.
+    Returns None if all were written."""
     counts = [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
     written = np.zeros(counts[axis], np.int64)
     for place in places:
@@ -101,17 +101,16 @@ class OpenArrays(ABC):
 
     @abstractmethod
     def list_arrays(self) -> Sequence[ArrayInfo]:
-        """Describes all arrays; :attr:`ArrayInfo.file` is empty. Raises :class:`SourceError`."""
+        """Describes all arrays; :attr:`ArrayInfo.file` is empty. Raises :class:`SourceError` for a damaged file."""
 
     @abstractmethod
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads part of an array along an axis; files and texts as an array of objects. Called by one thread at a time.
-
-        Raises :class:`OSError` or :class:`ValueError`."""
+        """Reads rows ``start`` to ``stop`` of an array along an axis; files and texts as an array of objects. Called by
+        one thread at a time. Raises :class:`OSError` or :class:`ValueError` for damaged values."""
 
     def attributes(self, name: str) -> Mapping[str, Any]:
         """Reads the attributes of an array or a group (``""``: the file) that may name classes, see
-        :data:`packstore.sources.arrays.classes.ATTRIBUTES`."""
+        :data:`packstore.sources.arrays.classes.ATTRIBUTES`. This base returns none."""
         return {}
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
@@ -150,8 +149,9 @@ class BlockCache:
         return found
 
     def read_row(self, number: int, info: ArrayInfo, axis: int, row: int, columns: int) -> Any:
-        """Reads a row of an array along ``axis``; the caller must not change it. ``columns`` is the number of arrays
-        that are read side by side."""
+        """Reads a row of an array along ``axis`` from its cached block; the caller must not change it. If the block is
+        damaged, reads the row's chunk alone. ``columns`` is the number of arrays that are read side by side: twice as
+        many blocks stay in the cache. Raises :class:`OSError` or :class:`ValueError` for a damaged chunk."""
         rows = rows_per_block(info, axis)
         key = (number, info.name, row // rows)
         with self._lock:
@@ -164,19 +164,19 @@ class BlockCache:
                     rows, start = info.chunk, row // info.chunk * info.chunk
                     block = self._read_block(number, info, axis, start, rows)
                 else:
-                    self._keep(key, block, 2 * columns)
+                    self._cache_block(key, block, 2 * columns)
             else:
                 self._kept.move_to_end(key)
         return block[(slice(None),) * axis + (row % rows,)]
 
     def _read_block(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
-        """Reads rows of an array; unflattens those of a flat one."""
+        """Reads rows of an array; gives those of flattened images their height and width."""
         stop = min(start + rows, info.shape[axis])
         found = self.open_file(number).read(info.name, min(axis, 1) if info.flat else axis, start, stop)
         shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
         return found.reshape(shape, order="F" if info.by_columns else "C") if info.flat else found
 
-    def _keep(self, key: tuple[int, str, int], block: NDArray[Any], least: int) -> None:
+    def _cache_block(self, key: tuple[int, str, int], block: NDArray[Any], least: int) -> None:
         """Adds a block to the cache; drops the blocks used least recently while they exceed 64 MiB, except the last
         ``least``."""
         self._kept[key] = block
@@ -185,6 +185,7 @@ class BlockCache:
             self._kept_bytes -= _block_bytes(self._kept.popitem(last=False)[1])
 
     def close(self) -> None:
+        """Closes all files, and drops all blocks."""
         with self._lock:
             for each in self._open.values():
                 each.close()
@@ -194,19 +195,20 @@ class BlockCache:
 
 
 def object_array(items: Sequence[Any]) -> NDArray[Any]:
-    """Makes an array of objects ``(N,)``, one for each item."""
+    """Makes an array of Python objects ``(N,)`` from a sequence; NumPy would make more axes of nested ones."""
     found = np.empty(len(items), object)
     found[:] = items
     return found
 
 
 def _block_bytes(block: NDArray[Any]) -> int:
+    """Returns the bytes of a block; of objects, the sum of their lengths."""
     return sum(len(item) for item in block) if block.dtype == object else block.nbytes
 
 
 def rows_per_block(info: ArrayInfo, axis: int) -> int:
-    """Returns the number of rows to read at a time. Raises :class:`SourceError` if the chunks of the array are too
-    large."""
+    """Returns the number of rows to read at a time: whole chunks of about 1 MiB, or 32 MiB if rows are scattered.
+    Raises :class:`SourceError` if one row or chunk exceeds 1 GiB."""
     if info.content != "numbers":
         return 8
     row = bytes_per_row(info, axis)
@@ -229,8 +231,8 @@ def bytes_per_row(info: ArrayInfo, axis: int) -> int:
 
 
 def read_at(descriptor: int, size: int, place: int) -> bytes:
-    """Reads exactly ``size`` bytes at offset ``place``. Raises :class:`OSError`, and :class:`ValueError` if the file
-    ends before."""
+    """Reads exactly ``size`` bytes at offset ``place`` of an open file. Raises :class:`ValueError` if the file ends
+    before, and :class:`OSError` if the disk fails."""
     if place < 0 or place + size > os.fstat(descriptor).st_size:
         raise ValueError(f"the file has no {size} bytes at byte {place}: it was cut off, or is damaged")
     data = os.pread(descriptor, size, place)

@@ -55,11 +55,13 @@ class ZarrSource(ChunkFolderSource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
+        """Opens a Zarr group. Raises :class:`SourceError` without the library ``zarr``."""
         return _OpenZarr(path)
 
 
 class _OpenZarr(OpenArrays):
-    """Arrays of a Zarr group, read by the library ``zarr``."""
+    """Arrays of a Zarr group, read by the library ``zarr``. Opening raises :class:`SourceError` if that is not
+    installed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,16 +76,21 @@ class _OpenZarr(OpenArrays):
         """Shape of each array, and of its files (chunks or shards), by name."""
 
     def list_arrays(self) -> list[ArrayInfo]:
+        """Describes all arrays by their JSON files. Raises :class:`SourceError` for damaged metadata, and for more
+        bytes than the files can hold."""
         found = []
         for name, folder, plain in walk_arrays(self._path, _read_any_metadata, _is_array, groups=False):
-            info = self._describe_v3(name, plain) if "node_type" in plain else self._describe_v2(name, plain)
+            info = (
+                self._describe_version_3(name, plain) if "node_type" in plain else self._describe_version_2(name, plain)
+            )
             if info.content == "numbers":
                 refuse_unwritten(self._shown, info, folder)
             found.append(info)
         return found
 
-    def _describe_v2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 2. Raises :class:`SourceError`."""
+    def _describe_version_2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+        """Describes an array by its metadata of version 2, and keeps its grid. Raises :class:`SourceError` for damaged
+        metadata, and for too large chunks."""
         shape, chunks = parse_array_shape(plain.get("shape"), 0), parse_array_shape(plain.get("chunks"), 1)
         filters = plain.get("filters") or []
         codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
@@ -97,8 +104,9 @@ class _OpenZarr(OpenArrays):
         self._grids[name] = shape, chunks
         return self._describe_array(name, shape, chunks, plain.get("dtype"), what, ids)
 
-    def _describe_v3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 3. Raises :class:`SourceError`."""
+    def _describe_version_3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
+        """Describes an array by its metadata of version 3, and keeps its grid. Raises :class:`SourceError` for damaged
+        metadata, and for too large chunks."""
         try:
             shape = parse_array_shape(plain["shape"], 0)
             grid = chunks = parse_array_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
@@ -119,7 +127,8 @@ class _OpenZarr(OpenArrays):
     def _describe_array(
         self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any, what: str | None, ids: list[Any]
     ) -> ArrayInfo:
-        """Describes an array by dtype, content and ids of codecs. Raises :class:`SourceError` for too large chunks."""
+        """Describes an array by dtype, content and ids of codecs; as unreadable for an unknown codec or dtype. Raises
+        :class:`SourceError` for chunks over 1 GiB, and for samples over more than 1024 chunks."""
         unknown = next((each for each in ids if each not in _CODECS), None)
         if unknown is not None:
             why = f"{printable(name)} has the codec {printable(str(unknown)[:40])}, which is not run"
@@ -145,9 +154,12 @@ class _OpenZarr(OpenArrays):
         return ArrayInfo("", name, shape, made, "numbers", chunks[0] if chunks else 1)
 
     def _damage_error(self, name: str) -> SourceError:
+        """Returns the error for an array whose metadata are not those of Zarr."""
         return SourceError(f"{self._shown}: {printable(name) or 'its array'} is no Zarr array, or it is damaged")
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Reads rows along an axis; texts and files as Python objects. Raises :class:`ValueError` for any error of the
+        library."""
         try:
             array = self._arrays.get(name)
             if array is None:
@@ -161,11 +173,12 @@ class _OpenZarr(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
+        """Reads the attributes that may name classes, of version 3 or 2."""
         third = (read_metadata(self._path / name / "zarr.json") or {}).get("attributes")
         return pick_class_attributes(third if isinstance(third, dict) else read_metadata(self._path / name / ".zattrs"))
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
-        """Finds missing chunks, except within a shard file."""
+        """Finds chunks, or shards, without a file; None if all have one. Does not look into shards."""
         shape, grid = self._grids[name]
         return count_unwritten(shape, grid, axis, find_chunks(self._path / name, len(shape)))
 
@@ -175,8 +188,8 @@ class _OpenZarr(OpenArrays):
 
 @cache
 def _bounded_store_class() -> Any:
-    """Returns a subclass of the library's store of a folder, which refuses files too large for a chunk, pipes and
-    devices."""
+    """Makes a subclass of the library's ``LocalStore``, once. It raises :class:`ValueError` for files over 2 GiB, pipes
+    and devices."""
     from zarr.storage import LocalStore
 
     class BoundedStore(LocalStore):
@@ -222,7 +235,7 @@ _open = open_with(ZarrSource, ExportedZarr)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder by Zarr's metadata files. Raises the errors of opening it."""
+    """Recognises a folder by Zarr's metadata files. Raises the errors of opening the arrays."""
     if not path.is_dir() or not any((path / name).is_file() for name in _FILES):
         return Certainty.NO
     return recognise_arrays(_open, path, options)

@@ -16,7 +16,7 @@ from packstore.core.errors import SourceError, UsageError, printable
 from packstore.sources.base import SourceOptions
 from packstore.sources.bridges import require_path
 from packstore.sources.huggingface.arrow import ArrowSource
-from packstore.sources.huggingface.tables import TableSource
+from packstore.sources.huggingface.tables import HfTableSource
 
 _INFO = "dataset_info.json"
 
@@ -100,7 +100,7 @@ class DatasetsSource(ArrowSource):
 
     def files(self) -> Iterator[Path]:
         """Yields the Arrow files alone."""
-        return TableSource.files(self)
+        return HfTableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
         """Returns the path of an image file that the library has left in the given folder; resolves other paths as

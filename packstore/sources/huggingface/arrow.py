@@ -17,7 +17,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.huggingface.arrow_types import is_list, load_pyarrow
 from packstore.sources.huggingface.features import is_label, read_features
 from packstore.sources.huggingface.open_table import OpenTable, RowGroup, TableOverview
-from packstore.sources.huggingface.tables import TableSource
+from packstore.sources.huggingface.tables import HfTableSource
 from packstore.sources.refusals import first_bytes
 from packstore.stores.link_files import Location
 
@@ -65,13 +65,13 @@ class _ArrowFile(OpenTable):
         for batch in self._read_batches():
             batch.validate()
             for name, column in zip(self._schema.names, batch.columns, strict=True):
-                self._note_column(overview, name, column, features.get(name))
+                self._summarise_column(overview, name, column, features.get(name))
             nbytes = {name: column.nbytes for name, column in zip(self._schema.names, batch.columns, strict=True)}
             overview.groups.append(RowGroup(len(batch), nbytes))
         return overview
 
-    def _note_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
-        """Adds the nulls, paths and negative labels in an array of a column to an overview."""
+    def _summarise_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
+        """Adds to an overview if an array of a column has nulls, paths of files and negative labels."""
         parts = {}
         inner = column.flatten() if is_list(column.type) else column
         if self._pa.types.is_struct(inner.type):
@@ -101,6 +101,7 @@ class _ArrowFile(OpenTable):
         yield batch
 
     def read_column(self, name: str) -> Iterator[Any]:
+        """Yields a column's array of each record batch."""
         return (batch.column(name) for batch in self._read_batches())
 
     def locate(self, address: int) -> Location | None:
@@ -113,7 +114,8 @@ class _ArrowFile(OpenTable):
         self._file.close()
 
     def _read_batches(self) -> Iterator[Any]:
-        """Yields all record batches; of a stream, stores the position of each."""
+        """Yields all record batches; of a stream, stores the position of each for :meth:`read_group`. Raises
+        :class:`ValueError` if the file was cut."""
         if self._random:
             for number in range(self._reader.num_record_batches):
                 self.check()
@@ -133,7 +135,7 @@ class _ArrowFile(OpenTable):
             yield batch
 
 
-class ArrowSource(TableSource):
+class ArrowSource(HfTableSource):
     """Source for the folder of a saved ``Dataset`` or ``DatasetDict``, or for one Arrow file; splits keep their
     names."""
 
@@ -174,6 +176,7 @@ class ArrowSource(TableSource):
             yield from sorted(folder / _STATE for folder in folders)
 
     def open_table(self, path: Path) -> OpenTable:
+        """Opens an Arrow file."""
         return _ArrowFile(path)
 
 

@@ -40,7 +40,7 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """Reads the dataset card in a folder. Returns an empty one if the folder has none.
+    """Reads the dataset card, ``README.md``, in a folder. Returns an empty one if the folder has none.
 
     Raises :class:`SourceError` for a malformed card, :class:`AmbiguousSourceError` for several configurations without a
     default.
@@ -121,7 +121,8 @@ def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
 
 def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
     """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``); ``train`` is the split of patterns
-    without one. Raises :class:`ValueError` for malformed entries, and patterns that lead out of the folder."""
+    without one. Returns None if the card has neither patterns nor a folder. Raises :class:`ValueError` for malformed
+    entries, and patterns that lead out of the folder."""
     if value is None:
         return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
     entries = value if isinstance(value, list) else [value]

@@ -135,7 +135,7 @@ def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, C
     return field, cells(array)
 
 
-def find_boxes(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
+def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
     """Finds the column of a schema that holds boxes, or returns None if there is none. Its convention is known only if
     packstore has written the table."""
     found = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
@@ -157,7 +157,7 @@ def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) ->
     if len(set(schema.names)) < len(schema.names):
         raise SourceError("its tables have two columns of one name")
     declared = {}
-    objects = find_boxes(schema, features)
+    objects = find_box_column(schema, features)
     for number, name in enumerate(schema.names):
         column = (name, schema.types[number], features.get(name), first.column(number))
         try:
@@ -263,7 +263,8 @@ def _declare_column(
 
 
 def _infer_file_field(name: str, cells: Cells, feature: Any) -> Field:
-    """Declares a column of bytes as an image, a mask or bytes: by its feature, its name, and its first file."""
+    """Declares a column of files as images, masks or bytes: by its feature, its name, and the first file in its
+    cells."""
     values = (cells(row) for row in range(getattr(cells, "rows", 0)))
     data = next((data for value in values if (data := value.data if isinstance(value, TableFile) else value)), b"")
     if not data:

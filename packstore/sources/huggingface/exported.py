@@ -16,21 +16,22 @@ from packstore.sources.exported_rows import ExportedRows
 from packstore.sources.huggingface.arrow_types import load_pyarrow
 from packstore.sources.huggingface.cells import ArrayCells, CellReader, Cells, file_cells, file_list_cells, python_cells
 from packstore.sources.huggingface.columns import TableColumn, TableFacts
-from packstore.sources.huggingface.tables import TableSource
+from packstore.sources.huggingface.tables import HfTableSource
 
 
-class ExportedTables(ExportedRows, TableSource):
+class ExportedTables(ExportedRows, HfTableSource):
     """Tables whose columns the export manifest declares."""
 
-    def _ref_of(self, entry: Entry) -> Any:
+    def _row_ref(self, entry: Entry) -> Any:
         """Returns the table's own ``ref``, without the record's number."""
         return entry.ref[1]
 
-    def _with_values(self, entry: Entry, values: Any) -> Entry:
+    def _replace_ref(self, entry: Entry, values: Any) -> Entry:
         """Replaces the table's own ``ref`` by values; keeps the record's number."""
         return entry._replace(ref=(entry.ref[0], values))
 
     def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
+        """Declares the columns that the export manifest lists as held by the tables."""
         return _declare_held_columns(self._first_batch.schema, self.export_manifest)
 
     def _find_text_classes(self) -> None:

@@ -31,7 +31,7 @@ _MAX_BYTES, _MAX_DEPTH = 64 << 20, 32
 
 def read_features(schema: Any) -> dict[str, Any]:
     """Reads the features by column from the metadata of a schema; empty if there are none. Raises :class:`ValueError`
-    if they are damaged."""
+    if they are no JSON, or over 64 MiB."""
     data = (schema.metadata or {}).get(b"huggingface")
     if data is None:
         return {}

@@ -28,7 +28,7 @@ from packstore.sources.huggingface.objects import (
     merge_kinds,
 )
 from packstore.sources.huggingface.splits import Patterns, choose_word_patterns, find_splits, matches_pattern
-from packstore.sources.labels import hash_file, lower_known_split
+from packstore.sources.labels import hash_path, lower_known_split
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.names import make_column_names
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
@@ -59,18 +59,22 @@ class HfImageFolderSource(FileRowSource):
         self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits of all samples; reads all rows first."""
         return self._splits
 
     def describing_files(self) -> Iterable[str]:
+        """Returns the metadata files, and the card unless it is empty."""
         return (*(self._metadata.files if self._metadata else ()), *([CARD] if self._card != Card() else []))
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the image, the columns of the metadata, and boxes with labels; without metadata, the folder as
+        ``label``."""
         found: dict[str, Field] = {"image": Image()}
         if self._metadata is None:
             return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})
         for name in self._metadata.images:
             if name in self._field_names:
-                found[self._field_names[name]] = Images() if names_lists(name) else self._further_field(name)
+                found[self._field_names[name]] = Images() if names_lists(name) else self._declare_further_image(name)
         found |= {self._field_names[name]: field for name, field in self._metadata.fields.items()}
         objects = self._object_column
         if objects is None:
@@ -85,6 +89,7 @@ class HfImageFolderSource(FileRowSource):
         return found | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads a row's files and values; separates boxes, converted to corners, and labels from their column."""
         found = dict(super().values(ref))
         objects = self._object_column
         if objects is None:
@@ -102,25 +107,27 @@ class HfImageFolderSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        return self._rows_by_card(split) if self._metadata is None else self._metadata_rows(split)
+        """Yields the rows of the metadata; without metadata, the images to which the card gives the split."""
+        return self._card_rows(split) if self._metadata is None else self._metadata_rows(split)
 
-    def _rows_by_card(self, split: str) -> Iterator[FileRow]:
+    def _card_rows(self, split: str) -> Iterator[FileRow]:
         """Yields a row for each image of a split, for a folder without metadata files. The label is the image's folder.
 
         The ``data_files`` in the dataset card, its README, decide the split of an image.
         """
         for file in self._list_images():
-            if lower_known_split(self._split_of(file)) == split:
+            if lower_known_split(self._find_split(file)) == split:
                 folder = file.rpartition("/")[0].rpartition("/")[2] or self.path.resolve().name
                 yield FileRow(file, {"label": folder} if self._folder_classes else {})
 
     def _metadata_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split in the metadata. Further rows of an image get its path and a number as key."""
+        """Yields the rows of a split in the metadata. Further rows of one image get a number behind the path as key:
+        ``a.jpg#1``."""
         assert self._metadata is not None
         times: Counter[str] = Counter()
         for row in self._metadata.rows():
             file = self._main_file(row)
-            if lower_known_split(self._split_of(file)) != split:
+            if lower_known_split(self._find_split(file)) != split:
                 continue
             values = {self._field_names[name]: value for name, value in self._metadata.convert_values(row).items()}
             for name in self._metadata.images:
@@ -130,18 +137,20 @@ class HfImageFolderSource(FileRowSource):
                 elif files:
                     values[self._field_names[name]] = InTree(files[0])
             key = f"{file}#{times[file]}" if times[file] else file
-            if hash_file(file) in self._repeated:
+            if hash_path(file) in self._repeated:
                 times[file] += 1
             yield FileRow(file, values, key)
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Returns a reason for images: no metadata name them, or they are of no split. None for other files."""
         if name.lower().endswith(IMAGE_SUFFIXES):
             return "images that the metadata do not name" if self._metadata else "images of no split"
         return None
 
     @cached_property
     def _object_column(self) -> ObjectColumn | None:
-        """Column of the metadata that holds boxes, with their convention. Raises :class:`SourceError`."""
+        """Column of the metadata that holds boxes, with their convention; None if there is none, or boxes stay JSON.
+        Reads all rows. Raises :class:`AmbiguousSourceError` if the convention is not clear."""
         metadata, layout = self._metadata, self.options.layout
         if metadata is None or layout == NOT_CONVERTED:
             return None
@@ -189,7 +198,7 @@ class HfImageFolderSource(FileRowSource):
         unique = make_column_names(wanted.values(), ["image"])
         return {column: unique[name] for column, name in wanted.items()}
 
-    def _further_field(self, column: str) -> Image | Mask:
+    def _declare_further_image(self, column: str) -> Image | Mask:
         """Declares the images in a column beside the main ones: masks by their name and their first files."""
         assert self._metadata is not None
         if not looks_like_mask(self._field_names[column]):
@@ -214,18 +223,20 @@ class HfImageFolderSource(FileRowSource):
         """Yields the paths of the images to which the card gives a split."""
         for directory, listing in self.tree.walk("", self.tree.above, skip_cycles=self.options.skip_bad):
             for name in listing.images:
-                if self._split_of(join(directory, name)):
+                if self._find_split(join(directory, name)):
                     yield join(directory, name)
 
     @cached_property
     def _repeated(self) -> frozenset[int]:
         """Hashes of the paths of main images that several samples have."""
-        hashes = np.sort(np.fromiter(map(hash_file, self._main_files()), np.uint64))
+        hashes = np.sort(np.fromiter(map(hash_path, self._main_files()), np.uint64))
         return frozenset(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
 
     @cached_property
     def _folder_classes(self) -> tuple[str, ...]:
-        """Names of folders as classes, by the rule of ``FolderBasedBuilder._split_generators``; empty for none."""
+        """Names of folders as classes, sorted; empty if folders are no classes, by the rule of ``datasets``
+        (``FolderBasedBuilder._split_generators``): all images on one level in several folders, or as the card
+        states."""
         if self._card.drop_labels:
             return ()
         folders, depths = set(), set()
@@ -238,7 +249,8 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _patterns(self) -> Patterns | None:
-        """Patterns of the files of each split: the card's, else words in names, see :func:`choose_word_patterns`."""
+        """Patterns of the files of each split: the card's, else words in names, see :func:`choose_word_patterns`; None
+        without splits."""
         if self._card.data_files is not None:
             return self._card.data_files
         return choose_word_patterns(self._main_files, self.tree.name(), self.path)
@@ -248,11 +260,11 @@ class HfImageFolderSource(FileRowSource):
         """Splits of all samples, in packing order."""
         if self._patterns is None:
             return ("",)
-        return in_packing_order({lower_known_split(self._split_of(file)) for file in self._main_files()})
+        return in_packing_order({lower_known_split(self._find_split(file)) for file in self._main_files()})
 
-    def _split_of(self, file: str) -> str:
-        """Returns the split of an image, or ``""`` without splits, and for an image to which the card gives none.
-        Raises :class:`SourceError` for two splits."""
+    def _find_split(self, file: str) -> str:
+        """Returns the split of an image, by the image's path or that of its metadata file. Returns ``""`` without
+        splits, and for an image to which the card gives none. Raises :class:`SourceError` for two splits."""
         if self._patterns is None:
             return ""
         found = find_splits(file, self._patterns)
@@ -267,7 +279,8 @@ class HfImageFolderSource(FileRowSource):
 
 
 def _read_card(tree: Tree, path: Path) -> Card:
-    """Reads the card of a tree; an empty one if there is none. Raises :class:`SourceError`."""
+    """Reads the dataset card (``README.md``) of a tree; an empty one if there is none. Raises :class:`SourceError` for
+    a malformed card, and :class:`AmbiguousSourceError` for several configurations without a default."""
     try:
         return parse_card(tree.first_bytes(CARD, _CARD_BYTES), path)
     except AmbiguousSourceError:
@@ -285,7 +298,7 @@ def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
 
 
 def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
-    """Yields the files of some suffixes in the upper folders of a tree, those near the top first."""
+    """Yields the files of some suffixes in the upper four levels of folders, those near the top first."""
     folders = [""]
     for _ in range(_LEVELS):
         below = []
@@ -297,7 +310,8 @@ def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder or archive with metadata that name files, or with a card whose patterns match images."""
+    """Is certain of a folder or archive with images and metadata files that name files, or with a card whose patterns
+    match images. Looks into the upper four levels of folders."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -49,12 +49,12 @@ class MetadataRow:
     values: Mapping[str, Any]
 
     def path(self, name: str) -> str | None:
-        """Returns the path in the tree of the file that a column names, the first of a list; None for none. Raises
-        :class:`SourceError`."""
+        """Returns the first path of :meth:`paths`, or None if the cell is empty."""
         return next(iter(self.paths(name)), None)
 
     def paths(self, name: str) -> list[str]:
-        """Returns the paths in the tree of all files that a column names. Raises :class:`SourceError`."""
+        """Returns the paths in the tree of all files that a column names; none for an empty cell. Raises
+        :class:`SourceError` for a value that is no path, or leads out of the source."""
         value = self.values.get(name)
         if value is None or value == "":
             return []
@@ -65,7 +65,8 @@ class MetadataRow:
         return [self._clean_path(name, each) for each in value]
 
     def _clean_path(self, name: str, value: Any) -> str:
-        """Converts a path relative to the file's folder to one in the tree. Raises :class:`SourceError`."""
+        """Converts a path relative to the file's folder to one in the tree. Raises :class:`SourceError` for a URL, a
+        path that leads out of the source, and other values."""
         if not isinstance(value, str) or "://" in value:
             raise SourceError(f"{self.place}: {printable(name)} is {printable(repr(value)[:80])}, expected a path")
         try:
@@ -103,7 +104,8 @@ class Metadata:
                 yield MetadataRow(f"{shown}, {number}", folder, values)
 
     def convert_values(self, row: MetadataRow) -> dict[str, Any]:
-        """Converts the values of a row, except images. Raises :class:`SourceError`."""
+        """Converts the values of a row, except images. Raises :class:`SourceError` for a value that does not fit its
+        field."""
         found = {}
         for name, convert in self.convert.items():
             try:
@@ -114,10 +116,10 @@ class Metadata:
 
 
 def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any]) -> Metadata:
-    """Reads all rows once, and declares the columns by their values. ``features`` are the features that the dataset
-    card states.
+    """Reads all rows once, and declares the columns by their values. ``features`` are those in the dataset card.
 
-    Raises :class:`SourceError` for files of several formats, without rows, or without a column that names files.
+    Raises :class:`SourceError` for files of several formats, without rows, without a column that names files, or with
+    more than 4096 columns.
     """
     files = tuple(sorted(files))
     kinds = sorted({file.rpartition(".")[2] for file in files})
@@ -140,7 +142,7 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
     if not rows:
         raise SourceError(f"{tree.name()}: its metadata files have no rows, so there is nothing to pack")
     naming = sorted((name for name in seen if _names_files(name)), key=names_lists)
-    found.images = {name: _image_name(name) for name in naming}
+    found.images = {name: _derive_image_name(name) for name in naming}
     if not found.images:
         columns = ", ".join(map(printable, list(seen)[:20]))
         raise SourceError(
@@ -159,7 +161,7 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
 
 def has_file_names(tree: Tree, file: str) -> bool:
     """Tells if a metadata file has a column that names files, and a row; reads only its beginning. For Parquet, tells
-    if ``file_name`` occurs there."""
+    if the text ``file_name`` occurs in the first 64 MiB."""
     if file.endswith(".parquet"):
         return _FILE.encode() in tree.first_bytes(file, 64 << 20)
     start = tree.first_bytes(file, 1 << 16)
@@ -195,7 +197,7 @@ class ColumnValues:
     text: bool = False
 
     def add(self, value: Any, *, text: bool) -> None:
-        """Adds a value; ``text`` for one of a file that has texts alone."""
+        """Counts a value and its kind. ``text``: the file has texts alone, so numbers are parsed."""
         self.count += 1
         self.text = text
         kind = _classify_text(value) if text and value is not None else _classify_value(value)
@@ -210,8 +212,8 @@ class ColumnValues:
                 self.names = None
 
     def declare(self, name: str, feature: Any) -> tuple[Field, Callable[[Any], Any]]:
-        """Returns the field that fits all values seen (:class:`Json` if no other does) and the function that converts a
-        value.
+        """Returns the field that fits all values added (:class:`Json` if no other does), and the function that converts
+        a value.
 
         Whole numbers are class numbers if ``feature`` names the classes, or the column's ``name`` is ``label``.
         """
@@ -221,9 +223,9 @@ class ColumnValues:
             names = class_names(feature)
             if names is not None or name == "label":
                 return Label(names), _to_class_number
-            return Array("int64"), _number_parser(int) if self.text else _keep_value
+            return Array("int64"), _make_number_parser(int) if self.text else _keep_value
         if self.kinds and self.kinds <= {"int", "float"}:
-            return Array("float64"), _number_parser(float) if self.text else _keep_value
+            return Array("float64"), _make_number_parser(float) if self.text else _keep_value
         if self.kinds == {"bool"}:
             return Array("bool"), _BOOLEANS.get if self.text else _keep_value
         if self.kinds == {"text"}:
@@ -278,8 +280,8 @@ def _to_text(value: Any) -> str | None:
     return None if value is None or value == "" else str(value)
 
 
-def _number_parser(kind: type[int] | type[float]) -> Callable[[Any], Any]:
-    """Returns a function that parses texts as numbers of a type, or None for a missing one."""
+def _make_number_parser(kind: type[int] | type[float]) -> Callable[[Any], Any]:
+    """Returns a function that parses texts as numbers of a type, and returns None for a missing number."""
     return lambda value: None if value is None or value in _MISSING else kind(value)
 
 
@@ -294,14 +296,15 @@ def names_lists(name: str) -> bool:
     return name.endswith(f"{_FILE}s")
 
 
-def _image_name(name: str) -> str:
+def _derive_image_name(name: str) -> str:
     """Returns the name of the images that a column names: ``mask`` for ``mask_file_name``."""
     before = name.removesuffix("s")[: -len(_FILE) - 1]
     return before or ("images" if names_lists(name) else "image")
 
 
 def _read_csv(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields line and values of each row. Raises :class:`SourceError`."""
+    """Yields line and values of each row. Raises :class:`SourceError` for a repeated column, too many fields, malformed
+    CSV, and another encoding than UTF-8."""
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     try:
         header = next(reader, [])
@@ -330,7 +333,8 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields line and values of each object. Raises :class:`SourceError`."""
+    """Yields line and values of each object in JSON Lines; skips blank lines. Raises :class:`SourceError` for a line
+    that is no object."""
     for number, line in enumerate(io.BytesIO(data), 1):
         if not line.strip():
             continue
@@ -344,7 +348,7 @@ def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
 
 
 def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields number and values of each row. Raises :class:`SourceError`."""
+    """Yields number and values of each row of a Parquet file. Raises :class:`SourceError` for a damaged file."""
     number = 0
     try:
         with closing(_open_parquet(data)) as file:
@@ -361,7 +365,7 @@ def _declare_parquet_columns(
     tree: Tree, file: str, features: Mapping[str, Any]
 ) -> dict[str, tuple[Field, Callable[[Any], Any]]]:
     """Declares the columns of a Parquet file by its first rows; returns each with the function that converts its
-    values. Raises :class:`SourceError`."""
+    values. Raises :class:`SourceError` for a damaged file."""
     try:
         with closing(_open_parquet(read_whole(tree, file, _MAX_BYTES))) as parquet:
             batch = next(parquet.iter_batches(1024))
@@ -375,5 +379,5 @@ def _declare_parquet_columns(
 
 
 def _open_parquet(data: bytes) -> Any:
-    """Opens Parquet in memory."""
+    """Opens the bytes of a Parquet file. Raises :class:`SourceError` if pyarrow is not installed."""
     return load_pyarrow("pyarrow.parquet").ParquetFile(load_pyarrow().BufferReader(data))

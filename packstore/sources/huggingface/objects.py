@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
-from packstore.sources.boxes import BOX_NAMES, CONVENTIONS, LABEL_NAMES, NOT_CONVERTED, BoxRanges
+from packstore.sources.boxes import BOX_NAMES, CONVENTIONS, LABEL_NAMES, NOT_CONVERTED, BoxConventionCounter
 
 ValueKind = str | dict[str, str]
 """Kind of a column for :func:`find_object_column`: ``boxes`` for lists of boxes, ``numbers`` for lists of integers,
@@ -43,16 +43,17 @@ class ObjectColumn:
     convention: str = ""
 
     def boxes_of(self, value: Any) -> Any:
-        """Returns the boxes of a row as they are in the table, or None for none."""
-        return _get_member(value, self.boxes) if self.boxes else value
+        """Returns the boxes in the value of a row, as they are in the table; None if it has none."""
+        return _collect_member(value, self.boxes) if self.boxes else value
 
     def labels_of(self, value: Any) -> list[int] | None:
-        """Returns the class numbers of a row; None for none. Raises :class:`ValueError`."""
-        found = _get_member(value, self.labels) if self.boxes else value
+        """Returns the class numbers in the value of a row; None if it has none. Converts names by :attr:`classes`.
+        Raises :class:`ValueError` for an unknown name, and for anything but a class number."""
+        found = _collect_member(value, self.labels) if self.boxes else value
         if found is None:
             return None
         if not self.named:
-            return [_check_class_number(each) for each in found]
+            return [_require_class_number(each) for each in found]
         assert self.classes is not None
         numbers = {name: number for number, name in enumerate(self.classes)}
         unknown = next((each for each in found if each not in numbers), None)
@@ -74,18 +75,19 @@ class ObjectFacts:
 
     Attributes:
         found: The column.
-        ranges: Ranges of its boxes.
+        ranges: Counts of the boxes that contradict each convention.
         names: Names of its classes, if its labels are names.
         fits: Each box has four numbers and, if there are labels, one label.
     """
 
     found: ObjectColumn
-    ranges: BoxRanges = field(default_factory=BoxRanges)
+    ranges: BoxConventionCounter = field(default_factory=BoxConventionCounter)
     names: set[str] = field(default_factory=set)
     fits: bool = True
 
     def add(self, value: Any, labels: Any, sides: tuple[Any, Any] | None) -> None:
-        """Adds a row: the value of the column, that of the column of labels, and the width and height of the image."""
+        """Updates the facts by a row: the value of the column, that of the column of labels, and width and height of
+        the image, if known."""
         boxes = self.found.boxes_of(value) or []
         if any(box is None or len(box) != 4 or None in box for box in boxes):
             self.fits = False
@@ -99,7 +101,7 @@ class ObjectFacts:
             return
         self.ranges.add(corners, image_sizes)
         if self.found.labels:
-            classes = _get_member(value, self.found.labels) if self.found.boxes else labels
+            classes = _collect_member(value, self.found.labels) if self.found.boxes else labels
             self.fits &= len(classes or ()) == len(boxes)
             if self.found.named:
                 self.names.update(each for each in classes or () if each is not None)
@@ -160,7 +162,8 @@ def classify_value(value: Any) -> ValueKind | None:
 
 
 def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | None:
-    """Returns the kind of a column with values of two kinds; ``""`` if they differ."""
+    """Returns the common kind of two values of a column: the other one if one is None, ``""`` if they differ; for
+    objects, member by member."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, dict) and isinstance(other, dict):
@@ -177,21 +180,23 @@ def _classify_list(value: Any) -> str | None:
 
 
 def _classify_item(value: Any) -> str:
-    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts."""
+    """Returns the kind of an item: ``boxes`` for lists of numbers, ``numbers`` for integers, ``names`` for texts, and
+    ``""`` for anything else."""
     if isinstance(value, list):
         return "boxes" if all(type(each) in (int, float) for each in value) else ""
     return "numbers" if type(value) is int else "names" if isinstance(value, str) else ""
 
 
-def _get_member(value: Any, name: str) -> Any:
-    """Returns the values of a member in all objects of a row: from a struct of lists, or from a list of structs."""
+def _collect_member(value: Any, name: str) -> Any:
+    """Returns the values of a member in all objects of a row: from a struct of lists, or from a list of structs. None
+    if there are no objects."""
     if isinstance(value, list):
         return [None if each is None else each.get(name) for each in value]
     return None if value is None else value.get(name)
 
 
-def _check_class_number(value: Any) -> int:
-    """Returns a class number. Raises :class:`ValueError` for anything else."""
+def _require_class_number(value: Any) -> int:
+    """Returns the value if it is a whole number from 0. Raises :class:`ValueError` for anything else."""
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r:.40} is no class number")
     return value

@@ -50,11 +50,11 @@ class TableOverview:
 
 
 class OpenTable(ABC):
-    """An open table, for one thread. Its methods raise :func:`pyarrow_errors`."""
+    """An open table, for one thread. Its methods raise the exceptions in :func:`pyarrow_errors`."""
 
     @abstractmethod
     def read_overview(self) -> TableOverview:
-        """Summarises the table."""
+        """Summarises the table from its metadata, or by reading all rows."""
 
     @abstractmethod
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
@@ -67,11 +67,12 @@ class OpenTable(ABC):
 
     def check(self) -> None:
         """Raises :class:`ValueError` if its rows cannot be read safely any more. Called before each row, maybe after
-        :meth:`close`."""
+        :meth:`close`. This base never raises."""
         return
 
     def locate(self, address: int) -> Location | None:
-        """Converts an address in memory to a place in the file, or returns None if the file is not mapped there."""
+        """Converts an address in memory to a place in the file, or returns None if the file is not mapped there, as in
+        this base."""
         return None
 
     @abstractmethod

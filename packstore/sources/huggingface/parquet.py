@@ -21,12 +21,12 @@ from packstore.sources.huggingface.open_table import (
     pyarrow_errors,
 )
 from packstore.sources.huggingface.splits import (
-    check_shards_complete,
     group_by_split,
     list_files_ending,
     list_folder_files,
+    refuse_missing_shards,
 )
-from packstore.sources.huggingface.tables import TableSource
+from packstore.sources.huggingface.tables import HfTableSource
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.refusals import first_bytes
 
@@ -47,6 +47,8 @@ class _ParquetFile(OpenTable):
         self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, pre_buffer=False)
 
     def read_overview(self) -> TableOverview:
+        """Summarises the table from the file's metadata; reads columns whose statistics do not tell if they have
+        nulls."""
         metadata = self._file.metadata
         overview = TableOverview(self._file.schema_arrow)
         names = sorted(overview.schema.names, key=len, reverse=True)
@@ -57,13 +59,14 @@ class _ParquetFile(OpenTable):
             nbytes: dict[str, int] = dict.fromkeys(names, 0)
             for place, (leaf, top) in enumerate(zip(leaves, tops, strict=True)):
                 nbytes[top] = nbytes.get(top, 0) + group.column(place).total_uncompressed_size
-                self._note_chunk(overview, number, leaf, top, group.column(place))
+                self._summarise_chunk(overview, number, leaf, top, group.column(place))
             overview.groups.append(RowGroup(group.num_rows, nbytes))
         return overview
 
-    def _note_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
-        """Adds the nulls, paths and negative numbers of a column chunk to an overview. ``leaf`` is its column in
-        Parquet's schema, ``top`` the column of the table to which that belongs."""
+    def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
+        """Adds to an overview if a column chunk may have nulls, paths and negative numbers, by its statistics. Reads
+        the chunk if they do not tell. ``leaf`` is the chunk's column in Parquet's schema, ``top`` the table's column
+        to which the leaf belongs."""
         statistics = chunk.statistics if chunk.is_stats_set else None
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
         if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
@@ -89,19 +92,21 @@ class _ParquetFile(OpenTable):
         )
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
+        """Yields batches of ``rows`` rows, but of at most about 16 MiB if the group is large."""
         about = self._file.metadata.row_group(group)
         count, nbytes = about.num_rows, about.total_byte_size
         step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes
         return iter(self._file.iter_batches(max(1, min(step, rows or step)), row_groups=[group]))
 
     def read_column(self, name: str) -> Iterator[Any]:
+        """Yields a column's arrays, batch by batch."""
         return (batch.column(0) for batch in self._file.iter_batches(columns=[name]))
 
     def close(self) -> None:
         self._file.close(force=True)
 
 
-class ParquetSource(TableSource):
+class ParquetSource(HfTableSource):
     """Source for Parquet files, in the order of their names within a split."""
 
     kind = "parquet"
@@ -111,37 +116,43 @@ class ParquetSource(TableSource):
         super().__init__(path, options)
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
+        """Yields the Parquet files by split, see :func:`group_by_split`. Raises :class:`SourceError` if numbered shards
+        are missing."""
         if self.path.is_file():
             yield "", self.path
             return
         names = [name for name in list_folder_files(self.path) if name.lower().endswith(".parquet")]
-        check_shards_complete(self.path, names)
+        refuse_missing_shards(self.path, names)
         for split, files in group_by_split(self.path, names, self._card).items():
             for name in files:
                 yield split, self.path / name
 
     def open_table(self, path: Path) -> OpenTable:
+        """Opens a Parquet file."""
         return _ParquetFile(path)
 
     def card_features(self) -> Mapping[str, Any]:
+        """Returns the features in the dataset card."""
         return self._card.features
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises Parquet with a column of images or bytes; any Parquet is possible if no images lie beside it."""
+    """Is certain of Parquet with a column of images or bytes. Any other Parquet is possible, unless images are beside
+    it, or tars."""
     if path.is_file():
-        return Certainty.NO if first_bytes(path, 4) != _MAGIC else _judge_schema(path, alone=True)
+        return Certainty.NO if first_bytes(path, 4) != _MAGIC else _recognise_schema(path, alone=True)
     if not path.is_dir():
         return Certainty.NO
     found = [name for name in list_files_ending(path, ".parquet") if (path / name).is_file()]
     if not found or list_files_ending(path, ".tar", ".tar.gz", ".tgz"):
         return Certainty.NO
     alone = not list_files_ending(path, *IMAGE_SUFFIXES)
-    return _judge_schema(path / found[0], alone=alone)
+    return _recognise_schema(path / found[0], alone=alone)
 
 
-def _judge_schema(path: Path, *, alone: bool) -> Certainty:
-    """Judges a file by its schema; ``alone`` if no images lie beside it."""
+def _recognise_schema(path: Path, *, alone: bool) -> Certainty:
+    """Is certain of a Parquet file whose schema has a column of images. ``alone`` means that no images are beside the
+    file: then bytes are images, too, and any other or damaged file is possible."""
     try:
         schema = load_pyarrow("pyarrow.parquet").read_schema(path)
         features = read_features(schema)

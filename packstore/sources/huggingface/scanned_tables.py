@@ -16,7 +16,7 @@ from packstore.core.errors import SourceError, error_line, printable
 from packstore.core.fields import Image, Images
 from packstore.sources.boxes import NOT_CONVERTED
 from packstore.sources.huggingface.arrow_types import load_pyarrow
-from packstore.sources.huggingface.columns import TableColumn, TableFacts, declare_columns, find_boxes
+from packstore.sources.huggingface.columns import TableColumn, TableFacts, declare_columns, find_box_column
 from packstore.sources.huggingface.features import (
     class_names,
     is_label,
@@ -59,7 +59,8 @@ class ScannedTables(ShardSource):
 
     @abstractmethod
     def find_tables(self) -> Iterable[tuple[str, Path]]:
-        """Finds the files: yields split and path of each, those of a split in their order."""
+        """Yields split and path of each file, those of a split in order. Raises :class:`SourceError` for damaged
+        lists of files."""
 
     @abstractmethod
     def open_table(self, path: Path) -> OpenTable:
@@ -70,11 +71,11 @@ class ScannedTables(ShardSource):
         return [(lower_known_split(split), file) for split, file in self.find_tables()]
 
     def card_features(self) -> Mapping[str, Any]:
-        """Returns features by column for tables whose schema has none."""
+        """Returns features by column, from a dataset card, for tables whose schema has none; none in this base."""
         return {}
 
     def open_shard(self, number: int) -> OpenTable:
-        """Opens the table of a shard. Raises :class:`ValueError`."""
+        """Opens the table of a shard. Raises :class:`ValueError` if it is missing or damaged."""
         path = self.shards[number][1]
         if not path.is_file():
             raise ValueError(f"{printable(str(path))} is not a file")
@@ -84,9 +85,9 @@ class ScannedTables(ShardSource):
             raise ValueError(f"{printable(str(path))} cannot be read: {error_line(error)}") from error
 
     @contextmanager
-    def _shard_opened(self, number: int) -> Iterator[OpenTable]:
-        """Opens the table of a shard, and closes it at the end. Turns errors inside into :class:`SourceError` with the
-        name of the file."""
+    def _open_for_scan(self, number: int) -> Iterator[OpenTable]:
+        """Opens the table of a shard, and closes it at the end of the block. Converts the errors of the block to
+        :class:`SourceError` with the name of the file."""
         try:
             with closing(self.open_shard(number)) as table:
                 yield table
@@ -96,16 +97,16 @@ class ScannedTables(ShardSource):
     @property
     def _file_sizes(self) -> list[FileSizes]:
         """Rows and sizes of all files; scans them on first use."""
-        return self._scan[0]
+        return self._scan_result[0]
 
     @property
     def _facts(self) -> TableFacts:
         """Facts about the columns of all files; scans them on first use."""
-        return self._scan[1]
+        return self._scan_result[1]
 
     @cached_property
     def _columns(self) -> list[TableColumn]:
-        """Columns, declared by all facts."""
+        """Columns, declared by all facts; scans all files on first use."""
         return self._declare_columns(self._facts)
 
     @cached_property
@@ -114,21 +115,22 @@ class ScannedTables(ShardSource):
         return self._declare_columns(TableFacts())
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Declares the columns. Raises :class:`SourceError` with the path."""
+        """Does :meth:`_choose_columns`; its errors get the path of the source."""
         try:
             return self._choose_columns(facts)
         except SourceError as error:
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _choose_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Chooses the columns by the first rows and ``facts``. Raises :class:`SourceError`."""
+        """Declares the columns by the first rows and ``facts``. Raises :class:`SourceError` for a column that no field
+        holds, and for tables without images."""
         return declare_columns(self._first_batch, self._features, facts)
 
     @cached_property
     def _first_batch(self) -> Any:
         """Record batch of the first rows, in the first file that has any. Raises :class:`SourceError` for no rows."""
         for number in range(len(self.shards)):
-            with self._shard_opened(number) as table:
+            with self._open_for_scan(number) as table:
                 for group, rows in enumerate(table.read_overview().groups):
                     if rows.rows:
                         return next(table.read_group(group, PROBED))
@@ -136,16 +138,17 @@ class ScannedTables(ShardSource):
 
     @cached_property
     def _features(self) -> Mapping[str, Any]:
-        """Features of the schema, or else of the card. Raises :class:`SourceError`."""
+        """Features in the schema of the first rows, or else in the card. Raises :class:`SourceError` if they are
+        damaged."""
         try:
             return read_features(self._first_batch.schema) or self.card_features()
         except ValueError as error:
             raise SourceError(unreadable_message(self.shards[0][1], error)) from error
 
     @cached_property
-    def _scan(self) -> tuple[list[FileSizes], TableFacts]:
-        """Sizes and facts of all files, from their overviews, and from columns of possible classes and boxes. Raises
-        :class:`SourceError` if a file has other columns than the first."""
+    def _scan_result(self) -> tuple[list[FileSizes], TableFacts]:
+        """Sizes and facts of all files, found once: from their overviews, and by reading columns of possible classes
+        and boxes. Raises :class:`SourceError` for a damaged file, or one with other columns than the first."""
         main = next(column.column for column in self._probed_columns if column.name == "image")
         further = {each.name: each.column for each in self._probed_columns if isinstance(each.field, (Image, Images))}
         further.pop("image")
@@ -154,11 +157,11 @@ class ScannedTables(ShardSource):
         with_paths: set[str] = set()
         sizes = []
         for number, (_, path) in enumerate(self.shards):
-            with self._shard_opened(number) as table:
+            with self._open_for_scan(number) as table:
                 overview = table.read_overview()
-                self._check_like_first(overview.schema)
+                self._refuse_other_columns(overview.schema)
                 file_bytes = path.stat().st_size
-            sizes.append(_measure_groups(path, overview, file_bytes, main, further))
+            sizes.append(_average_group_sizes(path, overview, file_bytes, main, further))
             optional |= overview.optional
             negative |= overview.negative
             with_paths |= overview.with_paths
@@ -166,8 +169,8 @@ class ScannedTables(ShardSource):
         return sizes, TableFacts(optional, negative, pathless, self._find_text_classes(), self._find_objects())
 
     def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
-        """Finds the only column of texts that surely names the class of each row, and the classes; None if there is
-        none, or numbers name the class. Reads the column. Raises :class:`SourceError`."""
+        """Finds the only column of texts that certainly names the class of each row, and the classes. Returns None if
+        there is none, or a column has class numbers. Reads the whole column."""
         schema = self._first_batch.schema
         columns = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
         named = [name for name, type, feature in columns if is_text_label(name, type, feature)]
@@ -175,18 +178,18 @@ class ScannedTables(ShardSource):
             return None
         texts, compute = LabelTexts(), load_pyarrow("pyarrow.compute")
         for number in range(len(self.shards)):
-            with self._shard_opened(number) as table:
+            with self._open_for_scan(number) as table:
                 for values in table.read_column(named[0]):
                     different = compute.unique(values.drop_null())
                     texts.add(different.to_pylist(), len(values) - values.null_count)
         coded = load_pyarrow("pyarrow.types").is_dictionary(schema.field(named[0]).type)
-        classes = texts.classes(coded=coded)
+        classes = texts.decide_classes(coded=coded)
         return None if classes is None else (named[0], classes)
 
     def _find_objects(self) -> ObjectColumn | None:
-        """Finds the column that holds boxes, and decides their convention. Reads the column unless the convention is
-        known. Raises :class:`SourceError`."""
-        found = find_boxes(self._first_batch.schema, self._features)
+        """Finds the column that holds boxes, and decides their convention; None if there is none, or boxes stay JSON.
+        Reads the column unless the convention is known. Raises :class:`AmbiguousSourceError` if it is not clear."""
+        found = find_box_column(self._first_batch.schema, self._features)
         if found is None:
             return None
         layout = self.options.layout
@@ -200,19 +203,19 @@ class ScannedTables(ShardSource):
         return decided
 
     def _decide_convention(self, found: ObjectColumn, convention: str | None) -> ObjectColumn | None:
-        """Reads all boxes, and returns their column with its convention; None for no boxes. Raises
-        :class:`SourceError`."""
+        """Reads all boxes, and returns their column with its convention; None if some are no boxes. Raises
+        :class:`AmbiguousSourceError` if ``convention`` is None and the boxes fit several conventions or none."""
         facts = ObjectFacts(found)
         sides = [name for name in ("width", "height") if name in self._first_batch.schema.names]
         names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]
         for number in range(len(self.shards)):
-            with self._shard_opened(number) as table:
+            with self._open_for_scan(number) as table:
                 columns = [chain.from_iterable(each.to_pylist() for each in table.read_column(name)) for name in names]
                 for values, labels, *size in zip(*columns, strict=True):
                     facts.add(values, labels, (size[0], size[1]) if len(size) == 2 else None)
         return facts.decide_convention(convention, printable(str(self.path)), self.path)
 
-    def _check_like_first(self, schema: Any) -> None:
+    def _refuse_other_columns(self, schema: Any) -> None:
         """Raises :class:`ValueError` if a schema has other columns or classes than that of the first file."""
         first, first_name = self._first_batch.schema, self.shards[0][1].name
         if dict(zip(schema.names, schema.types, strict=True)) != dict(zip(first.names, first.types, strict=True)):
@@ -226,11 +229,12 @@ class ScannedTables(ShardSource):
                 raise ValueError(f"the classes of {printable(name)!r} are not those of {first_name}")
 
 
-def _measure_groups(
+def _average_group_sizes(
     path: Path, overview: TableOverview, file_bytes: int, main: str, further: Mapping[str, str]
 ) -> FileSizes:
-    """Computes mean sizes in each group, for the column of the main image and the ``further`` columns of images by
-    name. Raises :class:`SourceError` for more rows than bytes."""
+    """Computes the mean bytes a row in each group of a file: for ``main``, the column of the main image, for all other
+    columns together, and for the ``further`` columns of images. Raises :class:`SourceError` for more rows than
+    bytes."""
     sizes = FileSizes()
     for rows, nbytes in overview.groups:
         if not 0 <= rows <= file_bytes:

@@ -57,8 +57,8 @@ def list_folder_files(path: Path) -> Iterator[str]:
 
 
 def list_files_ending(path: Path, *suffixes: str) -> list[str]:
-    """Returns the sorted relative paths of files with some suffixes, up to three levels below the folder; also for an
-    archive. Leaves out hidden ones."""
+    """Returns the sorted relative paths of files with some suffixes in a folder or archive, and up to three levels
+    below. Leaves out hidden ones; returns nothing for other paths."""
     tree = open_tree(path)
     if tree is None:
         return []
@@ -75,7 +75,8 @@ def list_files_ending(path: Path, *suffixes: str) -> list[str]:
 
 
 def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[str, list[str]]:
-    """Groups the names of files by split; one split ``""`` if no rule applies.
+    """Groups the names of files by split, by the card or by their own words; puts all into the split ``""`` if no rule
+    applies. Leaves out files that match no pattern.
 
     Raises :class:`SourceError` for a file of two splits, and for a split of the card without files."""
     if card.data_files is not None:
@@ -99,7 +100,7 @@ def group_by_split(path: Path | str, names: Sequence[str], card: Card) -> dict[s
     return {split: sorted(files) for split, files in found.items() if files}
 
 
-def check_shards_complete(path: Path, names: Sequence[str]) -> None:
+def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
     """Raises :class:`SourceError` for fewer shards than their names state: ``train-00001-of-00002.parquet``."""
     there: dict[tuple[str, str, str], set[int]] = {}
     for name in names:
@@ -119,8 +120,8 @@ def check_shards_complete(path: Path, names: Sequence[str]) -> None:
 
 
 def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> Patterns | None:
-    """Chooses the patterns that give each file one split: words in the names of folders, else in those of files; None
-    if neither do.
+    """Chooses the patterns that give each file exactly one split: words in the names of folders, else in those of
+    files. Returns None if neither do.
 
     Raises :class:`AmbiguousSourceError` if words in the names of folders give some files a split, and others none or
     two. ``shown`` and ``path`` are those of the source.
@@ -174,8 +175,8 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def _list_visible(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yields the names in a folder that are not hidden or ignored, and whether each is a folder. Raises
-    :class:`SourceError`."""
+    """Yields the names in a folder that are not hidden or ignored, each with True for a folder. Raises
+    :class:`SourceError` if the folder cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -188,8 +189,8 @@ def _list_visible(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) -> dict[str, list[str]]:
-    """Groups names such as ``train-00000-of-00002.parquet`` by split. With ``all_of_them``, returns nothing unless all
-    names are such."""
+    """Groups names such as ``train-00000-of-00002.parquet`` by split; leaves out other names. With ``all_of_them``,
+    returns nothing if there are other names."""
     found: dict[str, list[str]] = {}
     for name in names:
         shard = _SHARD.fullmatch(name.rpartition("/")[2])
@@ -201,7 +202,7 @@ def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) ->
 
 
 def _group_by_patterns(names: Sequence[str], patterns: Patterns) -> dict[str, list[str]]:
-    """Groups names by the patterns of splits, empty splits included; nothing if no name matches."""
+    """Groups names by the patterns of splits, empty splits included. Returns nothing if no name matches."""
     found = {
         split: [name for name in names if any(matches_pattern(pattern, name) for pattern in its)]
         for split, its in patterns.items()

@@ -49,7 +49,16 @@ class _RowValues(dict[str, Any]):
 
 
 class _Block(NamedTuple):
-    """Decoded rows ``first`` up to ``stop`` of a group; ``place`` has the numbers of the file and of the group."""
+    """Decoded rows ``first`` up to ``stop`` of a row group.
+
+    Attributes:
+        place: Numbers of the file and of the group.
+        first: Number of the first row in the group.
+        stop: Number behind the last row.
+        cells: Functions that return the value of a row, by column.
+        check: :meth:`OpenTable.check` of the file.
+        locate: :meth:`OpenTable.locate` of the file.
+    """
 
     place: tuple[int, int]
     first: int
@@ -66,7 +75,7 @@ class _Block(NamedTuple):
 _NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None, lambda _: None)
 
 
-class TableSource(ScannedTables):
+class HfTableSource(ScannedTables):
     """Source whose samples are rows of tables in files, under keys of split and number.
 
     Image files are kept as they are. A class number below 0 is a missing label.
@@ -87,7 +96,7 @@ class TableSource(ScannedTables):
 
     @property
     def has_images_by_path(self) -> bool:
-        """True if the tables hold only the paths of some images."""
+        """True if tables may hold only the path of some image, not its bytes."""
         return any(each.column in self._facts.optional for each in self._columns if each.path is not None)
 
     def claim_files(self, claims: Claims) -> None:
@@ -100,9 +109,11 @@ class TableSource(ScannedTables):
                     claims.claim(name)
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Returns a reason of its own for Parquet files, which belong to no split."""
         return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
     def fields(self) -> dict[str, Field]:
+        """Declares each column, and one for the paths of its files. Scans all files first."""
         found: dict[str, Field] = {}
         for column in self._columns:
             found[column.name] = column.field
@@ -119,6 +130,8 @@ class TableSource(ScannedTables):
                 yield Row(key, (number, group, row), image, rest, sizes=sizes)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Returns the values of a row that :meth:`fetch` has read, or reads the row; keeps the last four blocks. Raises
+        :class:`ValueError` for a bad row."""
         if isinstance(ref, dict):
             return ref
         if isinstance(ref, FailedSample):
@@ -128,7 +141,7 @@ class TableSource(ScannedTables):
             block = next((each for each in self._recent if each.contains(number, group, row)), None)
             if block is None:
                 few = PROBED if row < PROBED else None  # the first rows are often read alone, to probe the source
-                block = _find_block(self._decode_group(self._table(number), number, group, few), row)
+                block = _find_block(self._decode_group(self._open_shard_table(number), number, group, few), row)
                 self._recent.append(block)
         return self._read_row(block, row)
 
@@ -142,10 +155,12 @@ class TableSource(ScannedTables):
         return chain.from_iterable(piece for piece, _ in pieces)
 
     def nbytes(self, entry: Entry) -> int:
-        ref = self._ref_of(entry)
+        """Returns the bytes of the values that :meth:`fetch` has read; before, an estimate."""
+        ref = self._row_ref(entry)
         return sum(map(nbytes_of, ref.values())) if isinstance(ref, dict) else entry.size_bytes
 
     def close(self) -> None:
+        """Closes all tables, and drops decoded rows."""
         with self._lock:
             self._recent.clear()
             while self._open_tables:
@@ -155,10 +170,10 @@ class TableSource(ScannedTables):
         """Yields the entries with their values, in pieces of some 4 MB, and the size of each piece."""
         piece: list[Entry] = []
         size = 0
-        for number, run in groupby(entries, lambda entry: int(self._ref_of(entry)[0])):
+        for number, run in groupby(entries, lambda entry: int(self._row_ref(entry)[0])):
             with closing(_RowReader(self, number)) as cursor:
                 for entry in run:
-                    entry = self._with_values(entry, cursor.read(*self._ref_of(entry)[1:]))
+                    entry = self._replace_ref(entry, cursor.read(*self._row_ref(entry)[1:]))
                     piece.append(entry)
                     size += self.nbytes(entry)
                     if size >= _PIECE_BYTES:
@@ -166,15 +181,15 @@ class TableSource(ScannedTables):
                         piece, size = [], 0
         yield piece, size
 
-    def _ref_of(self, entry: Entry) -> Any:
+    def _row_ref(self, entry: Entry) -> Any:
         """Returns the reference of an entry's row."""
         return entry.ref
 
-    def _with_values(self, entry: Entry, values: Any) -> Entry:
+    def _replace_ref(self, entry: Entry, values: Any) -> Entry:
         """Replaces the reference of an entry's row by its values."""
         return entry._replace(ref=values)
 
-    def _table(self, number: int) -> OpenTable:
+    def _open_shard_table(self, number: int) -> OpenTable:
         """Returns the open table of a shard, opening it if necessary; closes the least recently used beyond four."""
         table = self._open_tables.pop(number, None) or self.open_shard(number)
         self._open_tables[number] = table
@@ -183,7 +198,8 @@ class TableSource(ScannedTables):
         return table
 
     def _decode_group(self, table: OpenTable, number: int, group: int, rows: int | None = None) -> Iterator[_Block]:
-        """Decodes the rows of a group block by block, of ``rows`` rows if given. Raises :class:`ValueError`."""
+        """Decodes the rows of a group block by block, of ``rows`` rows if given. Raises :class:`ValueError` for a
+        damaged group."""
         first = 0
         columns = self._columns
         try:
@@ -195,7 +211,8 @@ class TableSource(ScannedTables):
             raise ValueError(f"its rows cannot be read: {error_line(error)}") from error
 
     def _read_row(self, block: _Block, row: int) -> dict[str, Any]:
-        """Reads the values of a row of a block. Raises :class:`ValueError`."""
+        """Reads the values of a row of a block, with paths of files, the image's location, and boxes as corners. Raises
+        :class:`ValueError` for a bad value."""
         values = _RowValues()
         block.check()
         for column, cells in zip(self._columns, block.cells, strict=True):
@@ -204,7 +221,7 @@ class TableSource(ScannedTables):
             except pyarrow_errors() as error:
                 raise ValueError(f"{column.name}: {error_line(error)}") from error
             if column.path is not None:
-                values[column.path] = _paths_of(value)
+                values[column.path] = _collect_paths(value)
             if column.name == "image" and isinstance(value, TableFile) and value.address:
                 values.location = block.locate(value.address)
             values[column.name] = self._read_content(column, block, value)
@@ -215,7 +232,7 @@ class TableSource(ScannedTables):
 
     def _read_content(self, column: TableColumn, block: _Block, value: Any) -> Any:
         """Reads the file or the list of files in a cell, see :meth:`_read_file`; returns other values unchanged. Raises
-        :class:`ValueError`."""
+        :class:`ValueError` for a missing image in a list."""
         if isinstance(column.field, Images) and value is not None:
             found = [self._read_file(column, block, each) for each in value]
             if None in found:
@@ -225,7 +242,7 @@ class TableSource(ScannedTables):
 
     def _read_file(self, column: TableColumn, block: _Block, value: Any) -> Any:
         """Returns the bytes of a file, or its path if the table lacks them; another value unchanged. Raises
-        :class:`ValueError`."""
+        :class:`ValueError` for a file that is too large, and a path that leads out of the table's folder."""
         if isinstance(value, TableFile):
             value = value.data if value.data is not None else self._resolve_path(block.place[0], value.path)
         holds_files = isinstance(column.field, (Image, Images, Mask, Bytes))
@@ -237,8 +254,8 @@ class TableSource(ScannedTables):
         return value
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Resolves the path of a file that a table does not hold. Raises :class:`ValueError` if it is not relative to
-        the table's folder, or leads out of it."""
+        """Returns the path of a file that a table only names, in the table's folder; None for None. Raises
+        :class:`ValueError` for an absolute path, and for one that leads out of the folder."""
         if path is None:
             return None
         named = Path(path)
@@ -249,7 +266,8 @@ class TableSource(ScannedTables):
         return self.shards[number][1].parent / named
 
     def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
-        """Converts the boxes of a row to corners in pixels, in place. Raises :class:`ValueError`."""
+        """Converts the boxes of a row to corners in pixels, in place. Reads the image's file if boxes are fractions.
+        Raises :class:`ValueError` for boxes of other than four numbers."""
         image = values["image"]
         for column in self._columns:
             boxes = values[column.name] if isinstance(column.field, Boxes) else None
@@ -266,7 +284,7 @@ class TableSource(ScannedTables):
 class _RowReader:
     """Reads rows of one file in their order, and decodes each block once. Does not decode a damaged group again."""
 
-    def __init__(self, source: TableSource, number: int) -> None:
+    def __init__(self, source: HfTableSource, number: int) -> None:
         self._source, self._number = source, number
         self._table: OpenTable | None = None
         self._error = ""
@@ -279,13 +297,14 @@ class _RowReader:
             self._error = str(error)
 
     def read(self, group: int, row: int) -> Any:
-        """Reads the values of a row; :class:`FailedSample` if they cannot be read."""
+        """Reads the values of a row; returns a :class:`FailedSample` if they cannot be read."""
         try:
             return self._source._read_row(self._decode_to(group, row), row)
         except ValueError as error:
             return FailedSample(str(error))
 
     def close(self) -> None:
+        """Closes the file, if it could be opened."""
         if self._table is not None:
             self._table.close()
 
@@ -308,13 +327,14 @@ class _RowReader:
 
 
 def _find_block(blocks: Iterator[_Block], row: int) -> _Block:
-    """Decodes blocks up to the one that contains a row. Raises :class:`ValueError`."""
+    """Decodes blocks up to the one that contains a row, and returns that. Raises :class:`ValueError` if there is
+    none."""
     found = next((block for block in blocks if block.first <= row < block.stop), None)
     if found is None:
         raise ValueError("its table has fewer rows than it says")
     return found
 
 
-def _paths_of(value: Any) -> Any:
-    """Returns the path of a file, or the list of paths of several, or None for none."""
+def _collect_paths(value: Any) -> Any:
+    """Returns the path of a file, the list of paths of several, or None for a value without a path."""
     return [getattr(each, "path", None) for each in value] if isinstance(value, list) else getattr(value, "path", None)

@@ -38,7 +38,7 @@ from packstore.sources.medical.dicom_files import (
     read_slice,
 )
 from packstore.sources.medical.dicom_volumes import Slice, stack_slices
-from packstore.sources.medical.header_scan import HeaderScanSource, image_field
+from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
 from packstore.sources.rows import Row
 from packstore.sources.tree import Tree
 
@@ -117,7 +117,7 @@ class DicomSource(HeaderScanSource):
     def fields(self) -> Mapping[str, Field]:
         if self._as_volumes:
             return {
-                "image": image_field(self._mode),
+                "image": declare_image_field(self._mode),
                 "volume": Array(self._mode.dtype, spatial="DCHW", smooth=True),
                 **{name: Array("int64") for name in ("patient", "study", "series")},
                 **{name: Array("float64", optional=True) for name in ("slope", "intercept")},
@@ -130,7 +130,7 @@ class DicomSource(HeaderScanSource):
                 "dicom": Json(),
             }
         return {
-            "image": image_field(self._mode),
+            "image": declare_image_field(self._mode),
             **{name: Array("int64") for name in ("patient", "study", "series", "instance", "frame")},
             **{name: Array("float64", optional=True) for name in ("position", "slope", "intercept")},
             "window": Array("float64", (2,), ragged=True),
@@ -405,7 +405,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     )
     if not found:
         return Certainty.NO
-    return Certainty.PARTIAL if contents.images else Certainty.CERTAIN
+    return Certainty.PARTIAL if contents.image_count else Certainty.CERTAIN
 
 
 KIND = Kind(

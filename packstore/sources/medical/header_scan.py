@@ -21,7 +21,7 @@ _REPORT_EVERY = 200
 
 
 class HeaderScanSource(TreeRowSource):
-    """Source whose rows are known after a scan of all headers. Its pixels are no plain ranges of files."""
+    """Source whose rows are known after a scan of all headers. Its pixels cannot be located in its files."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -29,15 +29,19 @@ class HeaderScanSource(TreeRowSource):
 
     @abstractmethod
     def scan_headers(self) -> int:
-        """Reads all headers on the first call; returns the number of files. Raises :class:`SourceError`."""
+        """Reads all headers on the first call; returns the number of files. Raises :class:`SourceError` if no mode
+        holds all pixels, or there are none."""
 
     def describing_files(self) -> Iterable[str]:
+        """Returns no files: headers are in the image files themselves."""
         return ()
 
     def locate_row(self, ref: Any) -> Location | None:
+        """Returns None: pixels are converted from the file's values."""
         return None
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Scans all headers, then counts the rows; both report progress."""
         self._progress = progress
         self._choose_splits(split)
         files = self.scan_headers()
@@ -45,7 +49,7 @@ class HeaderScanSource(TreeRowSource):
         return super().survey(split, lambda report: progress(report) if report.done >= files else None)
 
     def report_scanned(self, files: int) -> None:
-        """Reports progress each time some hundreds of files have been scanned."""
+        """Reports progress each time 200 more files have been scanned."""
         if files % _REPORT_EVERY == 0:
             self._progress(Progress("scan", files, None, 0))
 
@@ -64,6 +68,6 @@ class HeaderScanSource(TreeRowSource):
         return found, "is no file that can be read" if found.size < 0 else ""
 
 
-def image_field(mode: Mode) -> Image:
+def declare_image_field(mode: Mode) -> Image:
     """Declares the image column for pixels of a mode."""
     return Image(mode.dtype, mode=None if mode == RGB else mode.name)

@@ -21,7 +21,7 @@ from packstore.sources.beside import join
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents
 from packstore.sources.ledger import Claims, Role
-from packstore.sources.medical.header_scan import HeaderScanSource, image_field
+from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
 from packstore.sources.medical.nifti_files import (
     HEAD_BYTES,
     PACKED_DTYPES,
@@ -46,7 +46,7 @@ _DECATHLON = "dataset.json"
 
 
 class _Volume(NamedTuple):
-    """File with its size, times and header, see :class:`NiftiHeader`.
+    """NIfTI file with its size and times, and fields of its header, see :class:`NiftiHeader`.
 
     Attributes:
         mask: Path of its mask; ``""`` for none.
@@ -81,30 +81,33 @@ class NiftiSource(HeaderScanSource):
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
         given = parse_columns(options.columns)
-        self._as = given.pop("image", [""])[0]
-        if given or self._as not in ("", *_AS):
+        self._record_unit = given.pop("image", [""])[0]
+        if given or self._record_unit not in ("", *_AS):
             raise UsageError(f"{printable(str(path))}: for NIfTI, --column takes image=slices or image=volumes")
-        if not self._as:
+        if not self._record_unit:
             raise AmbiguousSourceError(
                 f"{printable(str(path))} holds volumes (NIfTI): each slice may be a record, --column image=slices; or "
                 "each volume, --column image=volumes (a column volume, and the middle slice as the image)",
                 [Answer(("--column", f"image={each}")) for each in _AS],
             )
         self._recent = RecentCache()
-        self.evidence = f"NIfTI files, taken as {self._as}"
+        self.evidence = f"NIfTI files, taken as {self._record_unit}"
 
     def scan_headers(self) -> int:
+        """Reads all headers on the first call; returns the number of volumes, without masks."""
         return len(self._volumes)
 
     def splits(self) -> Sequence[str]:
-        found = {_split_of(volume.path) for volume in self._volumes}
+        """Returns the splits in the paths of volumes; none if some volume's path names no split."""
+        found = {_find_split(volume.path) for volume in self._volumes}
         return in_packing_order(found) if "" not in found else ("",)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image, mask, and slice or volume; number and time; and the scale and affine of the header."""
         mode, masks = self._mode, {self._masks[volume.mask].dtype for volume in self._volumes if volume.mask}
         mask_dtype = "uint8" if masks == {"uint8"} else "int32"
-        found: dict[str, Field] = {"image": image_field(mode)}
-        if self._as == "volumes":
+        found: dict[str, Field] = {"image": declare_image_field(mode)}
+        if self._record_unit == "volumes":
             found["volume"] = Array(mode.dtype, spatial="DCHW", smooth=True)
             if masks:
                 found["volume_mask"] = Array(mask_dtype, spatial="DCHW", optional=True)
@@ -117,8 +120,10 @@ class NiftiSource(HeaderScanSource):
         return {**found, **numbers, **scale, "affine": Array("float64", (4, 4)), "orientation": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields one row for each slice or volume, at each time step. A volume with a bad header is one row whose
+        reading fails."""
         for number, volume in enumerate(self._volumes):
-            if split and _split_of(volume.path) != split:
+            if split and _find_split(volume.path) != split:
                 continue
             mask = self._masks.get(volume.mask)
             both = (volume,) if mask is None else (volume, mask)
@@ -128,15 +133,17 @@ class NiftiSource(HeaderScanSource):
                 continue
             width, height, depth, steps = volume.shape
             plane = height * width * self._mode.channels * np.dtype(self._mode.dtype).itemsize
-            slices = [*range(depth)] if self._as == "slices" else [depth // 2]
+            slices = [*range(depth)] if self._record_unit == "slices" else [depth // 2]
             several = len(slices) * steps > 1
             for at in range(len(slices) * steps):
                 rest = number, at // len(slices), slices[at % len(slices)], mask and mask.ref
                 key = f"{volume.path}#{at}" if several else volume.path
-                values = plane * depth if self._as == "volumes" else plane if mask else 0
+                values = plane * depth if self._record_unit == "volumes" else plane if mask else 0
                 yield Row(key, (*volume.ref, rest), plane, 256 + values, *times)
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads a slice or volume in its stored values, with its mask. Raises :class:`ValueError` for a damaged file,
+        values that the mode does not hold, and a mask of another shape."""
         *file, rest = ref
         if file[1] < 0:
             raise ValueError(rest)
@@ -153,7 +160,7 @@ class NiftiSource(HeaderScanSource):
             "orientation": "".join(code or "?" for code in load_nibabel().aff2axcodes(header.affine)),
         }
         mask = None if mask_file is None else self._read_mask(mask_file, planes.shape[:3])
-        if self._as == "slices":
+        if self._record_unit == "slices":
             return {**found, "slice": place, **({} if mask is None else {"mask": mask[:, :, place].T})}
         found["volume"] = np.ascontiguousarray(planes.transpose(2, 3, 1, 0))
         if mask is not None:
@@ -161,26 +168,30 @@ class NiftiSource(HeaderScanSource):
         return found
 
     def claim_row(self, claims: Claims, row: Row) -> None:
+        """Claims a volume and its mask; a damaged volume alone."""
         file, size, _, rest = row.ref
         claims.claim(file)
         if size >= 0 and rest[3] is not None:
             claims.claim(rest[3][0])
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims the Decathlon's ``dataset.json`` as evidence."""
         if _DECATHLON in self.tree.names("").files:
             claims.claim(_DECATHLON, Role.EVIDENCE)
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts texts and extensions in headers, which no column keeps."""
         left = sum(volume.left for volume in self._all_files.values())
         return {"texts and extensions in headers": left} if left else {}
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Returns a reason of its own for NIfTI files that are left: masks without a volume."""
         if name.lower().endswith(_SUFFIXES):
             return "segmentations without a volume"
         return super().left_reason(folder, name)
 
     def _read_volume(self, file: str, size: int, modified: int) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``; keeps those of the last few files."""
+        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``; keeps those of the last three."""
 
         def read() -> tuple[NiftiHeader, NDArray[Any]]:
             return read_volume(self.tree.read(file, size, modified, self._max_bytes), self._max_bytes)
@@ -189,8 +200,8 @@ class NiftiSource(HeaderScanSource):
         return found
 
     def _read_mask(self, ref: tuple[str, int, int], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Reads the mask of a volume of this shape, as uint8 if it is stored so, else int32. Raises
-        :class:`ValueError`."""
+        """Reads the mask of a volume, as uint8 if it is stored so, else int32. Raises :class:`ValueError` if the mask
+        is damaged, has another shape than ``shape``, or values that are no whole numbers."""
         file = ref[0]
         try:
             values = self._read_volume(*ref)[1]
@@ -205,7 +216,8 @@ class NiftiSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the stored values of all files. Raises :class:`SourceError` if there is none."""
+        """Mode that holds the stored values of all volumes; values of 64 bits beyond it are bad samples. Raises
+        :class:`SourceError` for gray and coloured volumes together, unless all are uint8."""
         volumes = [volume for volume in self._volumes if not volume.error]
         channels = {volume.channels for volume in volumes} or {1}
         dtypes = {PACKED_DTYPES[volume.dtype] for volume in volumes} or {"uint8"}
@@ -227,11 +239,16 @@ class NiftiSource(HeaderScanSource):
     def _masks(self) -> Mapping[str, _Volume]:
         """Files in folders of labels that have a folder of images beside them, by path."""
         folders = {path.rpartition("/")[0] for path in self._all_files}
-        return {path: each for path, each in self._all_files.items() if not folders.isdisjoint(_image_folders(path))}
+        return {
+            path: each
+            for path, each in self._all_files.items()
+            if not folders.isdisjoint(_possible_image_folders(path))
+        }
 
     @cached_property
     def _all_files(self) -> Mapping[str, _Volume]:
-        """All files, sorted by path, read up to the end of their headers. Raises :class:`SourceError` for none."""
+        """All files with their headers, by path, sorted; those that cannot be read have an ``error``. Raises
+        :class:`SourceError` if there are none."""
         found: dict[str, _Volume] = {}
         paths = dict.fromkeys(self.find_files(lambda path: path.lower().endswith(_SUFFIXES)))
         for path in paths:
@@ -247,7 +264,8 @@ class NiftiSource(HeaderScanSource):
         return found
 
     def _scan_header(self, volume: _Volume, paths: Mapping[str, Any]) -> _Volume:
-        """Adds the header of a volume, and its mask if that is among ``paths``. Raises :class:`ValueError`."""
+        """Returns the volume with its header, and its mask if that is among ``paths``. Raises :class:`ValueError` for a
+        damaged header, and for too many pixels."""
         header = read_header(self.tree.first_bytes(volume.path, HEAD_BYTES), self._max_bytes)
         if (reason := excess_pixels_message(*header.shape[:2], self.options.max_pixels)) is not None:
             raise ValueError(reason)
@@ -257,26 +275,27 @@ class NiftiSource(HeaderScanSource):
             dtype="uint8" if colours else header.dtype.name,
             channels=len(colours or "x"),
             left=header.left,
-            mask=next((mask for mask in _mask_paths(volume.path) if mask in paths), ""),
+            mask=next((mask for mask in _possible_mask_paths(volume.path) if mask in paths), ""),
         )
 
 
-def _mask_paths(path: str) -> Iterator[str]:
-    """Yields possible paths of a mask: ``labelsTr/a.nii`` for ``imagesTr/a.nii`` or ``imagesTr/a_0000.nii``."""
+def _possible_mask_paths(path: str) -> Iterator[str]:
+    """Yields possible paths of the mask of a volume: ``labelsTr/a.nii`` for ``imagesTr/a.nii`` and
+    ``imagesTr/a_0000.nii``."""
     name = path.rpartition("/")[2]
     for folder in _sibling_folders(path, _MASK_FOLDERS):
         yield join(folder, name)
         yield join(folder, _CHANNEL.sub("", name))
 
 
-def _image_folders(path: str) -> list[str]:
+def _possible_image_folders(path: str) -> list[str]:
     """Lists possible folders of images for a file in a folder of labels; none for a file elsewhere."""
     return _sibling_folders(path, _IMAGE_FOLDERS)
 
 
 def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
-    """Renames the folder of a file to each of ``words``, its ending (``Tr``, ``Ts``, ``Val``) kept; none if it has one
-    of these names already, or is no folder of images or labels."""
+    """Lists folders beside that of a file, one for each of ``words``, with the ending of its name (``Tr``, ``Ts``,
+    ``Val``). Returns none if the folder has one of these names itself, or is no folder of images or labels."""
     above, _, folder = path.rpartition("/")[0].rpartition("/")
     match = _FOLDER.fullmatch(folder)
     if match is None or match[1].lower() in words:
@@ -284,8 +303,8 @@ def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
     return [join(above, word + (match[2] or "")) for word in words]
 
 
-def _split_of(path: str) -> str:
-    """Returns ``train`` for ``train/a.nii`` and ``imagesTr/a.nii``, or ``""`` for no split."""
+def _find_split(path: str) -> str:
+    """Finds the split in a path: ``train`` for ``train/a.nii`` and ``imagesTr/a.nii``, ``""`` for none."""
     for folder in path.lower().split("/")[:-1]:
         match = _FOLDER.fullmatch(folder)
         if folder in SPLIT_ORDER:
@@ -296,7 +315,7 @@ def _split_of(path: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder with NIfTI files; beside images of other kinds it is partial."""
+    """Is certain of a folder or archive with NIfTI files, and partial if it has images of other formats, too."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
@@ -308,7 +327,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     )
     if not found:
         return Certainty.NO
-    return Certainty.PARTIAL if contents.images else Certainty.CERTAIN
+    return Certainty.PARTIAL if contents.image_count else Certainty.CERTAIN
 
 
 KIND = Kind(

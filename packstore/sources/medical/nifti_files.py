@@ -55,11 +55,13 @@ class NiftiHeader(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
-    """Reads the header from the first bytes of a file, compressed or not. Raises :class:`ValueError`."""
+    """Reads the header from the first bytes of a file, compressed or not. Raises :class:`ValueError` for a damaged
+    header, a dtype that packstore does not read, and values that exceed ``max_bytes``."""
     library = load_nibabel()
     try:
         start = inflate(data[:HEAD_BYTES], max(_HEADERS) + 4)
@@ -67,7 +69,7 @@ def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
         size = next((size for size in _HEADERS if size in sizes), 0)
         if not size:
             raise ValueError(f"it begins with {start[:4]!r}")
-        header = _convert_header(getattr(library, _HEADERS[size])(start[:size], check=False), size)
+        header = _convert_nibabel_header(getattr(library, _HEADERS[size])(start[:size], check=False), size)
     except (MemoryError, SourceError):
         raise
     except Exception as error:  # nibabel raises almost anything on damaged headers
@@ -80,8 +82,9 @@ def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
     return header
 
 
-def _convert_header(header: Any, size: int) -> NiftiHeader:
-    """Converts nibabel's header of ``size`` bytes. Raises almost anything for a damaged one."""
+def _convert_nibabel_header(header: Any, size: int) -> NiftiHeader:
+    """Converts nibabel's header of ``size`` bytes. Raises :class:`ValueError` for a dtype that packstore does not read,
+    and nibabel's errors, of any type, for a damaged header."""
     if bytes(header["magic"]).rstrip(b"\0")[:2] != b"n+":
         raise ValueError("a pair of .hdr and .img, or no NIfTI; write it as .nii")
     shape, dtype = tuple(map(int, header.get_data_shape())), header.get_data_dtype()
@@ -102,7 +105,8 @@ def _convert_header(header: Any, size: int) -> NiftiHeader:
 
 
 def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]:
-    """Reads the header and the stored values ``(I, J, K, T, C)`` of a file. Raises :class:`ValueError`."""
+    """Reads the header and the stored values ``(I, J, K, T, C)`` of a file. Raises :class:`ValueError` for a damaged or
+    truncated file."""
     header = read_header(data, max_bytes)
     end = header.offset + header.nbytes
     inflated = inflate(data, end)
@@ -115,8 +119,8 @@ def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]
 
 
 def inflate(data: bytes, limit: int) -> bytes:
-    """Returns the first ``limit`` bytes of a file's content, inflated if it is compressed. Raises :class:`ValueError`
-    for damage, a wrong checksum included if the content ends within the limit."""
+    """Returns the first ``limit`` bytes of a file's content if it is gzip, else all of ``data``. Raises
+    :class:`ValueError` for damaged gzip, and for a wrong checksum if the content ends within the limit."""
     if data[:2] != _GZIP_MAGIC:
         return data
     found = b""

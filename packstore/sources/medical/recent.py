@@ -1,4 +1,4 @@
-"""Cache of the most recently made values, for threads that need the same ones."""
+"""Cache of a few values, for threads that need the same ones at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 
 class RecentCache:
-    """Keeps the most recently used values by key. One thread makes a value; others that need it meanwhile wait."""
+    """Keeps the ``size`` most recently used values by key. One thread makes a value; others that need it meanwhile
+    wait."""
 
     def __init__(self, size: int = 3) -> None:
         self._size, self._lock = size, threading.Lock()

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
-from packstore.sources.boxes import BoxRanges
+from packstore.sources.boxes import BoxConventionCounter
 from packstore.sources.table.box_cells import is_blank, parse_boxes, parse_number_cell
-from packstore.sources.table.columns import Roles
+from packstore.sources.table.columns import ColumnRoles
 from packstore.sources.table.images import batch_rows
 
 
 def find_convention(
-    where: str, roles: Roles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
+    where: str, roles: ColumnRoles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
 ) -> str:
     """Finds the convention that all boxes follow, by the names of their columns and by the sizes of images.
 
@@ -31,7 +31,7 @@ def find_convention(
         AmbiguousSourceError: The boxes fit several conventions.
         SourceError: A row has no valid box.
     """
-    ranges, measured = BoxRanges(), BoxRanges()
+    ranges, measured = BoxConventionCounter(), BoxConventionCounter()
     for number, block in enumerate(batch_rows(rows)):
         boxes, sides = [], []
         for n, (place, cells) in enumerate(block, number * 4096):

@@ -9,7 +9,7 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Label, Labels
 from packstore.sources.table.box_cells import is_blank, parse_text_list
-from packstore.sources.table.columns import ColumnFacts, Roles, parse_flag
+from packstore.sources.table.columns import ColumnFacts, ColumnRoles, parse_flag
 
 UNCERTAIN, BLANK = "uncertain", "unmentioned"
 """Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
@@ -23,7 +23,7 @@ class ClassColumn:
         names: Names of the classes, sorted; None if the column holds their numbers.
     """
 
-    def __init__(self, where: str, roles: Roles, facts: ColumnFacts, titles: Mapping[str, str]) -> None:
+    def __init__(self, where: str, roles: ColumnRoles, facts: ColumnFacts, titles: Mapping[str, str]) -> None:
         """``titles`` maps texts in the table to names of classes. Raises :class:`SourceError` for too many classes."""
         self._separator, self._titles = roles.separator, titles
         self._lists = bool(facts.filled) and facts.lists
@@ -51,7 +51,7 @@ class ClassColumn:
         return [int(value)] if self.names is None else self._split_classes(str(value))
 
     def _split_classes(self, text: str) -> list[str]:
-        """Splits a cell into the names of classes."""
+        """Splits a text into names of classes, by the column's separator; replaces identifiers by their titles."""
         if self._lists:
             return parse_text_list(text) or []
         separator = self._separator

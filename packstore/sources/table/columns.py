@@ -115,7 +115,7 @@ class ColumnFacts:
 
 
 @dataclass(slots=True)
-class Roles:
+class ColumnRoles:
     """Columns by their meaning; all others have values of their own.
 
     Attributes:
@@ -143,13 +143,13 @@ class Roles:
     rest: tuple[str, ...] = ()
 
 
-def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> Roles:
+def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> ColumnRoles:
     """Finds the meanings of all columns except those of images: first by ``given``, the columns that the user names by
     role, then by names and values. Raises :class:`UsageError` for given columns that do not exist."""
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")
-    found = Roles()
+    found = ColumnRoles()
     free = {name: each for name, each in facts.items() if not any(name in names for names in given.values())}
     found.split = next(iter(given.get("split", ())), "") or _take_column(free, _find_split_column(free))
     found.boxes, found.convention, bare_label = tuple(given.get("boxes", ())), "", ""
@@ -248,7 +248,8 @@ def _point_name(column: str) -> str:
 
 
 def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    """Finds the column of classes by name and values; empty for none."""
+    """Finds the column of classes: by a name for labels, or the only column left if its values repeat. Returns ``""``
+    if there is none."""
     kinds = {
         n: each.values.kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
     }

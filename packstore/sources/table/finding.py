@@ -57,7 +57,8 @@ class Table:
         return (self.file, *(table.file for table in self.joined))
 
     def rows(self, tree: Tree) -> Iterator[TableRow]:
-        """Yields all rows, without the header."""
+        """Yields all rows of the table's file, without the header and joined tables. Raises :class:`SourceError` for a
+        malformed row."""
         return read_table(tree, self.file, self.header)
 
 
@@ -132,7 +133,7 @@ def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
         pairs = [
             pair for line in lines if (words := line.split(None, 1)) and (pair := split_path(words[0])) is not None
         ]
-        if sum(map(bool, index.find(pairs, by_stem=False, whole_path=False))) > 1:
+        if sum(map(bool, index.find_images(pairs, by_stem=False, whole_path=False))) > 1:
             return True
     return False
 

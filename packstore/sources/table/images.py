@@ -56,7 +56,7 @@ class ImageIndex:
     def __len__(self) -> int:
         return len(self._folder)
 
-    def find(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
+    def find_images(self, pairs: Sequence[tuple[str, str]], by_stem: bool, whole_path: bool) -> Iterator[Sequence[int]]:
         """Yields the numbers of the images that each pair of folder and name may mean, at most 64 a pair.
 
         Args:
@@ -128,10 +128,10 @@ class Naming:
     bases: list[str] = field(default_factory=list)
     rivals: tuple[str, ...] = ()
 
-    def resolve(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
+    def find_paths(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
         """Yields the path of the image that each value names; None if it names none."""
         divided = [split_path(value) or ("", "") for value in values]
-        numbers = index.find(divided, self.by_stem, self.whole_path)
+        numbers = index.find_images(divided, self.by_stem, self.whole_path)
         for (folder, name), found in zip(divided, numbers, strict=True):
             places = {self.find_base(index.folder(number), folder): number for number in found}
             chosen = next((base for base in self.bases if base in places), None)
@@ -166,7 +166,7 @@ class NamingCounter:
             way.rows += len(divided)
             way.words += sum(not name.isdigit() for _, name in divided)
             for (folder, _), numbers in zip(
-                divided, self._index.find(divided, way.by_stem, way.whole_path), strict=True
+                divided, self._index.find_images(divided, way.by_stem, way.whole_path), strict=True
             ):
                 bases: dict[str, int] = {}
                 for number in numbers:
@@ -187,7 +187,7 @@ class NamingCounter:
         found = self._best_way()
         n = self._ways.index(found)
         found.images = len(np.unique(np.array(self._images[n], np.int64)))
-        found.bases = _order_bases(self._bases[n], hint)
+        found.bases = _sort_base_folders(self._bases[n], hint)
         found.rivals = _find_rivals(found.bases, self._bases[n], found.hits, hint)
         return found if found.hits else None
 
@@ -198,9 +198,9 @@ class NamingCounter:
         return next(half, max(self._ways, key=lambda way: way.hits))
 
 
-def _order_bases(bases: Counter[str], hint: str) -> list[str]:
-    """Sorts folders by hits, then by shared words with the table's path, then by nearness. Leaves out folders of
-    other splits than the table's if others remain."""
+def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
+    """Sorts base folders by hits, then by words that they share with the table's path (``hint``), then by nearness to
+    the table. Leaves out folders of other splits than the table's, if others remain."""
     words = words_of_path(hint)
     splits = find_split_words(words)
     fitting = [base for base in bases if not splits or not find_split_words(words_of_path(base)) - splits]

@@ -16,7 +16,8 @@ from packstore.sources.tree import Tree
 
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
-    """Joins each table with one row an image to the first table of the same images that has none of its columns."""
+    """Joins each table with one row for each image to the first table before it that names the same images and has none
+    of its columns. Returns the other tables, with those in :attr:`Table.joined`."""
     found: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:
@@ -32,12 +33,13 @@ def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
 
 
 def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
-    """Returns the cells of the first rows of a table."""
+    """Returns the cells of the first 4096 rows of a table."""
     return [row.cells for row in next(batch_rows(table.rows(tree)), [])]
 
 
 def _can_join(one: Table, other: Table) -> bool:
-    """Tells if a table has one row for each image of another one, and the same form."""
+    """Tells if table ``other`` has one row for each image of table ``one``. Both must be of the same split, and have
+    names of columns."""
     named = all(table.header or suffix_of(table.file) not in TEXT for table in (one, other))
     alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT) and one.split == other.split
     if not (named and alike and _has_row_per_image(other)) or other.further:
@@ -62,7 +64,7 @@ class JoinedRows:
         for other in table.joined:
             rows: dict[str, Mapping[str, Any]] = {}
             for block in batch_rows(other.rows(tree)):
-                images = other.naming.resolve(index, [row.cells.get(other.image) for row in block])
+                images = other.naming.find_paths(index, [row.cells.get(other.image) for row in block])
                 for row, image in zip(block, images, strict=True):
                     if image is not None:
                         rows[image] = {name: value for name, value in row.cells.items() if name != other.image}
@@ -70,8 +72,8 @@ class JoinedRows:
         self._taken: set[str] = set()
 
     def join_cells(self, image: str, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Adds the cells of an image in the joined tables to its own. Raises :class:`AmbiguousSourceError` if a
-        table does not name the image, or has an equal column."""
+        """Returns ``cells`` of an image together with its cells in the joined tables, and marks it as taken. Raises
+        :class:`AmbiguousSourceError` if a table does not name the image, or has an equal column."""
         found = dict(cells)
         for other, rows in zip(self._table.joined, self._rows, strict=True):
             more = rows.get(image)
@@ -82,8 +84,8 @@ class JoinedRows:
         return found
 
     def remaining_images(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields images that the table does not name, with their cells. Raises :class:`AmbiguousSourceError` if the
-        table should have one row for each image."""
+        """Yields images that :meth:`join_cells` was not called for, with their cells in the joined tables. Raises
+        :class:`AmbiguousSourceError` if the first table has one row for each image, so that none may remain."""
         for image in dict.fromkeys(image for rows in self._rows for image in rows if image not in self._taken):
             if _has_row_per_image(self._table):
                 raise self._mismatch_error(image, self._table.joined[0])

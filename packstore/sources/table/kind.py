@@ -16,7 +16,8 @@ from packstore.sources.table.source import TableSource
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder or archive with a table that names most images there."""
+    """Is certain of a folder or archive with a table that names at least half of its images; all for lists and several
+    tables. Is partial if a table names fewer."""
     tree = open_tree(path)
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:

@@ -81,6 +81,8 @@ class PixelTableSource(TableSource):
     _tables: Sequence[Any]
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
+        """Finds the tables of pixels, and sets ``_tables``. Raises :class:`SourceError` if there is none, and
+        :class:`AmbiguousSourceError` for several that do not name different splits."""
         self._tables = find_pixel_tables(self.tree, given)
         if not self._tables:
             raise SourceError(
@@ -98,8 +100,9 @@ class PixelTableSource(TableSource):
                 ],
             )
 
-    def _read_all(self) -> Iterator[Any]:
-        """Yields place and cells of each row; writes pixels to a temporary file."""
+    def _read_rows(self) -> Iterator[Any]:
+        """Yields place and other cells of each row; writes its pixels to a temporary file. Raises
+        :class:`SourceError` for a row with too few or too many cells."""
         table_of = array("q")
         self._sizes = 0
         with tempfile.TemporaryFile() as kept:
@@ -124,7 +127,8 @@ class PixelTableSource(TableSource):
         self._table_of = table_of
 
     def _write_pixels(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
-        """Checks the pixels of a row and writes them to the file. Raises :class:`SourceError`."""
+        """Checks the pixels of a row and writes them to the file. Raises :class:`SourceError` for other numbers than 0
+        to 255, another number of pixels than before, and images that are no square."""
         texts = cells[pixels[0]].split() if len(pixels) == 1 else [cells[n] for n in pixels]
         try:
             raw = bytes(map(int, texts))
@@ -151,12 +155,15 @@ class PixelTableSource(TableSource):
         return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields one row for each image of a split."""
         number = self._split_names.index(split)
         chosen = np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist()
         for index, image in enumerate(chosen):
             yield Row(index_key(split, index), image, math.prod(self._shape))
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads the pixels of a row from the temporary file, and its other values. Raises :class:`ValueError` once the
+        source is closed."""
         if self._pixels is None:
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
@@ -164,18 +171,20 @@ class PixelTableSource(TableSource):
         return {"image": image} | self._build_values([cells for _, cells in self._image_rows(ref)], b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        pass  # its pixels are in the table
+        """Claims nothing: the pixels are in the table."""
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims the tables of pixels as packed, and Kaggle's sample submissions as evidence."""
         for table in self._tables:
             claims.claim(table.file)
         for file in find_sample_submissions(self.tree):
             claims.claim(file, Role.EVIDENCE)
 
     def locate_row(self, ref: Any) -> None:
-        return None
+        """Returns None: pixels are texts in the table."""
 
     def close(self) -> None:
+        """Closes the source; pixels cannot be read then."""
         self._pixels = None
         super().close()
 
@@ -186,7 +195,8 @@ class PixelTableSource(TableSource):
 
 
 def find_square_shape(count: int) -> tuple[int, int, int] | None:
-    """Returns height, width and colours of an image of so many numbers, or None if it is not a square."""
+    """Returns height, width and colours (1 or 3) of a square image of ``count`` numbers; None if there is no such
+    square, or it is smaller than 8 x 8."""
     for colours in (1, 3):
         side = math.isqrt(count // colours)
         if colours * side * side == count and side * side >= _LEAST:
@@ -203,7 +213,7 @@ def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[Pi
 
 def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
     """Recognises a table of pixels by its first lines, or returns None for another table. Raises
-    :class:`AmbiguousSourceError`."""
+    :class:`AmbiguousSourceError` for a table without a header, unless the user names the column of labels."""
     start = tree.first_bytes(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
         return None
@@ -233,9 +243,9 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tables of pixels without images; partial if there are other tables."""
+    """Recognises tables of pixels in a folder without images. Is partial if there are other tables."""
     tree = open_tree(path)
-    if tree is None or (list_contents(tree).images and not options.named):
+    if tree is None or (list_contents(tree).image_count and not options.named):
         return Certainty.NO
     try:
         found = {table.file for table in find_pixel_tables(tree, parse_columns(options.columns))}

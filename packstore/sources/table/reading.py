@@ -33,7 +33,7 @@ class TableRow(NamedTuple):
 
 
 def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
-    """Yields all rows of a table. Raises :class:`SourceError` with the file and the wrong line.
+    """Yields all rows of a table in any format. Raises :class:`SourceError`, with file and line, for a malformed row.
 
     An unknown encoding raises its question only after the last row, when the caller knows if the rows name images.
     Columns of text without a ``header`` are named ``1``, ``2`` …; cells are stripped strings."""
@@ -48,7 +48,8 @@ def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
 
 
 def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[TableRow]:
-    """Yields rows with named cells, by the suffix of the file. Raises :class:`SourceError`."""
+    """Yields rows with named cells, by the suffix of the file. Raises :class:`SourceError` for a malformed row, another
+    number of cells than in the first line, a column twice, or more than 16,384 columns."""
     if suffix not in TEXT:
         reader = {".json": _read_json_list, ".parquet": read_parquet_rows}.get(suffix, read_json_lines)
         for place, found in reader(data, shown):
@@ -81,8 +82,9 @@ def name_columns(cells: Sequence[str]) -> list[str]:
 
 
 def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tuple[int, list[str]]]:
-    """Yields line and cells of each row of a text, including the header; ``data`` is its beginning, None for all.
-    Raises :class:`SourceError`; for an unknown encoding after the last row."""
+    """Yields line number and cells of each row of a table of text, including the header. ``data`` are the first bytes;
+    None reads the whole file. Raises :class:`SourceError` for a malformed row; for an unknown encoding after the last
+    row."""
     whole = read_whole(tree, file, MAX_BYTES) if data is None else data
     text, fault = try_utf8(whole, tree.encoding, tree.name(file))
     yield from _split_lines(text, tree.name(file), suffix_of(file))
@@ -91,7 +93,7 @@ def read_cells(tree: Tree, file: str, data: bytes | None = None) -> Iterator[tup
 
 
 def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields place and values of each object in a JSON list. Raises :class:`SourceError`."""
+    """Yields place and values of each object in a JSON list. Raises :class:`SourceError` for any other JSON."""
     try:
         found = parse_json(data)
     except ValueError as error:
@@ -105,7 +107,8 @@ def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields number and stripped cells of each line that is not blank. Raises :class:`SourceError`."""
+    """Yields line number and stripped cells of each row that is not blank: CSV, or cells divided by blanks. Raises
+    :class:`SourceError` for malformed CSV."""
     first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
     delimiter = _find_delimiter(first, suffix)
     if not delimiter:
@@ -132,7 +135,8 @@ def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, li
 
 
 def _find_delimiter(first: str, suffix: str) -> str:
-    """Finds the delimiter of cells by the first line and the suffix; empty for blanks."""
+    """Finds the delimiter of cells by the suffix and the first line: a tab, or the most frequent of ``,``, ``;`` and
+    tab. Returns ``""`` if blanks divide the cells."""
     if suffix == ".tsv":
         return "\t"
     counts = {each: first.count(each) for each in ",;\t"}

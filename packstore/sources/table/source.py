@@ -19,7 +19,7 @@ from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
 from packstore.sources.annotation_formats.spool import Spool
-from packstore.sources.base import SPLIT_ORDER, SourceOptions, Survey
+from packstore.sources.base import SourceOptions, Survey, find_split_in_path
 from packstore.sources.beside import infer_mask_field
 from packstore.sources.boxes import to_corners
 from packstore.sources.column_options import parse_columns
@@ -72,7 +72,7 @@ class TableSource(FileRowSource):
         self._facts: dict[str, ColumnFacts] = {}
         self._owners = array("q")
         try:
-            self._spool = Spool(self._read_all())
+            self._spool = Spool(self._read_rows())
         except OSError as error:
             raise SourceError(f"{self.tree.name()}: its rows need a temporary file: {error.strerror}") from None
         owners = np.array(self._owners, np.int64)
@@ -104,7 +104,7 @@ class TableSource(FileRowSource):
                 "--column image=COL"
             )
 
-    def _read_all(self) -> Iterator[Any]:
+    def _read_rows(self) -> Iterator[Any]:
         """Yields place and cells of each row that names an image, with the cells of joined tables; counts the other
         rows in ``_missing``."""
         index = ImageIndex(self.tree)
@@ -113,9 +113,9 @@ class TableSource(FileRowSource):
         for place, table in enumerate(self._tables):
             joined = JoinedRows(self.tree, table, index)
             for block in batch_rows(table.rows(self.tree)):
-                images = list(table.naming.resolve(index, [row.cells.get(table.image) for row in block]))
+                images = list(table.naming.find_paths(index, [row.cells.get(table.image) for row in block]))
                 others = {
-                    name: list(naming.resolve(index, [row.cells.get(name) for row in block]))
+                    name: list(naming.find_paths(index, [row.cells.get(name) for row in block]))
                     for name, naming in table.further.items()
                 }
                 for n, (row, image) in enumerate(zip(block, images, strict=True)):
@@ -131,7 +131,7 @@ class TableSource(FileRowSource):
                 yield [self.tree.name(table.joined[0].file), cells]
 
     def _record_row(self, image: str, cells: Mapping[str, Any], place: int, numbers: dict[bytes, int]) -> None:
-        """Records the owner of a row of the table at ``place``, and facts about its cells. Raises
+        """Assigns a row of the table at ``place`` to its image, and updates the facts about its columns. Raises
         :class:`AmbiguousSourceError` for an image that another table names."""
         table = self._tables[place]
         raw = image.encode("utf-8", "surrogateescape")
@@ -160,7 +160,8 @@ class TableSource(FileRowSource):
         Raises :class:`SourceError` for an image in two splits, and for more than 100 splits."""
         tables = [table.split for table in self._tables]
         by_path = not self._roles.split and not any(tables)
-        own = [_find_split_in_path(name) for name in self._names] if by_path else []
+        folders = (name.decode("utf-8", "surrogateescape").rpartition("/")[0] for name in self._names)
+        own = list(map(find_split_in_path, folders)) if by_path else []
         for number in range(len(self._names)):
             split = tables[self._table_of[number]]
             if self._roles.split:
@@ -290,7 +291,8 @@ class TableSource(FileRowSource):
     def _read_boxes(
         self, rows: list[dict[str, Any]], image: bytes
     ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
-        """Reads the boxes, or the masks with their boxes; returns also each row with a box, and its number of boxes."""
+        """Reads the boxes, or the run lengths of masks with their boxes. Returns the values, and each row that has
+        boxes with their number. Raises :class:`ValueError` for a malformed cell."""
         roles = self._roles
         if roles.boxes:
             raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
@@ -304,7 +306,8 @@ class TableSource(FileRowSource):
         return {}, []
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
-        """Reads the classes: one for each box, with those of rows without a box as tags; or those of the image."""
+        """Reads the classes of an image: with boxes, one for each box, and those of rows without a box as ``tags``;
+        else the image's own. Raises :class:`ValueError` if boxes and classes differ in number."""
         label, column = self._roles.label, self._class_column
         if self._roles.boxes or self._roles.runs:
             labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
@@ -328,6 +331,7 @@ class TableSource(FileRowSource):
         return {"keypoints": found, "keypoint_labels": [name for name, _, _ in self._roles.points]}
 
     def describing_files(self) -> Iterable[str]:
+        """Returns the tables, and the files that describe their classes."""
         return [*self._table_files, *self._class_files]
 
     @property
@@ -342,6 +346,7 @@ class TableSource(FileRowSource):
         return [*find_descriptions(self.tree, self._table_files), *hierarchies]
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims also Kaggle's sample submissions, and tables that repeat others, as evidence."""
         super().claim_files(claims)
         for file in (*find_sample_submissions(self.tree), *(table.file for table in self._copies)):
             claims.claim(file, Role.EVIDENCE)
@@ -351,13 +356,15 @@ class TableSource(FileRowSource):
         return {f"rows of {printable(file)} without an image": count for file, count in self._missing.items()}
 
     def close(self) -> None:
+        """Closes the temporary file of rows, too."""
         if hasattr(self, "_spool"):
             self._spool.close()
         super().close()
 
     @cached_property
     def _column_names(self) -> dict[str, str]:
-        """Names of columns in the store, by name in the table, for further images and values of their own."""
+        """Names in the store of further images and of columns without a special meaning, by their names in the
+        table."""
         taken = [
             "image",
             "boxes",
@@ -411,7 +418,7 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
-        """Field and conversion of each column with values of its own."""
+        """Field of each column without a special meaning, and the function that converts its cells."""
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
             declared, convert = self._facts[name].values.declare("", None)
@@ -498,9 +505,3 @@ def _read_sides(image: bytes) -> tuple[int, int]:
     except HeaderError as error:
         raise ValueError(error.reason) from error
     return info.width, info.height
-
-
-def _find_split_in_path(path: bytes) -> str:
-    """Returns the first folder in a path that has a name of a split, or ``""`` for none."""
-    parts = path.decode("utf-8", "surrogateescape").split("/")[:-1]
-    return next((part.lower() for part in parts if part.lower() in SPLIT_ORDER), "")
