@@ -96,8 +96,10 @@ def resolve_uniform_shape(encode: EncodeOptions, survey: Survey, probe: SamplePr
     if len(shapes) > 1:
         some = ", ".join(f"{h}x{w} ({printable(key)})" for (h, w, _), key in islice(shapes.items(), 3))
         proposal = 224 if min(min(shape[:2]) for shape in shapes) >= 64 else 32
+        answer = f"give --size, for example --size {proposal}, or keep the files with --encoding original"
+        if any(column.traits.moves for column in survey.columns):  # which belong to the pixels, so --size is refused
+            answer = f"keep their sizes with --encoding {encode.reading.pixels.dtype} or in another format"
         raise UsageError(
-            f"{encode.encoding} needs images of one size, and these differ (height x width): {some}; "
-            f"give --size, for example --size {proposal}, or keep the files with --encoding original"
+            f"{encode.encoding} needs images of one size, and these differ (height x width): {some}; {answer}"
         )
     return next(iter(shapes), None)

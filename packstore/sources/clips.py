@@ -227,6 +227,8 @@ class ClipsSource(FrameFilesSource):
         """Raises :class:`SourceError` unless folders are clips: of numbered frames, of one size, at one depth. Raises
         :class:`UsageError` for a source that is no image folder."""
         path = printable(str(self.path))
+        if not self._sizes:
+            raise SourceError(f"{path}: no file can be read")
         if self.kind != "imagefolder":
             raise UsageError(
                 f"{path} ({self.kind}) has no file of several frames, and is not a folder of folders of frames: leave "
@@ -248,8 +250,6 @@ class ClipsSource(FrameFilesSource):
                     f"{path}: all clips need one size, and folders of classes, or none; {printable(one)} and "
                     f"{printable(other)} have different {what}"
                 )
-        if not self._sizes:
-            raise SourceError(f"{path}: no frame can be read")
 
 
 def _folder_and_split(entry: Entry) -> tuple[str, str]:

@@ -253,7 +253,8 @@ def find_common_mode(path: str, modes: Mapping[Mode, str]) -> Mode:
     if {mode.dtype for mode in modes} == {"uint8"} and all(mode.channels <= 4 for mode in modes):
         colour, alpha = (any(getattr(mode, name) for mode in modes) for name in ("has_colour", "has_alpha"))
         return parse_mode({(0, 0): "L", (0, 1): "LA", (1, 0): "RGB", (1, 1): "RGBA"}[int(colour), int(alpha)])
-    (one, first), (other, second) = list(modes.items())[:2]
+    (one, first), *others = modes.items()
+    other, second = next((each for each in others if each[0].dtype != one.dtype), others[0])
     raise SourceError(
         f"{printable(path)}: {printable(first)} has frames of mode {one}, {printable(second)} of mode {other}, and a "
         "store has one; leave one kind out with --ignore"

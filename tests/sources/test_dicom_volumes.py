@@ -155,6 +155,16 @@ def test_frames_of_a_file_are_slices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(sample.values["volume"][:, 0], pixels)
 
 
+def test_planes_of_a_dose_are_slices(tmp_path: Path) -> None:
+    (tmp_path / "dose.dcm").write_bytes((Path(pydicom.data.__file__).parent / "test_files" / "rtdose.dcm").read_bytes())
+    dataset = pydicom.dcmread(tmp_path / "dose.dcm")
+    (sample,) = read_samples(tmp_path, "dicom", columns=VOLUMES).values()
+    np.testing.assert_array_equal(sample.values["volume"][:, 0], dataset.pixel_array)
+    steps = np.diff([float(each) for each in dataset.GridFrameOffsetVector])
+    np.testing.assert_allclose(np.diff(sample.values["positions"]), steps)
+    assert sample.values["order"] == "position"
+
+
 def test_volumes_move_with_their_image(tmp_path: Path) -> None:
     for series in range(2):
         save_series(tmp_path / "in" / f"{series}", series, 2 + series)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import re
 import threading
 import warnings
@@ -42,6 +43,7 @@ _HEIF = "pillow_heif.as_plugin", "HeifImageFile"
 _ORIENTATION = 0x0112
 
 _warnings_lock = threading.Lock()
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Pillow prints what it cannot open; tifffile may
 
 
 def find_version() -> str:

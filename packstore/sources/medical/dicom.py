@@ -209,7 +209,7 @@ class DicomSource(HeaderScanSource):
                     if pixels.shape == volume.shape[1:] and len(slices) <= count:
                         volume[len(slices) - 1] = pixels
             except (ValueError, OSError) as error:
-                raise ValueError(f"is a series that cannot be read: {printable(path)}: {error}") from None
+                raise ValueError(f"is a series with a bad slice: {printable(path)}: {error}") from None
         if len(slices) != count:
             raise ValueError(f"is a series of {len(slices)} slices, and was listed with {count}; run this again")
         stack = stack_slices(slices, self._allow_gaps)

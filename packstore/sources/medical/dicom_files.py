@@ -29,6 +29,8 @@ MAGIC, MAGIC_AT = b"DICM", 128
 _DEFLATED, _EXPLICIT = b"1.2.840.10008.1.2.1.99", b"1.2.840.10008.1.2.1\0\0\0"
 _PIXELS = {0x7FE00008: "float32", 0x7FE00009: "float64", 0x7FE00010: None}
 _FIRST_BYTES, _GROWTH = 1 << 16, 16
+_OFFSETS = "GridFrameOffsetVector"
+"""Distances of the frames of a dose from the first (PS3.3 C.8.8.3.2)."""
 _ITEM_BYTES = 8  # least size of an encapsulated frame
 _MAX_FRAMES = 1 << 24
 KEPT = (
@@ -162,7 +164,8 @@ def _make_header(
             )
             return DicomHeader(
                 height, width, channels, low, high, is_float, frames, (min(whole), max(whole)) if whole else None,
-                series, study, patient or name or study, plane_position(dataset, 0),
+                series, study, patient or name or study,
+                plane_position(dataset, 0) if _has_places(dataset, frames) else math.inf,
                 _clamp_int64(dataset.get("InstanceNumber")), left,
             )  # fmt: skip
     except (NoPixelsError, MemoryError, SourceError):
@@ -322,12 +325,23 @@ def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int])
         raise
     except Exception as error:
         raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
-    lengths = len(place) == 3 and len(axes) == 6
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    is_placed = len(place) == 3 and len(axes) == 6 and _has_places(dataset, frames)
+    if is_placed and frames > 1 and (offsets := _read_floats(dataset, frame, _OFFSETS)):
+        normal = np.cross(axes[:3], axes[3:])
+        place = (np.array(place) + (offsets[frame] - offsets[0]) * normal).tolist()
     return Slice(
-        name, shape, tuple(place) if lengths else (), tuple(axes) if lengths else (),
+        name, shape, tuple(place) if is_placed else (), tuple(axes) if is_placed else (),
         tuple(spacing) if len(spacing) == 2 else (), thickness[0] if thickness else 0.0, number,
         (slope[0] if slope else None, intercept[0] if intercept else None),
     )  # fmt: skip
+
+
+def _has_places(dataset: Any, frames: int) -> bool:
+    """Tells if each frame of a file may have a position of its own."""
+    if frames == 1 or "PerFrameFunctionalGroupsSequence" in dataset:
+        return True
+    return len(_read_floats(dataset, 0, _OFFSETS)) == frames
 
 
 def find_element(dataset: Any, frame: int, keyword: str) -> Any:
