@@ -324,11 +324,14 @@ def _describe_uint8_size(report: ConvertReport) -> str | None:
 
 def _read_common_shape(report: ConvertReport) -> list[int] | None:
     """Returns the shape of all images if they have one although the store allows different shapes, else None. Reads the
-    column ``shape``. Returns None for stores of files and at URLs."""
+    column ``shape``. Returns None for stores of files and at URLs,
+    and for columns on the pixels, with which ``--size`` is refused."""
     from packstore.stores import open_store
 
     manifest = report.manifest
     if manifest.holds_files or manifest.image.kind == "fixed" or isinstance(report.destination, UrlPath):
+        return None
+    if any(column.traits.moves or column.traits.has_images for column in manifest.columns if column.name != "image"):
         return None
     with open_store(report.destination) as reader:
         shapes = reader.fixed_column("shape")

@@ -270,6 +270,7 @@ def test_files_of_one_frame_are_clips_if_asked(tmp_path: Path) -> None:
         cli, ["convert", str(tmp_path / "in"), str(tmp_path / "x.lmdb"), "--frames", "clips:files"]
     )
     assert done.exit_code == 0, done.output
+    assert "--size" not in done.output  # which clips refuse
     assert next(iter(PackedDataset(tmp_path / "x.lmdb", columns=("image", "clip"))))[1].shape == (1, 3, 6, 8)
 
 
