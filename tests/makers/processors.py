@@ -60,7 +60,7 @@ def decoded(folder: Path, engine: Engine) -> Lines:
     for path in sorted((folder / "photos").rglob("*.jpg")):
         data = path.read_bytes()
         index = engine.make_indexes([data])[0]
-        size = Requests([data]).sizes()[0].tolist()
+        size = Requests([data]).read_sizes()[0].tolist()
         made = [run(engine, data, (0, 0, *size), channels=channels) for channels in (3, 1)]
         for n in range(8):
             height, width = rng.integers(8, size[0] + 1), rng.integers(8, size[1] + 1)

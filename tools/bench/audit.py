@@ -24,7 +24,16 @@ from PIL import Image
 
 from packstore.checking.audit.same import RecordHashes, find_nearest_before, group_equal
 from packstore.core.progress import no_progress
-from packstore.images.perceptual import CROPS, THRESHOLD, WHOLE, WORDS, hamming_distances, hash_windows, shrink, to_grey
+from packstore.images.perceptual import (
+    CROPS,
+    THRESHOLD,
+    WHOLE,
+    WORDS,
+    hamming_distances,
+    hash_windows,
+    shrink_to_side,
+    to_grey,
+)
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _MOST = 300
@@ -80,11 +89,11 @@ def recall(folder: Path) -> None:
     files = random.sample(files, min(_MOST, len(files)))
     images = [Image.open(file).convert("RGB") for file in files]
     count = len(images)
-    small = to_grey(np.stack([shrink(np.asarray(image)) for image in images]))
+    small = to_grey(np.stack([shrink_to_side(np.asarray(image)) for image in images]))
     whole = hash_windows(small)
     print(f"{count} images, at most {THRESHOLD} of 256 bits")
     for name, change in CHANGES.items():
-        other = to_grey(np.stack([shrink(np.asarray(change(image))) for image in images]))
+        other = to_grey(np.stack([shrink_to_side(np.asarray(change(image))) for image in images]))
         width = len(CROPS) + 1 if "mirrored" in name else len(CROPS)
         with closing(RecordHashes(2 * count, width)) as kept:
             for start, greys in ((0, small), (count, other)):
