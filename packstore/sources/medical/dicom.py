@@ -53,7 +53,7 @@ _NO_KEYWORD = "not a DICOM keyword, such as PatientAge"
 
 
 class _DicomFile(NamedTuple):
-    """Image file.
+    """DICOM file with pixels, or a damaged one.
 
     Attributes:
         header: Its header; None if the file is damaged.
@@ -87,9 +87,9 @@ class DicomSource(HeaderScanSource):
         self._as_volumes = asked[0] == _VOLUMES
         self._allow_gaps = self._as_volumes and _WITH_GAPS in asked
         asked = [each for each in asked if not self._as_volumes or each not in (_VOLUMES, _WITH_GAPS)] or ["stored"]
-        self._image = asked[0]
+        self._value_form = asked[0]
         kept = given.pop("keep", [])
-        if self._image not in _IMAGES or len(asked) > 1 or given:
+        if self._value_form not in _IMAGES or len(asked) > 1 or given:
             raise UsageError(
                 f"{printable(str(path))}: for DICOM, --column takes image={'|'.join((*_IMAGES, _VOLUMES))}, "
                 "image=volumes:rescaled, volumes:window or volumes:gaps, keep=KEYWORD,… or keep=file"
@@ -109,12 +109,16 @@ class DicomSource(HeaderScanSource):
         self.evidence = "files that are DICOM"
 
     def scan_headers(self) -> int:
+        """Reads all headers on the first call; returns the number of image files."""
         return len(self._files)
 
     def splits(self) -> Sequence[str]:
+        """Returns no splits: folders of DICOM have none."""
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the image, the numbers of patient, study and series, the scale and windows, and the kept elements as
+        JSON; with volumes, also their geometry."""
         if self._as_volumes:
             return {
                 "image": declare_image_field(self._mode),
@@ -139,6 +143,7 @@ class DicomSource(HeaderScanSource):
         }
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
+        """Adds notes if whole files, which identify patients, are kept, and if slices have no positions."""
         survey = super().survey(split, progress)
         notes = [_FILE_NOTE] if self._keeps_file else []
         if self._as_volumes and (unplaced := [each[0] for each in self._series if not _are_placed(each)]):
@@ -149,6 +154,7 @@ class DicomSource(HeaderScanSource):
         return replace(survey, notes=(*survey.notes, *notes))
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields one row for each frame or volume, series by series; one whose reading fails for a damaged file."""
         if self._as_volumes:
             yield from self._volume_rows()
             return
@@ -165,6 +171,7 @@ class DicomSource(HeaderScanSource):
                 yield Row(key, (file.path, file.size, file.modified_ns, rest), nbytes, 512, *times)
 
     def _volume_rows(self) -> Iterator[Row]:
+        """Yields a row for each series, and for each damaged file one whose reading fails."""
         for file in self._files:
             if file.header is None:
                 yield Row(file.path, (file.path, -1, 0, file.error), 0, 0, file.modified_ns, file.changed_ns)
@@ -179,7 +186,8 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _series(self) -> list[list[_DicomFile]]:
-        """Good files by series, in their order. Files without the UID of a series are one by one."""
+        """Readable files by series, in the order of their planes. Each file without the UID of a series is a series of
+        its own."""
         found: dict[Any, list[_DicomFile]] = {}
         for file in self._files:
             if file.header is not None:
@@ -187,7 +195,8 @@ class DicomSource(HeaderScanSource):
         return list(found.values())
 
     def _read_volume(self, ref: Any) -> Mapping[str, Any]:
-        """Reads all slices of a series and stacks them. Raises :class:`ValueError`, which names files."""
+        """Reads all slices of a series, and stacks them to a volume with its columns. Raises :class:`ValueError`, which
+        names a file, for damaged slices, slices that are no volume or have different scales, and too large a volume."""
         files, count, (patient, study, series) = ref
         slices: list[Slice] = []
         columns: list[dict[str, Any]] = []
@@ -197,7 +206,7 @@ class DicomSource(HeaderScanSource):
                 dataset = self._read_dataset(path, size, modified)
                 frames = int(dataset.get("NumberOfFrames") or 1)
                 for frame in range(frames):
-                    pixels = read_frame(dataset, frame, self._image, self._mode, self.options.max_pixels)
+                    pixels = read_frame(dataset, frame, self._value_form, self._mode, self.options.max_pixels)
                     name = path if frames == 1 else f"{path}#{frame}"
                     slices.append(read_slice(dataset, frame, name, pixels.shape))
                     columns.append(read_frame_columns(dataset, frame, self._kept))
@@ -214,7 +223,7 @@ class DicomSource(HeaderScanSource):
             raise ValueError(f"is a series of {len(slices)} slices, and was listed with {count}; run this again")
         stack = stack_slices(slices, self._allow_gaps)
         scales = {each.scale for each in slices}
-        if len(scales) > 1 and self._image == "stored":
+        if len(scales) > 1 and self._value_form == "stored":
             raise ValueError(
                 "is a series whose slices have different slopes or intercepts, so that their stored values do not "
                 "compare; take --column image=volumes:rescaled"
@@ -242,6 +251,8 @@ class DicomSource(HeaderScanSource):
         }
 
     def values(self, ref: Any) -> Mapping[str, Any]:
+        """Reads the pixels and columns of a frame, or a volume; with ``keep=file``, for the first frame also the whole
+        file. Raises :class:`ValueError` for damaged files, and slices that are no volume."""
         if self._as_volumes and len(ref) == 3:
             return self._read_volume(ref)
         file, size, modified, rest = ref
@@ -252,7 +263,7 @@ class DicomSource(HeaderScanSource):
         keeps_file = self._keeps_file and frame == 0
         return {
             **({"file": self.tree.read(file, size, modified, self._max_bytes)} if keeps_file else {}),
-            "image": read_frame(dataset, frame, self._image, self._mode, self.options.max_pixels),
+            "image": read_frame(dataset, frame, self._value_form, self._mode, self.options.max_pixels),
             "patient": patient,
             "study": study,
             "series": series,
@@ -262,6 +273,7 @@ class DicomSource(HeaderScanSource):
         }
 
     def claim_row(self, claims: Claims, row: Row) -> None:
+        """Claims the file of a frame, or all files of a series."""
         if len(row.ref) == 3:
             for path, *_ in row.ref[0]:
                 claims.claim(path)
@@ -269,21 +281,25 @@ class DicomSource(HeaderScanSource):
         claims.claim(row.ref[0])
 
     def claim_files(self, claims: Claims) -> None:
+        """Claims the directory files (``DICOMDIR``) as evidence."""
         for file in self._without_pixels:
             if file.rpartition("/")[2].lower() == _DIRECTORY:
                 claims.claim(file, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
+        """Returns a reason of its own for DICOM files without pixels."""
         is_left = join(folder, name) in self._without_pixels
         return _NO_PIXELS if is_left else super().left_reason(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
+        """Counts the elements that no column keeps; none if whole files are kept."""
         if self._keeps_file:
             return {}
         left = sum(file.header.left for file in self._files if file.header is not None)
         return {"DICOM elements, patient data included (keep some: --column keep=KEYWORD)": left}
 
     def stamp(self) -> str:
+        """Adds size and time of the first image file."""
         return super().stamp() + " ".join(f"{each.size}@{each.modified_ns}" for each in self._files[:1])
 
     def _read_dataset(self, file: str, size: int, modified: int) -> Any:
@@ -299,14 +315,14 @@ class DicomSource(HeaderScanSource):
     @cached_property
     def _without_pixels(self) -> frozenset[str]:
         """Paths of DICOM files that are no images."""
-        return frozenset(self._scan[1])
+        return frozenset(self._scan_result[1])
 
     @cached_property
     def _files(self) -> list[_DicomFile]:
         """All image files, numbered by series and sorted by series and plane; damaged files come last."""
         known: list[dict[str, int]] = [{}, {}, {}]
         found = []
-        for file in self._scan[0]:
+        for file in self._scan_result[0]:
             header = file.header
             if header is not None:
                 patient, study, series = (
@@ -318,8 +334,9 @@ class DicomSource(HeaderScanSource):
         return sorted(found, key=_sort_key)
 
     @cached_property
-    def _scan(self) -> tuple[list[_DicomFile], list[str]]:
-        """Image files with their headers, and paths of other DICOM files. Raises :class:`SourceError` for no images."""
+    def _scan_result(self) -> tuple[list[_DicomFile], list[str]]:
+        """Image files with their headers, damaged ones included, and paths of DICOM files without pixels. Reads all
+        headers. Raises :class:`SourceError` if there are no images."""
         files: list[_DicomFile] = []
         others: list[str] = []
         for path in self.find_files(lambda path: path.lower().endswith(_SUFFIXES) or _is_dicom(self.tree, path)):
@@ -341,7 +358,8 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds all images. Raises :class:`SourceError` if gray of many bits and colours are mixed."""
+        """Mode that holds the pixels of all images. Raises :class:`SourceError` if some images are gray of more than 8
+        bits, and others have colours."""
         ranges = {self._pixel_range(file.header) for file in self._files if file.header is not None}
         channels = max((each for each, *_ in ranges), default=1)
         floating = any(is_float for _, _, _, is_float in ranges)
@@ -363,9 +381,9 @@ class DicomSource(HeaderScanSource):
     def _pixel_range(self, header: DicomHeader) -> tuple[int, int, int, bool]:
         """Returns channels, least value, greatest value, and if pixels are floating point, after the conversion that
         the option ``image`` chooses (``window``, ``rescaled`` or stored values)."""
-        if self._image == "window" and header.channels == 1:
+        if self._value_form == "window" and header.channels == 1:
             return 1, 0, 255, False
-        if self._image == "rescaled" and header.channels == 1:
+        if self._value_form == "rescaled" and header.channels == 1:
             return (1, 0, 0, True) if header.rescaled is None else (1, *header.rescaled, False)
         return header.channels, header.low, header.high, header.is_float
 
@@ -378,19 +396,20 @@ def _sort_key(file: _DicomFile) -> tuple[Any, ...]:
 
 
 def _are_placed(files: Sequence[_DicomFile]) -> bool:
-    """Tells if the first slices of all files of a series have a position."""
+    """Tells if the first slice in each file of a series has a position."""
     return all(file.header is not None and math.isfinite(file.header.position) for file in files)
 
 
 def _is_dicom(tree: Tree, path: str) -> bool:
-    """Tells if a file begins like DICOM, which is not checked for names of other images."""
+    """Tells if a file has DICOM's signature. Does not read files with the suffix of another image format: False."""
     if path.lower().endswith(IMAGE_SUFFIXES):
         return False
     return tree.first_bytes(path, MAGIC_AT + len(MAGIC))[MAGIC_AT:] == MAGIC
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder with DICOM files; beside images of other kinds it is partial."""
+    """Is certain of a folder or archive with DICOM files, and partial if it has images of other formats, too. Files
+    without a usual suffix are recognised by their signature."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

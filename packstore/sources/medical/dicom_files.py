@@ -106,7 +106,7 @@ def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, k
         try:
             dataset = parse_file(data, max_bytes, found)
             if found or length >= size:
-                return _make_header(dataset, found, data, size, kept)
+                return _convert_dataset_header(dataset, found, data, size, kept)
         except ValueError:
             if found or length >= size:
                 raise
@@ -115,7 +115,7 @@ def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, k
 
 def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None = None) -> Any:
     """Parses a file to pydicom's data set. With the list ``found``, stops at the pixels and appends their tag and
-    length to it. Raises :class:`ValueError`."""
+    length to the list. Raises :class:`ValueError` for a damaged file."""
 
     def is_pixels(tag: int, _vr: str | None, length: int) -> bool:
         if found is not None and tag in _PIXELS:
@@ -132,10 +132,11 @@ def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None 
             raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
 
 
-def _make_header(
+def _convert_dataset_header(
     dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]
 ) -> DicomHeader:
-    """Makes the header from a parsed data set; ``found`` as for :func:`parse_file`. Raises as :func:`read_header`."""
+    """Converts a parsed data set to a header; ``found`` has tag and length of the pixels, ``data`` the first bytes of
+    the file of ``size`` bytes. Raises as :func:`read_header` does."""
     try:
         with silence_warnings():
             if not found:
@@ -145,7 +146,7 @@ def _make_header(
                     raise ValueError("no DICOM header")
                 raise NoPixelsError
             (tag, length), height, width = found[0], int(dataset.Rows), int(dataset.Columns)
-            channels, low, high = _stored_range(dataset)
+            channels, low, high = _find_stored_range(dataset)
             frames = int(dataset.get("NumberOfFrames") or 1)
             bits = height * width * int(dataset.get("SamplesPerPixel", 1)) * int(dataset.get("BitsAllocated", 32))
             most = size // _ITEM_BYTES if length == 0xFFFFFFFF else (8 * length + 7) // max(1, bits)
@@ -154,7 +155,7 @@ def _make_header(
             if not 1 <= frames <= min(max(1, most), _MAX_FRAMES):
                 raise ValueError(f"{frames:,} frames, but bytes for {most:,}")
             groups = range(frames if "PerFrameFunctionalGroupsSequence" in dataset else 1)
-            scaled = [_rescaled_range(dataset, frame, low, high) for frame in groups]
+            scaled = [_find_rescaled_range(dataset, frame, low, high) for frame in groups]
             is_float = _PIXELS[tag] is not None
             whole = None if is_float or None in scaled else [each for pair in scaled if pair for each in pair]
             left = sum(element.keyword not in (*kept, *_USED) and element.tag.group >= 8 for element in dataset)
@@ -165,7 +166,7 @@ def _make_header(
             return DicomHeader(
                 height, width, channels, low, high, is_float, frames, (min(whole), max(whole)) if whole else None,
                 series, study, patient or name or study,
-                plane_position(dataset, 0) if _has_places(dataset, frames) else math.inf,
+                compute_plane_position(dataset, 0) if _has_places(dataset, frames) else math.inf,
                 _clamp_int64(dataset.get("InstanceNumber")), left,
             )  # fmt: skip
     except (NoPixelsError, MemoryError, SourceError):
@@ -174,8 +175,9 @@ def _make_header(
         raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
 
 
-def _stored_range(dataset: Any) -> tuple[int, int, int]:
-    """Returns channels, least and greatest possible value of stored pixels. Raises :class:`ValueError`."""
+def _find_stored_range(dataset: Any) -> tuple[int, int, int]:
+    """Returns channels, least and greatest possible value of stored pixels. Raises :class:`ValueError` for other than 1
+    to 64 bits, or other than 1 or 3 channels."""
     if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
         return 3, 0, (1 << int(dataset.RedPaletteColorLookupTableDescriptor[2])) - 1
     bits = int(dataset.get("BitsStored") or dataset.get("BitsAllocated") or 32)
@@ -209,7 +211,7 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
             reason = excess_pixels_message(int(dataset.Columns), int(dataset.Rows), max_pixels)
             if reason is not None:
                 raise ValueError(reason)
-            _check_codestream(dataset, frame)
+            _refuse_large_codestream(dataset, frame)
             values = load_pydicom().pixels.pixel_array(dataset, index=frame)
             if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
                 values = processing.apply_color_lut(values, dataset)
@@ -229,8 +231,9 @@ def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int
     return np.ascontiguousarray(held)
 
 
-def _check_codestream(dataset: Any, frame: int) -> None:
-    """Raises :class:`ValueError` for a compressed frame with more pixels than the file's header states: a bomb."""
+def _refuse_large_codestream(dataset: Any, frame: int) -> None:
+    """Raises :class:`ValueError` for a compressed frame with more pixels than the file's header states: it could fill
+    the memory."""
     if not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
         return
     offsets = dataset.get("ExtendedOffsetTable"), dataset.get("ExtendedOffsetTableLengths")
@@ -238,13 +241,13 @@ def _check_codestream(dataset: Any, frame: int) -> None:
         dataset.PixelData, frame, number_of_frames=int(dataset.get("NumberOfFrames") or 1),
         extended_offsets=offsets if None not in offsets else None,
     )  # fmt: skip
-    width, height = _codestream_size(bytes(data))
+    width, height = _read_codestream_size(bytes(data))
     if width * height > int(dataset.Rows) * int(dataset.Columns):
         raise ValueError(f"the compressed image has {width} x {height} pixels, the file {dataset.Columns} x "
                          f"{dataset.Rows}")  # fmt: skip
 
 
-def _codestream_size(data: bytes) -> tuple[int, int]:
+def _read_codestream_size(data: bytes) -> tuple[int, int]:
     """Reads width and height from the header of a JPEG, JPEG-LS or JPEG 2000; (0, 0) for other data."""
     at = data.find(b"\xff\x4f\xff\x51")
     if at >= 0 and data[:3] != b"\xff\xd8\xff":
@@ -261,8 +264,8 @@ def _codestream_size(data: bytes) -> tuple[int, int]:
 
 
 def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: bool) -> NDArray[Any]:
-    """Rescales stored gray values; maps them through the window to 8 bits if asked. Raises :class:`ValueError` if there
-    is no window."""
+    """Rescales stored gray values by slope and intercept, or a table. With ``through_window``, maps the result to 8
+    bits; raises :class:`ValueError` if the file has no window."""
     processing, view = load_pydicom().pixels.processing, load_pydicom().dataset.Dataset()
     view.file_meta = dataset.file_meta
     view.PhotometricInterpretation, view.PixelRepresentation, view.BitsStored = "MONOCHROME2", 0, 8
@@ -287,8 +290,8 @@ def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: 
 
 
 def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
-    """Reads the columns of a frame: rescaling, windows, position, and the kept elements as JSON. Raises
-    :class:`ValueError`."""
+    """Reads the columns of a frame: slope and intercept, windows, position, and the kept elements as JSON. Raises
+    :class:`ValueError` for damaged elements."""
     try:
         with silence_warnings():
             centers, widths, slope, intercept = (
@@ -297,7 +300,7 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
             )
             elements = {keyword: find_element(dataset, frame, keyword) for keyword in kept}
             found = {keyword: _to_json(value) for keyword, value in elements.items() if value is not None}
-            position = plane_position(dataset, frame)
+            position = compute_plane_position(dataset, frame)
     except MemoryError:
         raise
     except Exception as error:
@@ -312,7 +315,8 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
 
 
 def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int]) -> Slice:
-    """Reads the facts about a frame that place it in a volume. Raises :class:`ValueError`."""
+    """Reads the facts about a frame that place it in a volume: position, axes, distances, scale and number. Raises
+    :class:`ValueError` for damaged elements."""
     try:
         with silence_warnings():
             place, axes, spacing, thickness, slope, intercept = (
@@ -345,7 +349,8 @@ def _has_places(dataset: Any, frames: int) -> bool:
 
 
 def find_element(dataset: Any, frame: int, keyword: str) -> Any:
-    """Finds an element of a frame: in its own functional groups, in the shared ones, or in the file. None if absent."""
+    """Returns the value of an element for a frame: from its own functional groups, the shared ones, or the file.
+    None if it is in none."""
     for group in _functional_groups(dataset, frame):
         for element in group:
             if element.VR == "SQ" and element.value and keyword in element.value[0]:
@@ -353,8 +358,9 @@ def find_element(dataset: Any, frame: int, keyword: str) -> Any:
     return dataset.get(keyword)
 
 
-def plane_position(dataset: Any, frame: int) -> float:
-    """Returns the position of a plane along the normal of the planes, in mm; infinity if the file does not state it."""
+def compute_plane_position(dataset: Any, frame: int) -> float:
+    """Computes the position of a frame's plane along the normal of the planes, in mm; infinity if the file does not
+    state it."""
     place = _read_floats(dataset, frame, "ImagePositionPatient")
     axes = _read_floats(dataset, frame, "ImageOrientationPatient")
     if len(place) != 3 or len(axes) != 6:
@@ -369,7 +375,7 @@ def _functional_groups(dataset: Any, frame: int) -> list[Any]:
     return [*own[frame : frame + 1], *(dataset.get("SharedFunctionalGroupsSequence") or ())[:1]]
 
 
-def _rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
+def _find_rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
     """Returns the least and greatest possible value of rescaled pixels, or None if some are no whole numbers."""
     table = find_element(dataset, frame, "ModalityLUTSequence")
     if table:
@@ -393,7 +399,7 @@ def _read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
 
 
 def _clamp_int64(value: Any) -> int:
-    """Converts a number to an int within 64 bits, or returns 0 for none."""
+    """Converts a number to an int, clamped to 64 bits; 0 for None and an empty text."""
     return 0 if value in (None, "") else max(-(1 << 63), min(int(value), (1 << 63) - 1))
 
 
@@ -413,7 +419,8 @@ def _to_json(value: Any) -> Any:
 
 
 def _inflate(data: bytes, max_bytes: int) -> bytes:
-    """Inflates a file of deflated transfer syntax, with a limit, which pydicom lacks. Raises :class:`ValueError`."""
+    """Inflates a file of deflated transfer syntax, with a limit, which pydicom lacks; returns other files unchanged.
+    Raises :class:`ValueError` for more than ``max_bytes``, and for a malformed header."""
     at = data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024)
     if at < 0:
         return data

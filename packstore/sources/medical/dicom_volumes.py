@@ -80,9 +80,12 @@ class Stack(NamedTuple):
 
 
 def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
-    """Orders the slices of a series. Raises :class:`ValueError`, which names the slices, if they are not one volume:
-    other sizes, orientations or distances of pixels, two slices at one position, or unequal distances between slices
-    unless ``allow_gaps``."""
+    """Orders the slices of a series, and computes spacing and affine: by their positions, or by their instance numbers
+    if a slice has no position.
+
+    Raises :class:`ValueError`, which names two slices, if they are not one volume: they differ in size, orientation or
+    distance of pixels, are at one place, or, unless ``allow_gaps``, have another distance than other slices.
+    """
     first = slices[0]
     for other in slices[1:]:
         for what, one, two in (
@@ -100,7 +103,7 @@ def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
     normal, places = np.cross(*axes), np.array([each.place for each in slices])
     along = places @ normal
     order = np.argsort(along, kind="stable").tolist()
-    is_even = _check_steps(slices, order, places[order], allow_gaps, "at one position", "mm")
+    is_even = _compare_steps(slices, order, places[order], allow_gaps, "at one position", "mm")
     steps = len(slices) - 1
     step = (places[order[-1]] - places[order[0]]) / steps if steps else normal * (first.thickness or 1.0)
     if not first.spacing or not is_even:
@@ -113,17 +116,19 @@ def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
 
 
 def _stack_by_instance(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
+    """Orders slices by their instance numbers, without spacing and affine. Raises :class:`ValueError` as
+    :func:`stack_slices` does."""
     order = sorted(range(len(slices)), key=lambda at: slices[at].instance)
     numbers = np.array([[slices[at].instance] for at in order], np.float64)
-    _check_steps(slices, order, numbers, allow_gaps, "without a position, and of one InstanceNumber", "")
+    _compare_steps(slices, order, numbers, allow_gaps, "without a position, and of one InstanceNumber", "")
     return Stack(order, BY_INSTANCE, numbers[:, 0].tolist())
 
 
-def _check_steps(
+def _compare_steps(
     slices: Sequence[Slice], order: Sequence[int], places: NDArray[np.float64], allow_gaps: bool, same: str, unit: str
 ) -> bool:
-    """Tells if the steps between sorted places are equal. Raises :class:`ValueError` for slices at one place, and for
-    unequal steps unless ``allow_gaps``."""
+    """Tells if the steps between sorted places are equal, within 2%. Raises :class:`ValueError` for two slices at one
+    place, and for unequal steps unless ``allow_gaps``. ``same`` and ``unit`` are words of these messages."""
     steps = np.diff(places, axis=0)
     lengths = np.linalg.norm(steps, axis=1)
     if not len(steps):
@@ -146,11 +151,13 @@ def _check_steps(
 
 
 def _mixed_error(what: str, first: Slice, other: Slice, one: Any, two: Any) -> ValueError:
+    """Returns the error for two slices that differ: ``what`` is the property, ``one`` and ``two`` its values."""
     return ValueError(
-        f"is a series of more than one {what}: {printable(first.name)} has {_list(one)}, {printable(other.name)} "
-        f"{_list(two)}; {_NOT_ONE}"
+        f"is a series of more than one {what}: {printable(first.name)} has {_format_numbers(one)}, "
+        f"{printable(other.name)} {_format_numbers(two)}; {_NOT_ONE}"
     )
 
 
-def _list(values: Sequence[float]) -> str:
+def _format_numbers(values: Sequence[float]) -> str:
+    """Formats numbers for messages; ``none`` for none."""
     return ", ".join(f"{value:g}" for value in values) or "none"
