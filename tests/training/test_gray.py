@@ -101,3 +101,5 @@ def test_colours_are_refused(operation: Any, tmp_path: Path) -> None:
 def test_deep_gray_is_refused() -> None:
     with pytest.raises(UsageError, match="more bits"):
         run_program(IMAGES.int(), step(4, Code.BRIGHTNESS, 1.3), "ColorJitter")
+    with pytest.raises(UsageError, match="RandAugment needs 8 bits"):  # although this batch drew no colours
+        run_program(IMAGES.int(), step(4, Code.MIRROR, 0.0), "RandAugment")

@@ -121,9 +121,12 @@ def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
     says how to load other images."""
     channels = images.shape[1]
     random_erasing = code == Code.ERASE and flags != 0
-    # Policies draw saturation in some batches only: they are refused in the first one.
-    in_gray = channels == 1 and code in _IN_GRAY and "Aug" not in name
-    if (code in _ANY_DTYPE and not random_erasing) or (images.dtype == torch.uint8 and (channels == 3 or in_gray)):
+    if images.dtype == torch.uint8 and channels == 3:
+        return
+    # Policies draw saturation in some batches only: they are refused in the first one, whatever it draws.
+    draws_colours = "Aug" in name
+    in_gray = images.dtype == torch.uint8 and channels == 1 and code in _IN_GRAY
+    if not draws_colours and (in_gray or (code in _ANY_DTYPE and not random_erasing)):
         return
     name = name or code.name.lower()
     if random_erasing:
