@@ -78,6 +78,8 @@ def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, readin
     if reading.frame >= found.frames:
         several = "1 frame" if found.frames == 1 else f"{found.frames:,} frames"
         raise HeaderError(f"has {several}, and frame {reading.frame} is read (from 0)")
+    if reading.frame and info.kind == "png" and info.precision > 8 and info.components > 1:
+        raise HeaderError("is a PNG of 16 bits a channel, of which packstore reads the first frame")
     mode, wanted, losses = found.mode, reading.pixels, {}
     if mode.dtype != wanted.dtype and (wanted.dtype != "uint8" or reading.depth is None):
         losses["depth"] = f"values of {mode.dtype} (mode {mode.name}), and {wanted.dtype} is read"

@@ -155,6 +155,18 @@ def test_frames_of_jpeg_xl_are_imagecodecs(tmp_path: Path) -> None:
             convert(tmp_path / "in", tmp_path / "y.lmdb", frames=how)
 
 
+def test_frames_of_a_deep_avif_are_imagecodecs(tmp_path: Path) -> None:
+    """10 bits: imagecodecs corrupts memory if it is asked for one frame of several."""
+    frames = pixels_of(1, 4, 16, 24, 3, dtype="uint16") >> 6
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.avif").write_bytes(imagecodecs.avif_encode(frames, bitspersample=10, level=100))
+    np.testing.assert_array_equal(clips(tmp_path / "in")["a.avif"].values["clip"], frames.transpose(0, 3, 1, 2))
+    convert(tmp_path / "in", tmp_path / "x.lmdb", frames=2, depth="keep")
+    np.testing.assert_array_equal(PackedDataset(tmp_path / "x.lmdb")[0], frames[2].transpose(2, 0, 1))
+    with pytest.raises(SampleError, match="4 frames"):
+        convert(tmp_path / "in", tmp_path / "y.lmdb", frames=4, depth="keep")
+
+
 def test_answers_hold_for_the_frames_of_clips(tmp_path: Path) -> None:
     """Clips and their images are of one mode, and appended ones too."""
     for name in ("one", "two"):

@@ -151,6 +151,11 @@ class FrameReader:
             return pixels, mode_of(pixels.shape[2], "uint16")
         if info.kind == "pnm" and info.precision > 8 and not frame:
             return _read_netpbm(bytes(data), info)
+        if info.kind == "avif" and info.precision > 8:
+            if frame >= len(self._deep_avif):
+                raise DecodeError(f"the image has {len(self._deep_avif)} frames, and frame {frame} is read (from 0)")
+            pixels = self._deep_avif[frame].copy()
+            return _scale_to_dtype(pixels, mode_of(pixels.shape[2], "uint16"), info)
         if info.kind in _HEIF and info.precision > 8:
             return _scale_to_dtype(*_decode_deep_heif(data, info, frame), info)
         if info.kind == "jp2" and not frame and not _pillow_reads_jp2(data, info):
@@ -168,6 +173,11 @@ class FrameReader:
             return array.reshape(*array.shape[:2], mode.channels), mode
 
         return self._opened.load_frame(self._map_frame_to_pillow(frame), self._max_pixels, gray, convert)
+
+    @cached_property
+    def _deep_avif(self) -> NDArray[Any]:
+        """All frames of an AVIF of more than 8 bits."""
+        return _decode_deep_avif(self.data, self._info, self._max_pixels)
 
     @cached_property
     def _opened(self) -> pillow.OpenImage:
@@ -291,26 +301,50 @@ def _read_netpbm(data: bytes, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
 
 
 def _decode_deep_heif(data: memoryview, info: ImageInfo, frame: int) -> tuple[NDArray[Any], Mode]:
-    """Decodes an AVIF or HEIF of more than 8 bits to uint16; Pillow would reduce it to 8. Raises :class:`DecodeError`
-    if it is damaged or a library is missing."""
+    """Decodes a HEIF of more than 8 bits to uint16; Pillow would reduce it to 8. Raises :class:`DecodeError` if it is
+    damaged or a library is missing."""
+    pillow.load_heif_plugin(info.kind)
     try:
-        if info.kind == "avif":
-            pixels = np.asarray(_import_imagecodecs(_DEEP_AVIF).avif_decode(bytes(data), index=frame))
-        else:
-            pillow.load_heif_plugin(info.kind)
-            opened = importlib.import_module("pillow_heif").open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
-            pixels = np.asarray(opened[frame]) >> 16 - info.precision  # which it shifts to the left
+        opened = importlib.import_module("pillow_heif").open_heif(io.BytesIO(data), convert_hdr_to_8bit=False)
+        pixels = np.asarray(opened[frame]) >> 16 - info.precision  # which it shifts to the left
         pixels = pixels.reshape(*pixels.shape[:2], -1)
-    except (DecodeError, MemoryError):
+    except MemoryError:
         raise
-    except Exception as error:  # both libraries raise almost anything on damaged files
+    except Exception as error:  # pillow_heif raises almost anything on damaged files
         raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
-    if pixels.dtype != np.uint16 or (not frame and pixels.shape[:2] != (info.height, info.width)):
+    _check_deep_pixels(pixels, info, any_size=frame > 0)
+    return np.ascontiguousarray(pixels), mode_of(pixels.shape[2], "uint16")
+
+
+def _decode_deep_avif(data: memoryview, info: ImageInfo, max_pixels: int) -> NDArray[Any]:
+    """Decodes all frames of an AVIF of more than 8 bits to uint16, ``(frames, H, W, C)``; Pillow would reduce them.
+    Of several frames imagecodecs cannot decode a single one: it writes past the end of its memory.
+
+    Raises :class:`DecodeError` if the file is damaged or too large, or a library is missing."""
+    library, found = _import_imagecodecs(_DEEP_AVIF), pillow.describe_file(data)
+    frames = 1 if found is None else found.frames
+    shown = f"an AVIF of {frames:,} frames of {info.width} x {info.height} pixels"
+    reason = too_many_values(shown, frames * info.width * info.height * info.components, max_pixels)
+    if reason is not None:
+        raise DecodeError(reason)
+    try:
+        pixels = np.asarray(library.avif_decode(bytes(data)))
+        pixels = pixels.reshape(frames, *pixels.shape[frames > 1 :][:2], -1)
+    except MemoryError:
+        raise
+    except Exception as error:  # imagecodecs raises almost anything on damaged files
+        raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
+    _check_deep_pixels(pixels[0], info)
+    return pixels
+
+
+def _check_deep_pixels(pixels: NDArray[Any], info: ImageInfo, any_size: bool = False) -> None:
+    """Raises :class:`DecodeError` unless pixels have the size and the dtype that the header states."""
+    if pixels.dtype != np.uint16 or not (any_size or pixels.shape[:2] == (info.height, info.width)):
         raise DecodeError(
             f"damaged image: {pixels.shape[0]} x {pixels.shape[1]} pixels of {pixels.dtype}, and its header says "
             f"{info.height} x {info.width} of {info.precision} bits"
         )
-    return np.ascontiguousarray(pixels), mode_of(pixels.shape[2], "uint16")
 
 
 def _jp2_is_signed(data: memoryview, info: ImageInfo) -> bool:
