@@ -63,7 +63,7 @@ _NO_SIDECARS = (
 _ANNOTATORS = re.compile(
     r"[._]*(metadata|labels?|annotations?(\.coco)?|captions?|_?classes|image_labels|class_labels)"
     r"\.(csv|tsv|jsonl?|parquet|xml)|data\.ya?ml|via[_-].*\.(json|csv)|(instances|captions|person_keypoints|panoptic)_"
-    r".*\.json|(gt|det)\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott|geojson)",
+    r".*\.json|(gt|det)([_-].*)?\.txt|vott.*\.json|.*-export\.(json|csv)|project-\d+-at-.*\.(json|csv)|.*\.(odgt|vott|geojson)",
 )
 """File names of annotation tools and publishers."""
 _NO_ANNOTATION = re.compile(

@@ -81,8 +81,9 @@ def places_by_split(places: Iterable[str]) -> dict[str, list[str]]:
 @lru_cache
 def split_of_folder(folder: str) -> str:
     """Returns the only split in the words of a folder's path, also with a year behind it, or ``""`` for none or
-    several."""
+    several; ``test-dev`` is ``test``."""
     found = {word for each in _folder_words(folder) if (word := _YEAR.sub("", each)) in SPLIT_ORDER}
+    found -= {"dev"} if "test" in found else set()  # test-dev
     return found.pop() if len(found) == 1 else ""
 
 

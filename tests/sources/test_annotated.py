@@ -27,7 +27,17 @@ from packstore.sources.annotation_formats.source import AnnotatedSource
 from packstore.sources.ledger import Role
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg
-from tests.makers.annotation_formats import DOG_RUNS, MAKERS, Files, images, kitti_mots, supervisely, via3, via_csv
+from tests.makers.annotation_formats import (
+    DOG_RUNS,
+    MAKERS,
+    Files,
+    images,
+    kitti_mots,
+    make_folder_set,
+    supervisely,
+    via3,
+    via_csv,
+)
 
 CORPUS = Path(__file__).parents[1] / "corpus/annotated"
 
@@ -434,6 +444,44 @@ def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) 
     root = fill(tmp_path, MAKERS["mot"](6) | rest)
     with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match=r"det\.txt"):
         ask_about_left(source, source.survey())
+
+
+PUBLISHED_BESIDE: dict[str, tuple[Files, list[str]]] = {
+    "mot": ({"train/MOT17-02/det/det.txt": "1,-1,2,3,4,5,6\n"}, ["train/MOT17-02/det/det.txt"]),
+    "widerface": ({"wider_face_split/wider_face_train.mat": b"MATLAB"}, ["wider_face_split/wider_face_train.mat"]),
+    "kitti": ({f"training/calib/a{n:05}.txt": f"P{n}: 7 0 6\n" for n in range(3)}, []),
+    "mars": (
+        {"info/train_name.txt": "0001C1T0001F001.jpg\n", "info/tracks_train_info.mat": b"MATLAB"},
+        ["info/tracks_train_info.mat", "info/train_name.txt"],
+    ),
+    "market1501": ({"gt_bbox/0001_c1s1_000001_01.jpg": jpeg(7)}, ["gt_bbox/0001_c1s1_000001_01.jpg"]),
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED_BESIDE)
+def test_what_is_published_beside_raises_no_question(kind: str, tmp_path: Path) -> None:
+    files, left = PUBLISHED_BESIDE[kind]
+    root = tmp_path / "set"
+    fill(root, MAKERS[kind](9)) if kind in MAKERS else make_folder_set(kind, root, 9)
+    with closing(open_source(fill(root, files))) as source:
+        survey = source.survey()
+        ask_about_left(source, survey)
+        assert sorted(set(survey.ledger.names(Role.LEFT)) & files.keys()) == left
+        if kind == "kitti":
+            found = {entry.key: source.read(entry).values["calib"] for entry in source.entries()}
+            assert found["training/image_2/a00001.png"] == "P1: 7 0 6\n"
+            assert found["training/image_2/a00005.png"] is None
+
+
+@pytest.mark.parametrize("names", [("train", "val", "test-dev"), ("train", "val", "new")])
+def test_splits_in_the_words_of_folders(names: tuple[str, ...], tmp_path: Path) -> None:
+    """If each folder has one."""
+    files: Files = {}
+    for name in names:
+        files[f"VisDrone2019-DET-{name}/images/{name}.jpg"] = jpeg(1)
+        files[f"VisDrone2019-DET-{name}/annotations/{name}.txt"] = "1,2,3,4,1,4,0,1\n"
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert list(source.splits()) == ([""] if "new" in names else ["train", "val", "test"])
 
 
 def problem(root: Path, kind: str) -> str | None:

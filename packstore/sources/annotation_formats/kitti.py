@@ -8,8 +8,10 @@ score. All are in ``json``, in their order.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from packstore.core.fields import Field, Text
 from packstore.sources.annotation_formats.objects import (
     Annotation,
     SizeReader,
@@ -18,18 +20,47 @@ from packstore.sources.annotation_formats.objects import (
     to_floats,
 )
 from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
+from packstore.sources.beside import join
+from packstore.sources.rows import FileRow, InTree
 
 _NUMBERS = (14, 15)
 
 
 class KittiSource(SidecarSource):
-    """Source of images of KITTI's left camera with their objects; calibration and laser points are left out."""
+    """Source of images of KITTI's left camera with their objects, and the text of ``calib/a.txt`` if that is there; laser
+    points are left out."""
 
     kind = "kitti"
     title = "KITTI"
     folder_pairs = (("image_2", "label_2"), ("images", "labels"), ("image", "label"), ("data", "labels"))
     patterns = ("{stem}.txt",)
     signature = re.compile(rb"^\s*[A-Za-z_]\S*( -?\d+(\.\d+)?(e-?\d+)?){14,15}\s*($|\r?\n)", re.I)
+
+    def fields(self) -> Mapping[str, Field]:
+        """Declares ``calib`` as well, if any image has a calibration."""
+        calibrated = any(self._calibration_folder(each.images) for each in self._folders)
+        return {**super().fields(), **({"calib": Text(optional=True)} if calibrated else {})}
+
+    def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Adds the calibration of each image."""
+        for row in super().file_rows(split):
+            images, _, name = row.file.rpartition("/")
+            if folder := self._calibration_folder(images):
+                calib = InTree(f"{folder}/{name.rpartition('.')[0]}.txt", optional=True)
+                row = row._replace(values={**row.values, "calib": calib})
+            yield row
+
+    def values(self, ref: Any) -> Mapping[str, Any]:
+        """Decodes the calibration. Raises :class:`ValueError` if it is not UTF-8."""
+        found = dict(super().values(ref))
+        if found.get("calib") is not None:
+            found["calib"] = found["calib"].decode()
+        return found
+
+    def _calibration_folder(self, images: str) -> str:
+        """Returns ``calib`` beside the folder of images, or ``""`` if it is not there."""
+        above, _, name = images.rpartition("/")
+        return join(above, "calib") if name == "image_2" and "calib" in self.tree.names(above).folders else ""
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each line to an object with its 2D box; all numbers go to ``json``. Raises :class:`ValueError` for

@@ -84,6 +84,11 @@ class MotSource(DocumentSource):
             files += [join(folder, "labels.txt"), join(folder.rpartition("/")[0], "seqinfo.ini")]
         return [file for file in files if is_file(self.tree, file)]
 
+    def expects_left(self, path: str) -> bool:
+        """Tells if a file has detections of a sequence whose annotations are packed."""
+        sequence, _, name = path.rpartition("/det/")
+        return name.startswith("det") and join(sequence, "gt/gt.txt") in self._files
+
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each line to an object with its track; coordinates count from 0. A class number without a name gives
         no class."""

@@ -24,6 +24,7 @@ from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.spread import places_by_split
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 256 << 20
@@ -31,9 +32,18 @@ _START, _LOOKED_AT = 1 << 16, 16
 
 
 class AnnotatedSource(AnnotationColumns, FileRowSource):
-    """Base of annotation formats whose images are files: converts the raw annotation of each row to columns."""
+    """Base of annotation formats whose images are files: converts the raw annotation of each row to columns.
+
+    Attributes:
+        expected: Matches paths of other files that belong to the layout and are left.
+    """
 
     left_images = "images without annotations in other folders"
+    expected: ClassVar[re.Pattern[str]] = re.compile("(?!)")
+
+    def expects_left(self, path: str) -> bool:
+        """Tells if a left file matches :attr:`expected`."""
+        return self.expected.fullmatch(path) is not None
 
     @abstractmethod
     def pop_annotation(self, values: dict[str, Any]) -> Any:
@@ -58,7 +68,8 @@ class AnnotatedFolder(NamedTuple):
 class SidecarSource(AnnotatedSource):
     """Base of formats with a file of annotations for each image, in the same folder or in another.
 
-    An image without such a file has no annotation. A folder with the name of a split, anywhere in the path, is one.
+    An image without such a file has no annotation. A folder with the name of a split, anywhere in the path, is one;
+    without any, words of the folders are, if each folder has one: ``VisDrone2019-DET-train``.
 
     Attributes:
         folder_pairs: Pairs of folder names, of images and of annotations; ``("", "")`` if both lie in one folder.
@@ -109,10 +120,16 @@ class SidecarSource(AnnotatedSource):
                 for image, _ in used
             )
         ]
-        return [
+        folders = [
             *(folder for folder, _ in found),
             *(AnnotatedFolder(path, None, find_split_in_path(path)) for path in alike),
         ]
+        if any(folder.split for folder in folders):
+            return folders
+        splits = {
+            path: split for split, some in places_by_split(each.images for each in folders).items() for path in some
+        }
+        return [folder._replace(split=splits[folder.images]) for folder in folders]
 
     @classmethod
     def _annotates_images(cls, tree: Tree, images: str, folder: str) -> bool:

@@ -28,6 +28,7 @@ class WiderFaceSource(DocumentSource):
 
     kind = "widerface"
     title = "WIDER FACE"
+    expected = re.compile(r"(.*/)?wider_face_(train|val|test)\.mat")
     name_pattern = re.compile(r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt")
     signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)")
 

@@ -163,7 +163,7 @@ class FolderSetSource(FileRowSource):
 
     def expects_left(self, path: str) -> bool:
         """Tells if a file belongs to the set by its pattern of known files."""
-        return re.fullmatch(self.row.known, _relative_path(self.base, path)) is not None
+        return re.fullmatch(f"{self.row.known}|{self.row.left}", _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
         """Names images that the set does not count; else returns the usual reason, or None."""

@@ -33,6 +33,7 @@ _MARS = FolderSet(
     r"(?P<split>bbox_train|bbox_test)/[^/]+/(?P<identity>\d{4}|00-1)C(?P<camera>\d)T(?P<track>\d{4})F(?P<frame>\d{3})"
     r"\.jpg",
     splits={"bbox_train": "train", "bbox_test": "test"},
+    known=rf"info/.*|{_NOTES}",
 )
 _OMNIGLOT = FolderSet(
     "Omniglot",
