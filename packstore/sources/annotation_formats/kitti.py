@@ -27,8 +27,8 @@ _NUMBERS = (14, 15)
 
 
 class KittiSource(SidecarSource):
-    """Source of images of KITTI's left camera with their objects, and the text of ``calib/a.txt`` if that is there; laser
-    points are left out."""
+    """Source of images of KITTI's left camera with their objects and the texts of ``calib``; laser points are left
+    out."""
 
     kind = "kitti"
     title = "KITTI"
