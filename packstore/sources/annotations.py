@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -405,10 +406,12 @@ def _find_sidecars(
 def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
     """Yields a finding for each suffix of annotations that half of the folders of images have, or more."""
     holding = {folder.path for folder in images.folders.values() if folder.images.count}
-    counts = Counter(suffix for folder in others if folder.path in holding for suffix in folder.others)
     for suffix in (".json", ".xml"):
-        if counts[suffix] > 1 and 2 * counts[suffix] >= len(holding):
-            phrase = f"{suffix} files in {counts[suffix]:,} of {len(holding):,} folders of images"
+        having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]
+        if len(having) > 1 and 2 * len(having) >= len(holding):
+            above = posixpath.commonpath(having)
+            place = f" in {printable_folder(above)}" if above else ""
+            phrase = f"{suffix} files in {len(having):,} of {len(holding):,} folders of images{place}"
             yield Finding(phrase, (f"*{suffix}",))
 
 
