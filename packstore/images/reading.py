@@ -72,6 +72,11 @@ class Reading:
             raise UsageError(str(error)) from None
         for name, pattern in (("depth", _DEPTH), ("alpha", re.compile(rf"drop|{_OVER.pattern}")), ("frames", _FRAMES)):
             value = getattr(self, name)
+            if name == "frames" and value in OF_SOURCES:
+                raise UsageError(
+                    f"frames={value} says what becomes a record, when images are packed; here, frames should be first, "
+                    "or the number of a frame from 0"
+                )
             if value is not None and (not isinstance(value, str) or pattern.fullmatch(value) is None):
                 raise UsageError(f"{name} should be {EXPECTED[name]}, got {value!r}")
         if self.depth is not None and self.window is not None and not self.window[0] < self.window[1]:

@@ -152,7 +152,8 @@ def convert(
             range of their dtype, of floating point from 0 … 1), ``clip`` (above 255 to 255) or ``window:LO,HI``.
         alpha: ``keep``, ``drop`` or ``over:COLOUR`` (``black``, ``white``, ``#rrggbb``).
         frames: Frames of files that have several: ``first``, the number of one from 0, or ``all``: each frame becomes a
-            record of pixels, with the key ``name#number``.
+            record of pixels, with the key ``name#number``; or ``clips``: each file, or each folder of numbered frames,
+            becomes a record with the column ``clip``, an array of its frames.
         progress: True for a progress bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:

@@ -69,6 +69,11 @@ class ClipsSource(FrameFilesSource):
         """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a source that has a column
         ``clip``, and the errors of :meth:`_are_files`."""
         survey = self.survey_files(split)
+        if survey.store is not None:
+            raise UsageError(
+                f"{printable(str(self.path))} is a store, which frames=clips does not read: pack the files that it was "
+                "packed from"
+            )
         if any(column.name == _COLUMN for column in survey.columns):
             raise UsageError(f"{printable(str(self.path))} has a column {_COLUMN} already; leave frames=clips out")
         self.scan_files(progress, survey.records)

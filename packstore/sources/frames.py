@@ -192,6 +192,11 @@ class FramesSource(FrameFilesSource):
         frames."""
         survey = self.survey_files(split)
         mode = self.scan_files(progress, survey.records)
+        if survey.store is not None and survey.store.image.pixels != mode:
+            raise UsageError(
+                f"{printable(str(self.path))} reads its files as {survey.store.image.pixels}, and their frames are "
+                f"{mode}: pack the files that it was packed from, with --frames all"
+            )
         splits = dict.fromkeys(survey.splits, 0)
         size_bytes = key_bytes = 0
         size_counts: Counter[int] = Counter()

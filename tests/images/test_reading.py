@@ -56,6 +56,7 @@ def as_hwc(array: NDArray[Any]) -> NDArray[Any]:
 
 MINISBLACK: dict[str, Any] = {"photometric": "minisblack"}
 FIVE = RNG.integers(0, 1 << 16, (23, 31, 5), np.uint16)
+BYTES = RNG.integers(0, 256, (23, 31, 3), np.uint8)
 FILES: dict[str, tuple[bytes, NDArray[Any], str]] = {
     "gray png": (pillow(GRAY.astype(np.uint8), "png"), GRAY.astype(np.uint8), "L"),
     "gray png of 16 bits": (pillow(GRAY, "png"), GRAY, "I;16"),
@@ -76,6 +77,7 @@ FILES: dict[str, tuple[bytes, NDArray[Any], str]] = {
     "tiff in tiles": (tiff(FIVE, tile=(16, 16), planarconfig="contig", **MINISBLACK), FIVE, "multi:5:uint16"),
     "tiff by LZW": (tiff(COLOUR, compression="lzw", predictor=2), COLOUR, "RGB;16"),
     "tiff by Deflate": (tiff(COLOUR, compression="zlib"), COLOUR, "RGB;16"),
+    "tiff by WebP": (tiff(BYTES, compression="webp", compressionargs={"lossless": True}), BYTES, "RGB"),
     "tiff by Zstandard": (tiff(COLOUR, compression="zstd"), COLOUR, "RGB;16"),
 }  # fmt: skip
 

@@ -286,6 +286,14 @@ def test_files_of_one_frame_are_clips_if_asked(tmp_path: Path) -> None:
     assert next(iter(PackedDataset(tmp_path / "x.lmdb", columns=("image", "clip"))))[1].shape == (1, 3, 6, 8)
 
 
+def test_stores_of_files_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "in" / "a.gif", pixels_of(1, 2, 6, 8, 3))
+    convert(tmp_path / "in", tmp_path / "s.lmdb", frames="first", mode="L")
+    for frames in ("clips", "all"):
+        with pytest.raises(UsageError, match="pack the files that it was packed from"):
+            convert(tmp_path / "s.lmdb", tmp_path / "x.lmdb", frames=frames)
+
+
 @pytest.mark.slow
 def test_stacks_of_many_frames(tmp_path: Path) -> None:
     frames = np.zeros((500, 6, 8, 3), np.uint8)

@@ -268,7 +268,7 @@ class Decoder:
         if header is None and bytes(data[:12]).startswith(_NOT_PILLOWS):
             return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
         if self._fast is None or header is None:
-            return _pillow.decode(data, self.max_pixels)
+            return self._decode_by_pillow(data)
         _pillow.check_cost(data, header.width, header.height, self.max_pixels)
         try:
             image = self._fast(data)
@@ -279,6 +279,15 @@ class Decoder:
         if image.shape != (header.height, header.width, 3):
             return _pillow.decode(data, self.max_pixels)
         return image
+
+    def _decode_by_pillow(self, data: memoryview) -> NDArray[Any]:
+        """Decodes a file of 8 bits as RGB; a TIFF that Pillow cannot decode (of compression WebP) by tifffile."""
+        try:
+            return _pillow.decode(data, self.max_pixels)
+        except DecodeError:
+            if bytes(data[:4]) not in _pillow.TIFF:
+                raise
+            return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
 
     def _decode_luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
         """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. Returns None for other files and for damaged ones."""

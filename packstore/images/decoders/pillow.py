@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _T = TypeVar("_T")
-_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 # Only these plugins ever see a stranger's bytes (not EPS, which would start ghostscript). Image.open would import all
 # plugins, and check the image against a limit of the whole process, with a warning.
 _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
@@ -33,7 +33,7 @@ _PLUGINS: tuple[tuple[str, str, tuple[bytes, ...]], ...] = (
     ("PngImagePlugin", "PngImageFile", (b"\x89PNG\r\n\x1a\n",)),
     ("GifImagePlugin", "GifImageFile", (b"GIF87a", b"GIF89a")),
     ("WebPImagePlugin", "WebPImageFile", (b"RIFF",)),
-    ("TiffImagePlugin", "TiffImageFile", _TIFF),
+    ("TiffImagePlugin", "TiffImageFile", TIFF),
     ("PpmImagePlugin", "PpmImageFile", (b"P1", b"P2", b"P3", b"P4", b"P5", b"P6")),
     ("BmpImagePlugin", "BmpImageFile", (b"BM",)),
     ("Jpeg2KImagePlugin", "Jpeg2KImageFile", JPEG_2000),
@@ -202,7 +202,7 @@ class OpenImage:
 def read_orientation(data: memoryview) -> int:
     """Reads the EXIF orientation with Pillow, 1 … 8. Returns 1 if it is missing or unreadable, and for TIFF, whose
     orientation Pillow applies itself."""
-    if bytes(data[:4]) in _TIFF:
+    if bytes(data[:4]) in TIFF:
         return 1
     try:
         with _without_warnings(UserWarning), _open_image(data) as image:

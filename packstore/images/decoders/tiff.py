@@ -17,6 +17,9 @@ from packstore.images.decoders import pillow
 from packstore.images.mode_dtypes import EXACT, find_mode_dtype, to_mode_dtype
 
 _KINDS = {1: "u", 2: "i", 3: "f"}  # SampleFormat
+_COMPRESSION = 259
+_NOT_PILLOWS = (50001,)
+"""Compressions that Pillow's libtiff is built without: WebP."""
 
 
 class TiffPages:
@@ -71,7 +74,7 @@ class TiffPages:
 
 def pillow_reads_all(tags: Any) -> bool:
     """Tells if Pillow has a mode for every bit and channel of a TIFF. False without ``tags``."""
-    if tags is None:
+    if tags is None or tags.get(_COMPRESSION) in _NOT_PILLOWS:
         return False
     bits, samples, kind = tags.get(258, (1,)), int(tags.get(277, 1)), tags.get(339, (1,))
     bits, kind = (each if isinstance(each, tuple) else (each,) for each in (bits, kind))
