@@ -208,7 +208,7 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     by_folder: dict[str, list[str]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
-        hidden = name[0] == "." and not _ANNOTATORS.fullmatch(name.lower())
+        hidden = name[:2] == "._" or (name[0] == "." and not _ANNOTATORS.fullmatch(name.lower()))
         if not hidden and name.lower() not in SYSTEM_NAMES and folder in whole.folders:
             by_folder.setdefault(folder, []).append(name)
     left = Contents(

@@ -47,14 +47,14 @@ class Names:
 
     def ending(self, *suffixes: str) -> Sequence[str]:
         """Returns the files that end with one of the suffixes (given in lower case), in any case:
-        ``names.ending(".json")``."""
+        ``names.ending(".json")``; without macOS's copies of attributes (``._a.json``)."""
         common = self.common_suffix.lower()
         if common and not any(suffix.endswith(common) for suffix in suffixes):
             return ()
         text = self.text.lower()
         if not any(f"{suffix}\0" in text for suffix in suffixes):
             return ()
-        return [name for name in self.files if name.lower().endswith(suffixes)]
+        return [name for name in self.files if name.lower().endswith(suffixes) and name[:2] != "._"]
 
     @property
     def common_suffix(self) -> str:
