@@ -191,7 +191,10 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
     further = (
         _widen_pattern(each, holding) for each in _find_annotation_files(tree, contents, contents.folders.values())
     )
-    return _drop_repeated([*masks, *find_image_pairs(contents, places), *find_masks_by_ending(contents), *further])
+    common = _find_in_each_folder(contents, contents.folders.values())
+    return _drop_repeated(
+        [*masks, *find_image_pairs(contents, places), *find_masks_by_ending(contents), *further, *common]
+    )
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
@@ -220,7 +223,9 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
         for place, phrase in find_masks(whole).items()
         if counts.get(place) == whole.folders[place].images.count and not DRAWN.fullmatch(place)
     ]
-    return _drop_repeated([*masks, *_find_annotation_files(tree, whole, left.folders.values())])
+    others = left.folders.values()
+    common = _find_in_each_folder(whole, others)
+    return _drop_repeated([*masks, *_find_annotation_files(tree, whole, others), *common])
 
 
 def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:
@@ -250,7 +255,6 @@ def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[Folder
     others = list(others)
     known = images.hash_image_stems()
     yield from _find_sidecars(tree, images, others, known)
-    yield from _find_in_each_folder(images, others)
     splits = [f.images.stems for f in images.folders.values() if f.images.count and f.path.lower() in SPLIT_ORDER]
     counts = _image_counts(images)
     for folder in others:
