@@ -78,6 +78,12 @@ class ClipsSource(FrameFilesSource):
             raise UsageError(f"{printable(str(self.path))} has a column {_COLUMN} already; leave frames=clips out")
         self.scan_files(progress, survey.records)
         mode, by_file = self._target.pixels, self._are_files()
+        companions = {companion.name for column in survey.columns for companion in column.companions}
+        if not by_file and (named := survey.sampled - companions):
+            raise UsageError(
+                f"{printable(str(self.path))}: each folder is a clip, and {', '.join(sorted(named))} is of each file; "
+                "leave it out (--column keep=geo)"
+            )
         splits = dict.fromkeys(survey.splits, 0)
         size_bytes = key_bytes = value_bytes = 0
         size_counts: Counter[int] = Counter()

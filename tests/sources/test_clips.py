@@ -135,6 +135,13 @@ def test_what_is_no_clip_is_said(name: str, tmp_path: Path) -> None:
         convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips")
 
 
+def test_columns_of_single_files_are_refused(tmp_path: Path) -> None:
+    for kind in ("k", "l"):
+        save(tmp_path / "video" / kind / "v1", frames_of(1, 2), "{}.tif")
+    with pytest.raises(UsageError, match="and geo is of each file"):
+        convert(tmp_path / "video", tmp_path / "x.lmdb", frames="clips", columns="keep=geo")
+
+
 def test_other_sources_and_damaged_frames(tmp_path: Path) -> None:
     save(tmp_path / "flat", frames_of(1, 3))
     with pytest.raises(UsageError, match="leave frames=clips out"):
