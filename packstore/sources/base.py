@@ -66,7 +66,8 @@ class SourceOptions:
         ignore: Patterns of files and folders to treat as absent, see
             :class:`packstore.sources.ignoring.IgnoreRules`.
         columns: Meanings of the columns of a table, ``image=COL``; see :mod:`packstore.sources.table.columns`.
-        frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`.
+        frames: ``all``: each frame of an image file is a sample, see :class:`packstore.sources.frames.FramesSource`;
+            ``clips`` or ``clips:files``: each file or folder is, see :class:`packstore.sources.clips.ClipsSource`.
     """
 
     labels: Path | None = None
