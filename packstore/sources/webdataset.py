@@ -60,6 +60,7 @@ _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
 _FURTHER = "further_images"
 _PLACE = re.compile(r"(?:([^.]*[^.\d][^.]*)\.)?(\d{1,6})\.[^.]+")
+_OF_SA1B = re.compile(r"(.*/)?sa_\d+")
 _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
@@ -366,6 +367,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
                 return Certainty.NO  # the files of a sample follow each other
             samples.setdefault(key, set()).add(extension)
             last = key
+    if path.is_file() and samples and all(map(_OF_SA1B.fullmatch, samples)):
+        return Certainty.NO  # one archive of Segment Anything, whose JSON files are annotations
     pairs = sum(1 for found in samples.values() if has_image_pair(found))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)

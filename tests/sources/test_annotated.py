@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tarfile
 from collections.abc import Callable
 from contextlib import closing
 from importlib import resources
@@ -444,6 +445,24 @@ def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) 
     root = fill(tmp_path, MAKERS["mot"](6) | rest)
     with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match=r"det\.txt"):
         ask_about_left(source, source.survey())
+
+
+def test_an_archive_of_segment_anything_is_no_webdataset(tmp_path: Path) -> None:
+    files = {name.replace("a0000", "sa_22"): content for name, content in MAKERS["sa1b"](6).items()}
+    fill(tmp_path / "set", files)
+    with tarfile.open(tmp_path / "sa_000020.tar", "w") as archive:
+        archive.add(tmp_path / "set", arcname=".")
+    with closing(open_source(tmp_path / "sa_000020.tar")) as source:
+        assert (source.kind, source.survey().records) == ("sa1b", 6)
+
+
+def test_xml_of_the_other_labelme_is_not_of_pascal_voc(tmp_path: Path) -> None:
+    source = "<source><sourceAnnotation>LabelMe Webtool</sourceAnnotation></source>"
+    polygon = "<object><name>cat</name><polygon><pt><x>4</x><y>3</y></pt></polygon></object>"
+    files: Files = {f"a{n}.jpg": jpeg(n) for n in range(4)}
+    files |= {f"a{n}.xml": f"<annotation>{source}{polygon}</annotation>" for n in range(4)}
+    with pytest.raises(AmbiguousSourceError, match=r"a \.xml file for each image"):
+        open_source(fill(tmp_path, files))
 
 
 PUBLISHED_BESIDE: dict[str, tuple[Files, list[str]]] = {

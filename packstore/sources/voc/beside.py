@@ -126,7 +126,7 @@ def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
     for images, xml in [(base, base), *((join(base, images), join(base, xml)) for images, xml in below)]:
         stems = {_stem(name) for name in tree.names(images).files if _is_image(name)}
         hits = [name for name in tree.names(xml).files if name.endswith(".xml") and _stem(name) in stems]
-        if hits and 2 * len(hits) >= len(stems) and b"<annotation" in tree.first_bytes(join(xml, hits[0]), _START):
+        if hits and 2 * len(hits) >= len(stems) and _is_annotation(tree, join(xml, hits[0])):
             return images, xml
     return None
 
@@ -134,7 +134,14 @@ def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
 def _has_annotations(tree: Tree, folder: str) -> bool:
     """Tells if the first XML file of a folder is an annotation."""
     first = next((name for name in tree.names(folder).files if name.endswith(".xml")), None)
-    return first is not None and b"<annotation" in tree.first_bytes(join(folder, first), _START)
+    return first is not None and _is_annotation(tree, join(folder, first))
+
+
+def _is_annotation(tree: Tree, file: str) -> bool:
+    """Tells if an XML file is an annotation of Pascal VOC by its beginning, and none of MIT's LabelMe, which has
+    polygons in place of boxes."""
+    start = tree.first_bytes(file, _START)
+    return b"<annotation" in start and b"LabelMe Webtool" not in start
 
 
 def _is_image(name: str) -> bool:
