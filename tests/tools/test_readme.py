@@ -287,6 +287,18 @@ def test_contributing_has_a_row_for_each_room() -> None:
     assert set(re.findall(r"^\| `(\w+)/` \|", text_of("contributing"), re.MULTILINE)) == rooms
 
 
+def test_the_walks_of_contributing_name_what_exists_in_at_most_twelve_files() -> None:
+    walks = text_of("contributing").partition("## Three walks")[2].partition("\n## ")[0].split("\n\n**")[1:]
+    assert len(walks) == 3
+    for walk in walks:
+        rows = re.findall(r"^\| `([\w/]+\.(?:py|c))` \| ([^|]+) \|", walk, re.MULTILINE)
+        assert 6 <= len({file for file, _ in rows}) <= 12
+        for file, names in rows:
+            code = (ROOT / "packstore" / file).read_text("utf-8")
+            for name in re.findall(r"`(\w+)`", names):
+                assert re.search(rf"^ *def {name}\(|^[a-z].* {name}\(", code, re.MULTILINE), f"{file}: {name}"
+
+
 @pytest.mark.slow
 def test_an_installation_has_the_pages(tmp_path: Path) -> None:
     """A source distribution of the repository, and a wheel of that, both by setuptools alone."""
