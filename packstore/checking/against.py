@@ -178,10 +178,10 @@ class Comparison:
         if not now.total:
             return None
         left = now.count(Role.LEFT)
-        summary = f"{now.total:,} files in the source, {left:,} of them left"
+        summary = f"{now.total:,} files in the source, {left:,} of them left out"
         changed = then is not None and self.split is None and then.others != now.others
         if now.total > 1 and not isinstance(self.source.path, UrlPath):
-            summary += ", by an independent count too"
+            summary += "; an independent count agrees"
         return summary + (f" ({then.left:,} when it was packed, not all the same)" if changed and then else "")
 
     def has_same_shards(self) -> bool:

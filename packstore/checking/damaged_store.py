@@ -98,8 +98,8 @@ def inspect_damaged_store(path: Path) -> DamagedStore:
     recovered = scavenged.recovered or _infer_manifest(scavenged, path)
     if recovered is None:
         raise StoreError(
-            f"{shown} holds no readable manifest, and its images are not image files, so their shape is unknown; pack "
-            "it again from its source"
+            f"{shown} holds no readable manifest, without which only image files can be recovered, and it "
+            "holds none; pack it again from its source"
         )
     width = recovered.manifest.image.record_nbytes if recovered.manifest.image.kind == "fixed" else None
     file = DamagedFile(None, 0, recovered.manifest.records, scavenged, width=width)

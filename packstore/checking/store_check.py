@@ -185,12 +185,12 @@ class StoreCheck:
         count = f"{reached:,} records" if reached == records else f"{reached:,} of {records:,} records"
         if self._quick and remote:
             self.checks[1:] = ["sizes of the objects"]
-            self.checks.append("quick: no shard was read, so damage in shards is not noticed")
+            self.checks.append("no shard was read (--quick): damage in shards is not found")
         elif self._quick:
             large = [c.name for c in self._reader.manifest.columns[1:] if c.one_by_one]
             self.checks.append(f"checksums of the labels and keys of {count}" if rows and not large else "sizes")
             what = ", ".join(f"no {name}" for name in ("image", *large))
-            self.checks.append(f"quick: {what} was read, so damage in them is not noticed")
+            self.checks.append(f"{what} was read (--quick): damage in them is not found")
         else:
             self.checks.append(f"checksums of {count}" + (", their labels and keys" if rows else ""))
 

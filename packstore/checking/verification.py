@@ -69,7 +69,7 @@ class VerifyReport:
         return self.problem_count == 0
 
     def __repr__(self) -> str:
-        result = "whole" if self.ok else f"{self.problem_count:,} problems"
+        result = "undamaged" if self.ok else f"{self.problem_count:,} problems"
         quick = ", images not read" if self.quick else ""
         return f"<VerifyReport of {str(self.path)!r}: {self.manifest.records:,} records, {result}{quick}>"
 

@@ -277,7 +277,7 @@ def describe_conversions(unified: Mapping[str, int]) -> list[str]:
 
 def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
     """Summarises a ledger (the roles of a source's files) on one or two lines: ``1,012 images packed, 3 annotation
-    files read, 2 left: README.txt``. Empty without files.
+    files read, 2 left out: README.txt``. Empty without files.
 
     A ledger counts the files of ``skipped`` samples as packed, since it is made before they are read.
     """
@@ -288,20 +288,20 @@ def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
         return []
     packed, read, evidence, left = (ledger.count(role) for role in Role)
     images = sum(ledger.suffixes.get(suffix, 0) for suffix in IMAGE_SUFFIXES)
-    done = f"packed or, in {pluralize(skipped, 'sample')}, skipped" if skipped else "packed"
+    done = f"packed, except those of {pluralize(skipped, 'skipped sample')}" if skipped else "packed"
     parts = [f"{pluralize(packed, 'image' if images >= packed else 'file')} {done}"]
     if read:
         parts.append(f"{pluralize(read, 'annotation file')} read")
     if evidence:
-        parts.append(f"{evidence:,} of evidence ({_join_first(ledger.names(Role.EVIDENCE), evidence)})")
+        parts.append(f"{evidence:,} used as evidence ({_join_first(ledger.names(Role.EVIDENCE), evidence)})")
     if left:
-        parts.append(f"{left:,} left: {_join_first(ledger.names(Role.LEFT), left) if left <= _NAMED else ''}")
+        parts.append(f"{left:,} left out: {_join_first(ledger.names(Role.LEFT), left) if left <= _NAMED else ''}")
     if left > _NAMED:
         most = sorted(ledger.left.items(), key=lambda item: (-item[1], item[0]))
         parts[-1] += ", ".join(f"{count:,} {printable(reason)}" for reason, count in most[:_NAMED])
         parts[-1] += " …" if len(most) > _NAMED else ""
     inside = ", ".join(f"{printable(reason)} ({count:,})" for reason, count in ledger.members.items())
-    return [", ".join(parts), *([f"left in files: {inside}"] if inside else [])]
+    return [", ".join(parts), *([f"left out of files: {inside}"] if inside else [])]
 
 
 def _join_first(names: Iterable[str], count: int) -> str:

@@ -240,8 +240,8 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
     rows.append(("options", printable(shown) or "none"))
     rows.append(("written by", printable(", ".join(f"{k} {v}" for k, v in sorted(m.versions.items()))) or "unknown"))
     if (files := m.origin.files) is not None:
-        roles = (files.packed, "packed"), (files.annotation + files.evidence, "read"), (files.left, "left")
-        rows.append(("files", ", ".join(f"{count:,} {what}" for count, what in roles if count) + " of the source"))
+        roles = (files.packed, "packed"), (files.annotation + files.evidence, "read"), (files.left, "left out")
+        rows.append(("files", ", ".join(f"{count:,} {what}" for count, what in roles if count)))
     if m.skipped:
         rows.append(("skipped", f"{pluralize(len(m.skipped), 'sample')}:"))
         rows += [("", f"{printable(s.key)}: {printable(s.reason)}") for s in m.skipped[:_LISTED]]

@@ -125,10 +125,10 @@ def describe_report(report: VerifyReport, quiet: bool = False) -> str:
     path, there = printable(str(report.path)), shell_quote(report.path)
     if report.ok:
         size = human_bytes(manifest.image_bytes)
-        verdict = "nothing wrong at a quick look" if report.quick else "whole"
+        verdict = "no damage found without reading images" if report.quick else "undamaged"
         lines.append(f"{path}: {bold(verdict)} ({pluralize(manifest.records, 'record')}, {size} of images)")
     else:
-        what = "differs" if report.problem_count == report.differences else "NOT whole"
+        what = "differs" if report.problem_count == report.differences else "DAMAGED"
         if report.problem_count == report.double_keys:
             what = "keys occur twice"
         lines.append(f"{path}: {red(what)}, {pluralize(report.problem_count, 'problem')}")

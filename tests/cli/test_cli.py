@@ -98,7 +98,7 @@ def test_convert_verify_info(folder: Path, tmp_path: Path) -> None:
     assert done.stderr == ""
     done = run("verify", out, "--decode", "--against", folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "whole" in done.stdout
+    assert "undamaged" in done.stdout
     done = run("info", out)
     assert done.returncode == 0
     for part in ("LMDB", "original", "ant, bee, cat", "train", "photos", packstore.__version__):
@@ -151,8 +151,8 @@ def test_skipped_files_are_listed_and_the_exit_code_is_3(tmp_path: Path) -> None
     assert done.returncode == 3
     assert r"bee/\x1b[31mred\n.jpg: is empty" in done.stdout
     assert "\x1b" not in done.stdout
-    assert "13 images packed or, in 1 sample, skipped" in done.stdout
-    assert "1 left: bee/Thumbs.db" in done.stdout
+    assert "13 images packed, except those of 1 skipped sample" in done.stdout
+    assert "1 left out: bee/Thumbs.db" in done.stdout
     assert "skipped" in run("info", tmp_path / "a.lmdb").stdout
     done = run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos")
     assert done.returncode == 0, done.stdout
@@ -214,7 +214,7 @@ def test_verify_exits_1_and_names_the_damage(folder: Path, tmp_path: Path) -> No
     done = run("verify", out)
     assert done.returncode == 1
     assert f"record 7 ({key})" in done.stdout
-    assert "NOT whole" in done.stdout
+    assert "DAMAGED" in done.stdout
     facts = json.loads(run("verify", out, "--json").stdout)
     assert facts["problems"][0]["record"] == 7
 
@@ -411,7 +411,7 @@ def test_quiet_verify_prints_problems_only(tmp_path: Path) -> None:
     lines = run("verify", "-q", tmp_path / "a.h5").stdout.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("problem  record 2 ")
-    assert "NOT whole" in lines[1]
+    assert "DAMAGED" in lines[1]
 
 
 @pytest.mark.slow
@@ -452,7 +452,7 @@ def test_a_whole_store_that_is_not_of_the_source(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the source has a/new.png" in done.stdout
     assert "undamaged" in done.stdout
-    assert "NOT whole" not in done.stdout
+    assert "DAMAGED" not in done.stdout
     assert "repair" not in done.stdout
     report = json.loads(run("verify", tmp_path / "a.lmdb", "--against", tmp_path / "photos", "--json").stdout)
     assert (report["problem_count"], report["differences"]) == (2, 2)

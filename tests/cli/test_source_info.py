@@ -53,7 +53,7 @@ def test_an_image_folder(folder: Path, tmp_path: Path) -> None:
     assert said["source"] == "an image folder, whose folders are classes (imagefolder)"
     assert said["known by"] == "folders of images in train, val"
     assert said["column image"] == "image files, packed byte for byte"
-    assert said["files"].endswith("1 left: notes.txt")
+    assert said["files"].endswith("1 left out: notes.txt")
     packstore.convert(folder, tmp_path / "store.h5")
     with packstore.open(tmp_path / "store.h5") as reader:
         manifest = reader.manifest
