@@ -447,6 +447,14 @@ def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) 
         ask_about_left(source, source.survey())
 
 
+@pytest.mark.parametrize("kind", ["cvat", "via", "mot", "crowdhuman"])
+def test_a_link_to_a_folder_above_repeats_no_image(kind: str, tmp_path: Path) -> None:
+    root = fill(tmp_path, MAKERS[kind](6))
+    (root / "again").symlink_to(root)
+    with closing(open_source(root)) as source:
+        assert (source.kind, source.survey().records) == (kind, 6)
+
+
 def test_an_archive_of_segment_anything_is_no_webdataset(tmp_path: Path) -> None:
     files = {name.replace("a0000", "sa_22"): content for name, content in MAKERS["sa1b"](6).items()}
     fill(tmp_path / "set", files)

@@ -20,6 +20,7 @@ from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_text
+from packstore.sources.contents import path_and_parents
 from packstore.sources.encodings import convert_start
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, Row, in_packing_order
@@ -294,14 +295,12 @@ def _folder_has_file(files_by_folder: Mapping[str, frozenset[str]], path: str) -
 
 
 def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
-    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips ignored ones."""
-    level = [""]
-    for depth in range(max_depth + 1):
-        yield from level
-        if depth < max_depth:
-            level = [
-                join(each, name) for each in level for name in tree.names(each).folders if not is_passed_over(name)
-            ]
+    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips ignored ones, and links to a
+    folder above."""
+    for folder, _ in tree.folders(is_passed_over):  # near ones first
+        if len([*path_and_parents(folder)]) > max_depth:
+            return
+        yield folder
 
 
 def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
