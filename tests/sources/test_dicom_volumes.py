@@ -117,9 +117,10 @@ def test_the_affine_is_nibabels(axes: tuple[float, ...], tmp_path: Path) -> None
     assert sample.values["orientation"] == "".join(aff2axcodes(sample.values["affine"]))
 
 
-def test_instance_numbers_order_slices_without_positions_and_that_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("without", [{"ImagePositionPatient": None}, {"ImageOrientationPatient": [0, 0, 0, 0, 0, 0]}])
+def test_instance_numbers_order_slices_without_positions_and_that_is_said(without: Any, tmp_path: Path) -> None:
     files = save_series(tmp_path, 1)
-    change(files[2], ImagePositionPatient=None)
+    change(files[2], **without)
     with closing(open_source(tmp_path, columns=VOLUMES)) as source:
         assert any("InstanceNumber, in 1 series" in note for note in source.survey().notes)
     (sample,) = read_samples(tmp_path, "dicom", columns=VOLUMES).values()

@@ -31,6 +31,8 @@ _PIXELS = {0x7FE00008: "float32", 0x7FE00009: "float64", 0x7FE00010: None}
 _FIRST_BYTES, _GROWTH = 1 << 16, 16
 _OFFSETS = "GridFrameOffsetVector"
 """Distances of the frames of a dose from the first (PS3.3 C.8.8.3.2)."""
+_LENGTH = 0.01
+"""Largest error of the length of an axis."""
 _ITEM_BYTES = 8  # least size of an encapsulated frame
 _MAX_FRAMES = 1 << 24
 KEPT = (
@@ -330,7 +332,7 @@ def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int])
     except Exception as error:
         raise ValueError(f"is a damaged DICOM file: {error_line(error)}") from error
     frames = int(dataset.get("NumberOfFrames") or 1)
-    is_placed = len(place) == 3 and len(axes) == 6 and _has_places(dataset, frames)
+    is_placed = math.isfinite(compute_plane_position(dataset, frame)) and _has_places(dataset, frames)
     if is_placed and frames > 1 and (offsets := _read_floats(dataset, frame, _OFFSETS)):
         normal = np.cross(axes[:3], axes[3:])
         place = (np.array(place) + (offsets[frame] - offsets[0]) * normal).tolist()
@@ -360,13 +362,15 @@ def find_element(dataset: Any, frame: int, keyword: str) -> Any:
 
 def compute_plane_position(dataset: Any, frame: int) -> float:
     """Computes the position of a frame's plane along the normal of the planes, in mm; infinity if the file does not
-    state it."""
+    state it, or states axes that are not perpendicular and of length 1."""
     place = _read_floats(dataset, frame, "ImagePositionPatient")
     axes = _read_floats(dataset, frame, "ImageOrientationPatient")
     if len(place) != 3 or len(axes) != 6:
         return math.inf
-    found = float(np.dot(np.cross(axes[:3], axes[3:]), place))
-    return found if math.isfinite(found) else math.inf
+    normal = np.cross(axes[:3], axes[3:])
+    lengths = np.linalg.norm([axes[:3], axes[3:], normal], axis=1)
+    found = float(np.dot(normal, place))
+    return found if math.isfinite(found) and (np.abs(lengths - 1) < _LENGTH).all() else math.inf
 
 
 def _functional_groups(dataset: Any, frame: int) -> list[Any]:

@@ -14,7 +14,7 @@ BY_POSITION, BY_INSTANCE = "position", "instance"
 _ANGLE = 1e-3
 """Largest difference of direction cosines of slices that count as parallel."""
 _UNEVEN = 0.02
-"""Largest difference between two steps from slice to slice, as a share of their median."""
+"""Largest difference between two steps from slice to slice, as a share of the usual one."""
 _GAPS = "pack it with --column image=volumes:gaps, or leave files out with --ignore"
 _NOT_ONE = "a volume takes one size and one orientation; leave the others out with --ignore"
 _RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
@@ -133,14 +133,16 @@ def _compare_steps(
     lengths = np.linalg.norm(steps, axis=1)
     if not len(steps):
         return True
-    usual = np.median(lengths[lengths > 0]) if lengths.any() else 0.0
+    by_length = [at for at in lengths.argsort(kind="stable").tolist() if lengths[at] > 0]
+    step = steps[by_length[(len(by_length) - 1) // 2]] if by_length else steps[0]  # of two the lesser
+    usual = np.linalg.norm(step)
     names = [printable(slices[at].name) for at in order]
     if (at := int(lengths.argmin())) >= 0 and lengths[at] <= _UNEVEN * usual:
         raise ValueError(
             f"is a series of which {names[at]} and {names[at + 1]} are {same}: several volumes, or a copy; leave some "
             "out with --ignore, or pack slices"
         )
-    uneven = np.linalg.norm(steps - np.median(steps, axis=0), axis=1) > _UNEVEN * usual
+    uneven = np.linalg.norm(steps - step, axis=1) > _UNEVEN * usual
     if uneven.any() and not allow_gaps:
         at = int(uneven.argmax())
         raise ValueError(
