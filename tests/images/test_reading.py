@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -250,3 +251,11 @@ def test_truncated_tiff(name: str, at: float) -> None:
     data = FILES[name][0]
     with pytest.raises(DecodeError):
         get_decoder(reading=Reading(FILES[name][2])).decode(data[: int(len(data) * at)])
+
+
+def test_a_damaged_directory_of_a_tiff_is_a_decode_error() -> None:
+    """For some damage tifffile returns an empty array."""
+    data = FILES["tiff by Deflate"][0]
+    for at in range(30, 48):
+        with suppress(DecodeError):
+            native.decode(memoryview(data[:at] + b"\1" + data[at + 1 :]), MAX_PIXELS)

@@ -60,12 +60,13 @@ class TiffPages:
             array = page.asarray(maxworkers=1)
             if channels > 1 and page.planarconfig == 2:
                 array = array.reshape(channels, height, width).transpose(1, 2, 0)
+            array = array.reshape(height, width, channels)  # tifffile returns an empty one for some damage
             extra = None if not page.extrasamples else [int(each) for each in page.extrasamples]
         except (DecodeError, MemoryError):
             raise
         except Exception as error:  # tifffile and imagecodecs raise almost anything on damaged files
             raise DecodeError(f"damaged image: {' '.join(str(error).split())[:200]}") from error
-        array = to_mode_dtype(array.reshape(height, width, channels), "a TIFF")
+        array = to_mode_dtype(array, "a TIFF")
         mode = _find_mode_of_channels(channels, str(array.dtype), extra)
         if mode is None:
             raise DecodeError(f"a TIFF of {channels} channels of {array.dtype}, which packstore does not read")

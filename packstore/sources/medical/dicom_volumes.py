@@ -135,7 +135,7 @@ def _compare_steps(
         return True
     by_length = [at for at in lengths.argsort(kind="stable").tolist() if lengths[at] > 0]
     step = steps[by_length[(len(by_length) - 1) // 2]] if by_length else steps[0]  # of two the lesser
-    usual = np.linalg.norm(step)
+    usual = float(np.linalg.norm(step))
     names = [printable(slices[at].name) for at in order]
     if (at := int(lengths.argmin())) >= 0 and lengths[at] <= _UNEVEN * usual:
         raise ValueError(
