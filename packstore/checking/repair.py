@@ -124,7 +124,7 @@ def repair(
 
             return repair_at_url(damaged, source, repair_shard, report)
         if destination is None:
-            raise UsageError("give a destination for the repaired store: a local damaged store is not changed")
+            raise UsageError("give a destination (--out) for the repaired store: the damaged one is not changed")
         check_paths(damaged, destination, labels)
         return _repair_files(damaged, source, Path(destination), options, report)
 

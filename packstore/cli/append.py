@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @click.option(
     "--split",
     metavar="NAME",
-    help="Take only this split of SOURCE. If SOURCE has no splits: the split of STORE to use.",
+    help="Take only this split of SOURCE. If SOURCE has no splits, add to this split of STORE.",
 )
 @source_options
 @click.option(

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--step-ms", type=click.FloatRange(0, min_open=True), metavar="MS",
-    help="The same, given as the model's time for a batch.",
+    help="Instead of --target: the model's time for a batch.",
 )  # fmt: skip
 @click.option("--cold", is_flag=True, help="First drop the store's files from the page cache, to measure the disk.")
 @click.option("--no-tries", is_flag=True, help="Do not try other encodings.")
@@ -100,8 +100,11 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
         check_chart(picture)
     recipe = options.pop("recipe")
     if recipe is not None:
+        from packstore.augment import recipe as find_recipe
+
         if options["augment"] != "crop":
             raise click.UsageError("--recipe and --augment both choose the operations: give one of them")
+        find_recipe(recipe)  # raises if there is none of that name
         options["augment"] = recipe
     usual = _find_training_split(path)
     options["split"] = options["split"] or usual

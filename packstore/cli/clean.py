@@ -33,9 +33,9 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
     process uses, and asks before it removes them. Files that a killed append has added to a store are
     removed too.
 
-    If PLACE is the URL of a store, removes objects that neither its newest version names, nor one that was
-    replaced within the last DAYS: leftovers of killed uploads and conversions, and of replaced stores. Each is
-    read once, and removed only if its SHA-256 is the one in its name.
+    If PLACE is the URL of a store, removes leftovers of killed uploads and conversions, and of replaced stores.
+    Keeps all objects of the newest version, and of versions that were replaced within the last DAYS. Reads each
+    object once, and removes it only if its SHA-256 is the one in its name.
 
     \b
     Examples:

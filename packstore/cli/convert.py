@@ -100,7 +100,8 @@ _FEW_IMAGES_A_FILE = 0.5
 @heading("Channels, depth and frames")
 @click.option(
     "--mode", metavar="MODE",
-    help="RGB, L (gray), RGBA, I;16 …, or keep for the first image's.  [default: RGB; arrays as they are]",
+    help="Channels and depth: RGB, L (gray), RGBA, I;16 …; keep: those of the first image.  "
+    "[default: RGB; arrays as they are]",
 )  # fmt: skip
 @depth_options
 @heading("Source")
@@ -118,12 +119,12 @@ _FEW_IMAGES_A_FILE = 0.5
     "--link", "link", flag_value="absolute",
     help="Copy no images: store links to them (file, offset, length), and read them from SOURCE.",
 )  # fmt: skip
-@click.option("--link-relative", "link", flag_value="relative", help="The same with paths relative to DEST's folder.")
+@click.option("--link-relative", "link", flag_value="relative", help="As --link, with paths relative to DEST's folder.")
 @overwrite_option("DEST")
 @heading("Run")
 @restart_option
 @click.option(
-    "--cluster", metavar="WHERE", help="DEST is a URL: pack by processes:N of this machine, ray, or ray:ADDRESS."
+    "--cluster", metavar="WHERE", help="If DEST is a URL: pack by processes:N of this machine, ray, or ray:ADDRESS."
 )
 @workers_option("one a core; 32 for a URL")
 @decoder_option

@@ -28,8 +28,8 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
 
     Reports versions, JPEG decoders and their speed, GPU and page-locked memory, cores, memory, limits,
     and the disk of PATH (the current directory by default). Broken libraries are reported too. Exits with
-    0 even if there are problems. The environment variable PACKSTORE_TURBOJPEG, the path of another
-    libturbojpeg than the system's, holds for all commands.
+    0 even if there are problems. For all commands, the environment variable PACKSTORE_TURBOJPEG may name
+    another libturbojpeg than the system's.
 
     \b
     Examples:

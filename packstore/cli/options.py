@@ -58,7 +58,7 @@ def checking_options(command: Callable[..., Any]) -> Callable[..., Any]:
         max_pixels_option(),
         click.option(
             "--on-error", type=click.Choice(["raise", "skip"]), default="raise", show_default=True,
-            help="For a bad file: stop; or skip it, list it and exit with 3.",
+            help="At a bad file, raise stops; skip leaves it out, lists it, and exits with 3 in the end.",
         ),
         click.option(
             "--check", type=click.Choice(["header", "decode", "none"]), default="header", show_default=True,
@@ -74,8 +74,8 @@ def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ignore_help = "Leave out files and folders of SOURCE, as .gitignore does: '*.txt', 'masks/'. Repeatable."
     layout_help = "HDF5, npz …: order of the images' axes, e.g. NCHW. Tables: form of boxes, e.g. xywh."
     column_help = (
-        "Tables: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… Further images: "
-        "NAME.mode=, NAME.depth=, NAME.alpha=, NAME.frames=. Repeatable."
+        "Tables: role of a column: image=COL, label=COL, labels=COL, boxes=X1,Y1,X2,Y2, split=COL, keypoints=X,Y,… "
+        "Further images: NAME.mode=, NAME.depth=, NAME.alpha=, NAME.frames=. Repeatable."
     )
     for option in (
         click.option("--ignore", multiple=True, metavar="PATTERN", help=ignore_help),
@@ -89,7 +89,7 @@ def array_options(command: Callable[..., Any]) -> Callable[..., Any]:
             expose_value=False,
             is_eager=True,
             callback=_note_dicom,
-            help="DICOM: keep each file whole beside its values. It names patients.",
+            help="DICOM: also keep each file, which names its patient.",
         ),
         click.option("--label-key", metavar="NAME", help="HDF5, npz …: the array of class numbers."),
         click.option("--image-key", metavar="NAME", help="HDF5, npz …: the array of images."),
@@ -113,7 +113,7 @@ _DICOM = "packstore.dicom"
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds the options for reading SOURCE: its kind, its labels, and those of :func:`array_options`."""
-    kind_help = "Kind of SOURCE, if it is not recognised: packstore guide sources."
+    kind_help = "Kind of SOURCE, if packstore does not recognise it. packstore guide sources lists the kinds."
     for option in (
         array_options,
         click.option("--source", "source_kind", type=PluginChoice(SOURCES), metavar="KIND", help=kind_help),
@@ -128,8 +128,8 @@ def depth_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--frames", metavar="N",
-            help="Files with several frames or pages: first, the number of one from 0; all: a record each; or clips: "
-            "each file is a record, with an array of its frames. Folders of numbered frames: clips.",
+            help="Files with several frames or pages: first, or the number of a frame from 0; all: each frame is a "
+            "record; clips: each file, or folder of numbered frames, is a record with an array of its frames.",
         ),
         click.option("--alpha", metavar="HOW", help="Transparency: keep, drop or over:COLOUR (black, white, #rrggbb)."),
         click.option(
@@ -156,7 +156,7 @@ def cache_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option(
             "--cache-size", type=ByteSize(), callback=set_variable, expose_value=False, is_eager=True,
-            help="Most bytes of the cache, e.g. 200GB; default $PACKSTORE_CACHE_SIZE, or half of the free space.",
+            help="Limit of the cache, e.g. 200GB; default $PACKSTORE_CACHE_SIZE, or half of the free space.",
         ),
         click.option(
             "--cache", type=LocalPath(), metavar="DIR", callback=set_variable, expose_value=False, is_eager=True,

@@ -52,8 +52,8 @@ def sheet(store: Path, out: Path, columns: str | None, **options: Any) -> None:
 
     If OUT is -, shows the sheet in the terminal, which needs kitty's graphics or sixel.
     With --augment, each image is bit for bit what PackedLoader returns for that record, seed and epoch, in its
-    own size. Boxes are drawn over the images, lists of further images shown below them, four at most; +N are
-    left out. Damaged records are marked. A PNG has at most 60 classes, a PDF has all.
+    own size. Boxes are drawn over the images. Below an image are the first four of each list of further images;
+    +3 says that three are left out. Damaged records are marked. A PNG has at most 60 classes, a PDF has all.
 
     \b
     Examples:

@@ -38,7 +38,7 @@ def unrecognised_error(path: Path) -> SourceError:
     refuse_page(path)
     if start.startswith(_ARCHIVES):
         return SourceError(f"{name} is an archive{begins} of no known kind: unpack it, and give the folder")
-    return SourceError(f"{name} is a file{begins}: no store, and no source that packstore reads ({SEE_GUIDE})")
+    return SourceError(f"{name} is a file{begins}: neither a store nor a source that packstore reads ({SEE_GUIDE})")
 
 
 def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:

@@ -31,7 +31,7 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
         mine, other = first.manifest, reader.manifest
         both = f"{printable(str(first.path))} and {printable(str(reader.path))}"
         if mine.encoding != other.encoding:
-            raise StoreError(f"{both} hold {mine.encoding} and {other.encoding}; convert one of them first")
+            raise StoreError(f"{both} differ in encoding: {mine.encoding}, {other.encoding}; convert one of them first")
         exif = "exif_transpose"
         if (mine.normalization, bool(mine.options.get(exif))) != (other.normalization, bool(other.options.get(exif))):
             raise StoreError(f"the images of {both} differ in normalisation or EXIF rotation; convert one of them")

@@ -119,7 +119,7 @@ def test_what_is_neither_a_store_nor_a_source(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("hello world")
     done = run("info", tmp_path / "text.txt")
     assert done.returncode == 1
-    assert "no store, and no source that packstore reads (see packstore guide sources)" in done.stderr
+    assert "neither a store nor a source that packstore reads (see packstore guide sources)" in done.stderr
     done = run("info", tmp_path / "missing")
     assert done.returncode == 2
     assert "missing does not exist" in done.stderr

@@ -129,7 +129,10 @@ def test_stores_that_do_not_fit(photos: Path, stores: Path, tmp_path: Path) -> N
     shutil.copy2(photos / "train/ant/000.jpg", tmp_path / "flat/a.jpg")
     packstore.convert(tmp_path / "flat", tmp_path / "flat.h5")
     for pair, message in (
-        ((stores / "first.h5", tmp_path / "pixels.h5"), "hold original and uint8; convert one of them first"),
+        (
+            (stores / "first.h5", tmp_path / "pixels.h5"),
+            "differ in encoding: original, uint8; convert one of them first",
+        ),
         ((tmp_path / "pixels.h5", tmp_path / "others.h5"), "were resized in different ways"),
         ((stores / "first.h5", tmp_path / "train.h5"), "has splits and the other has none"),
         ((tmp_path / "flat.h5", tmp_path / "train.h5"), "have different columns: only one of them has label"),

@@ -504,7 +504,7 @@ def test_kinds_and_what_is_no_source(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="is a file that begins with b'hello wo'"):
             open_source(tmp_path / "text.txt", kind=kind)
     with pytest.raises(
-        SourceError, match=r": no store, and no source that packstore reads \(see packstore guide sources\)$"
+        SourceError, match=r": neither a store nor a source that packstore reads \(see packstore guide sources\)$"
     ):
         open_source(tmp_path / "text.txt")
     (tmp_path / "empty").touch()
