@@ -207,7 +207,7 @@ def test_what_changes_meanwhile_is_a_bad_sample(s3_double: Double, raw: str) -> 
     ("url", "options", "error", "match"),
     [
         ("s3://bucket/none", {}, SourceError, "s3://bucket/none: nothing is there: no store"),
-        ("s3://bucket/raw/set.tar", {}, SourceError, "s3://bucket/raw/set.tar is a file that begins .*: neither a store"),
+        ("s3://bucket/raw/set.tar", {}, SourceError, "s3://bucket/raw/set.tar is a file that begins .*: neither "),
         ("s3://bucket/rows", {}, SourceError, "s3://bucket/rows holds no images .*: give a folder of images"),
         ("s3://bucket/rows", {"kind": "tfrecord"}, SourceError, "s3://bucket/rows: the file ends within the header"),
         ("s3://bucket/none", {"kind": "tfrecord"}, SourceError, "s3://bucket/none: nothing is there: no store"),
