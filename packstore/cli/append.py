@@ -128,7 +128,7 @@ def describe_report(report: AppendReport) -> str:
     """Formats the report of an append as text: records, new classes, shards, left out and skipped samples."""
     added = sum(report.added.values())
     total = pluralize(report.manifest.records, "record")
-    lines = [f"{printable(str(report.store))}: {bold(pluralize(added, 'record') + ' more')}, {total} now"]
+    lines = [f"{printable(str(report.store))}: {bold(pluralize(added, 'record') + ' added')}, {total} now"]
     if any(report.added):
         lines.append("  added    " + ", ".join(f"{printable(name)} {count:,}" for name, count in report.added.items()))
     elif not added and not report.duplicates and not report.skipped:

@@ -86,7 +86,7 @@ class AppendReport:
 
     def __repr__(self) -> str:
         return (
-            f"<AppendReport of {str(self.store)!r}: {sum(self.added.values()):,} records more, "
+            f"<AppendReport of {str(self.store)!r}: {sum(self.added.values()):,} records added, "
             f"{self.manifest.records:,} now, {self.seconds:.1f} s>"
         )
 

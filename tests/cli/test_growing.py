@@ -32,7 +32,7 @@ def test_append(photos: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.lmdb"]
     done = run("append", store, photos, "--split", "val")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "12 records more, 24 records now" in done.stdout
+    assert "12 records added, 24 records now" in done.stdout
     assert "added    val 12" in done.stdout
     assert f"prove it with: packstore verify {store}" in done.stdout
     done = run("append", store, photos)
