@@ -202,7 +202,8 @@ def test_stores_and_sources_without_splits(part: Part, tmp_path: Path) -> None:
     packstore.convert(part("first", lambda key: "train/ant/" in key) / "train", tmp_path / "x.h5")
     report = packstore.append(tmp_path / "x.h5", part("a", lambda key: "train/bee/" in key) / "train")
     assert report.added == {"": 4}
-    assert describe_report(report).endswith("4 records added, 8 records now\n  new classes label: 1 (bee)\n  shards   2")
+    said = "4 records added, 8 records now\n  new classes label: 1 (bee)\n  shards   2"
+    assert describe_report(report).endswith(said)
 
 
 @pytest.mark.slow
