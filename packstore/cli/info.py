@@ -260,7 +260,8 @@ def describe_linked_files(reader: Reader) -> str:
     if len(places) == 1:
         return f"1 file, {printable(next(iter(places)))}"
     common = os.path.commonprefix([*places])  # noqa: RUF071 - cut at a slash below; of URLs, too
-    return f"{len(places):,} files below {printable(common[: common.rfind('/') + 1])}"
+    folder = printable(common[: common.rfind("/") + 1])
+    return f"{len(places):,} files {f'below {folder}' if folder else 'in several places'}"
 
 
 def _image_type(manifest: Manifest) -> str:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from packstore.core.arguments import check_bools, check_texts, take_options, whole_number
+from packstore.core.column import LINK_COLUMNS
 from packstore.core.errors import StoreError, UsageError, printable
 from packstore.core.files import check_paths, refuse_empty, refuse_nested_paths
 from packstore.core.findings import DEFAULT_DROP, records_to_drop
@@ -38,7 +39,7 @@ from packstore.stores.base import Reader
 from packstore.stores.builder.assembly import ShardList, list_shards
 from packstore.stores.linked import relative_link_folder
 
-_NEEDED = ("image", "key", "checksum", "row_checksum", "shape")
+_NEEDED = ("image", "key", "checksum", "row_checksum", "shape", *(column.name for column in LINK_COLUMNS))
 _MAX_SEED = 1 << 64
 
 

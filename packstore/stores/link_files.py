@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from packstore.core.errors import CacheFullError, printable
+from packstore.core.errors import CacheFullError
 from packstore.core.files import open_regular
 from packstore.core.urls import UrlPath
 
@@ -171,7 +171,7 @@ def read_file_state(path: str) -> FileState:
     """Returns size and modification time of a file. Raises :class:`OSError`, also for anything but a regular file."""
     found = os.stat(path)  # noqa: PTH116 - one call for each of many files
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{printable(path)} is not a regular file")
+        raise OSError("not a regular file")
     return FileState(found.st_size, found.st_mtime_ns)
 
 

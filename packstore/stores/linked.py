@@ -40,12 +40,13 @@ class LinkedReader(Reader):
     checksums, and a difference raises :class:`StoreError`.
     """
 
-    def __init__(self, reader: Reader, folder: Path, files: LinkedFiles | None = None) -> None:
+    def __init__(self, reader: Reader, folder: Path, files: LinkedFiles | None = None, first: int = 0) -> None:
         """
         Args:
             reader: Reader of the store, or of one of its shards.
             folder: Folder of the store, from which relative links begin.
             files: Open files shared with other shards of the store.
+            first: Number in the store of this file's first record, for messages.
 
         Raises:
             StoreError: The links are invalid; ``reader`` is closed.
@@ -55,6 +56,7 @@ class LinkedReader(Reader):
         self._reader = reader
         self._folder = folder
         self._files = LinkedFiles() if files is None else files
+        self._first = first
         try:
             self._names = reader.ragged_column("link_file")
             self._offsets, self._lengths, self._sizes, self._times = (
@@ -112,15 +114,14 @@ class LinkedReader(Reader):
         for place, (count, nbytes) in list_linked_files(self, self._folder).items():
             if is_url_link(place):
                 continue  # checking it would take a request
+            what = f"{printable(place)}, which has {count:,} {'image' if count == 1 else 'images'},"
             try:
                 found = read_file_state(place).nbytes
             except (OSError, ValueError) as error:
-                yield Problem(
-                    f"{printable(place)}, which has {count:,} images, cannot be read ({_short_reason(error)})"
-                )
+                yield Problem(f"{what} cannot be read ({_short_reason(error)})")
             else:
                 if found < nbytes:
-                    yield Problem(f"{printable(place)}, which has {count:,} images, has {found} bytes, not {nbytes}")
+                    yield Problem(f"{what} has {found} bytes, not {nbytes}")
 
     def close(self) -> None:
         """Closes the store and the linked files, which other shards of the store may share."""
@@ -179,7 +180,8 @@ class LinkedReader(Reader):
 
     def _link_error(self, record: int, place: str, reason: str) -> StoreError:
         """Returns the error for a linked file, with record, key and path; ``reason`` completes the sentence."""
-        return StoreError(f"record {record} ({printable(self.key(record))}): its file {printable(place)} {reason}")
+        number, key = self._first + record, printable(self.key(record))
+        return StoreError(f"record {number} ({key}): its file {printable(place)} {reason}")
 
 
 def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:

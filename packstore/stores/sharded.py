@@ -383,7 +383,9 @@ class ShardedReader(Reader):
         if (own.image.nbytes, own.records_digest) != (shard.image_nbytes, shard.records_digest):
             reader.close()
             raise StoreError(f"{where} has other images or records than the table of shards lists")
-        return LinkedReader(reader, link_folder(self.path), self._linked) if whole.is_linked else reader
+        if not whole.is_linked:
+            return reader
+        return LinkedReader(reader, link_folder(self.path), self._linked, self._starts[number])
 
 
 def open_sharded(path: Path) -> ShardedReader:

@@ -145,6 +145,8 @@ def test_select_and_index_keep_links(tmp_path: Path) -> None:
             assert reader.manifest.is_linked
     with open_store(store) as reader:
         assert reader.manifest.has_column("seek_index")
+    with pytest.raises(UsageError, match=r"can be left out; there are: label, seek_index$"):
+        packstore.select(store, tmp_path / "less.lmdb", drop_columns=["link_offset"])
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -212,6 +214,8 @@ def test_shards_are_linked_too(tmp_path: Path, format: str) -> None:
     assert len(loaded(store)) == 2
     spoil(source, "truncated")
     assert not packstore.verify(store, quick=True).ok
+    with open_store(store) as reader, pytest.raises(StoreError, match=f"record 5 .{re.escape(reader.key(5))}.: its"):
+        reader.read(5)  # numbers are those of the store, not of the shard
 
 
 def test_relative_links_move_with_their_files(tmp_path: Path) -> None:
@@ -261,7 +265,8 @@ def test_relinked_store_reads_the_moved_files(tmp_path: Path, container: str) ->
     moved = tmp_path / "elsewhere" / source.name
     moved.parent.mkdir()
     source.rename(moved)
-    assert not packstore.verify(store, quick=True).ok
+    count = "6 images" if container == "tar" else "1 image"
+    assert f", which has {count}, cannot be read" in packstore.verify(store, quick=True).problems[0].what
     if container == "tar":
         os.utime(moved, (5, 5))
     report = packstore.relink(store, rebase=(source, moved))

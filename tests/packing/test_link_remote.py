@@ -12,6 +12,7 @@ import torch
 
 import packstore
 from packstore.augment import RandomResizedCrop
+from packstore.cli.info import describe_linked_files
 from packstore.core.errors import StoreError, UsageError
 from packstore.stores import open_store
 from tests.makers.linked import make_files, make_source, spoil
@@ -149,3 +150,13 @@ def test_a_linked_store_of_one_file_is_read_at_a_url(
     shutil.rmtree(tmp_path / "all")
     with open_store(f"{url}/a.{format}") as reader:
         assert [bytes(reader.read(i)) for i in range(len(reader))] == images
+
+
+def test_files_here_and_in_a_bucket_have_no_common_folder(
+    s3_double: Double, cache: Path, shards: Path, tmp_path: Path
+) -> None:
+    (shards / "train-000001.tar").rename(tmp_path / "more.tar")
+    packstore.convert(upload(shards, "s3://bucket/shards"), tmp_path / "a.lmdb", link=True, split="train")
+    packstore.append(tmp_path / "a.lmdb", tmp_path / "more.tar", split="train")
+    with open_store(tmp_path / "a.lmdb") as reader:
+        assert describe_linked_files(reader) == "2 files in several places"
