@@ -63,9 +63,9 @@ class CaptionFilesSource(FileRowSource):
                 text = InTree(join(folder, stem_of(name) + self._suffix), optional=True)
                 yield FileRow(join(folder, name), {"caption": text, **more})
 
-    def values(self, ref: object) -> Mapping[str, object]:
+    def read_values(self, ref: object) -> Mapping[str, object]:
         """Reads image and caption; the caption is decoded and stripped, or None."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         text = found["caption"]
         return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}
 

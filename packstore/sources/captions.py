@@ -94,9 +94,9 @@ class CaptionsSource(FileRowSource):
         for image in np.flatnonzero(np.frombuffer(kept.split_of, np.uint8) == number).tolist():
             yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image, and its caption or captions from the temporary file."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         captions = self._open_captions.read(found.pop("entry"))
         return found | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
 

@@ -119,7 +119,7 @@ class ExportedFiles(ExportedRows):
             ref = (file, found.size, found.modified_ns, "is not a file")
             yield Row(file, ref, max(0, found.size), 0, found.modified_ns, found.changed_ns)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the image file of a row. Raises :class:`ValueError` if it is missing."""
         file, size, modified, problem = ref
         if size < 0:

@@ -41,7 +41,7 @@ from packstore.stores.link_files import Location
 class ExportedRows(RowSource):
     """Records of a store, read from an export.
 
-    :meth:`rows` yields them in order, split by split. :meth:`values` returns the columns that the export manifest
+    :meth:`rows` yields them in order, split by split. :meth:`read_values` returns the columns that the export manifest
     lists as ``held``, in the form of :meth:`packstore.stores.Reader.item`. The other columns are in the lines of the
     records."""
 
@@ -145,7 +145,7 @@ class ExportedRows(RowSource):
         :class:`SampleError` or :class:`ValueError` for values that the columns cannot have."""
         number, ref = entry.ref
         try:
-            given = self.values(ref)
+            given = self.read_values(ref)
         except SampleError as error:  # named by its file, which is not its key here
             raise SampleError(entry.key, error.reason) from error
         line = {} if self.lines is None else self.lines[number]

@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
     Attributes:
         key: Unique in the source.
-        ref: Reference for :meth:`RowSource.values`: plain values, which another opening understands.
+        ref: Reference for :meth:`RowSource.read_values`: plain values, which another opening understands.
         size_bytes: Size of the main image in the source.
         value_bytes: Estimated bytes of the other values.
         modified_ns: Time of modification of the newest of its files.
@@ -103,7 +103,7 @@ class RowSource(Source):
         """Yields the rows of a split, lazily, the same at each call."""
 
     @abstractmethod
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the values of a row by the names of :meth:`fields`, in the user's form; missing values are left out
         or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or :class:`OSError` for a row that
         cannot be read."""
@@ -193,7 +193,7 @@ class RowSource(Source):
         samples = []
         for row in probes:
             with suppress(OSError, ValueError, SampleError):  # reported when it is read
-                samples.append(dict(self.values(row.ref)))
+                samples.append(dict(self.read_values(row.ref)))
         try:
             return make_schema(samples or [{}], declared, picks=False, max_pixels=self.options.max_pixels)
         except UsageError as error:  # the user declared nothing: the source is not of this kind
@@ -219,9 +219,9 @@ class RowSource(Source):
         return self.rows(split)
 
     def read_sample(self, entry: Entry) -> Sample:
-        """Reads a row, and converts it to a sample by the schema. Raises the errors of :meth:`values`, and
+        """Reads a row, and converts it to a sample by the schema. Raises the errors of :meth:`read_values`, and
         :class:`SampleError` for a row without an image."""
-        values = self.values(entry.ref)
+        values = self.read_values(entry.ref)
         if values.get(self.schema.main) is None:
             raise SampleError(entry.key, "has no image")
         return self.schema.make_sample(entry.key, self.schema.assign_names(values))
@@ -357,7 +357,7 @@ class FileRowSource(TreeRowSource):
             ref = (file, found.size, found.modified_ns, rest)
             yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the main image and all values that are files. Raises :class:`ValueError` for a missing file, unless it
         is optional."""
         file, size, modified, rest = ref

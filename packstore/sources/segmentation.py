@@ -118,10 +118,10 @@ class SegmentationSource(FileRowSource):
             return Image(optional=True)
         return infer_mask_field(self.tree, islice((file for file in files if is_file(self.tree, file)), _PROBED))
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads image and masks; parses polygons, and converts masks by the palette. Raises :class:`ValueError` for
         damaged polygons, and for colours that the palette lacks."""
-        found = {name: value for name, value in super().values(ref).items() if name in self._field_names}
+        found = {name: value for name, value in super().read_values(ref).items() if name in self._field_names}
         if found.get("polygons") is not None:
             try:
                 found["polygons"] = json.loads(found["polygons"])

@@ -98,11 +98,11 @@ class WebDatasetSource(ShardSource):
                     sizes[self._column_of(extension).partition(".")[0]] += nbytes  # a file of a list has pages.0
             yield Row(key, (number, files), size, rest, modified, sizes=sizes)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads and decodes the files of a sample, and joins those of lists."""
-        return self._join_lists(self._read_values(ref))
+        return self._join_lists(self._read_files(ref))
 
-    def _read_values(self, ref: Any) -> dict[str, Any]:
+    def _read_files(self, ref: Any) -> dict[str, Any]:
         """Reads and decodes the files of a sample by column; those of lists by column, dot and number. Raises
         :class:`ValueError` for a file that is too large, or there twice."""
         shard, files = ref

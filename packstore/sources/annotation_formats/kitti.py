@@ -50,9 +50,9 @@ class KittiSource(SidecarSource):
                 row = row._replace(values={**row.values, "calib": calib})
             yield row
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Decodes the calibration. Raises :class:`ValueError` if it is not UTF-8."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         if found.get("calib") is not None:
             found["calib"] = found["calib"].decode()
         return found

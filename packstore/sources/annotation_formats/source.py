@@ -49,10 +49,10 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
     def pop_annotation(self, values: dict[str, Any]) -> Any:
         """Removes the raw annotation from the values of a row and returns it; returns None if the row has none."""
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and converts its annotation to columns. Raises :class:`ValueError` for an invalid
         annotation."""
-        values = dict(super().values(ref))
+        values = dict(super().read_values(ref))
         raw = self.pop_annotation(values)
         return values if raw is None else values | self.make_column_values(raw, values[self.main])
 

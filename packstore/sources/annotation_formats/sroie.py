@@ -49,9 +49,9 @@ class SroieSource(IcdarSource):
                     break
             yield row
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads words and entities. Raises :class:`ValueError` for invalid ones."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         if isinstance(found.get("entities"), bytes):
             found["entities"] = _parse_entities(found["entities"])
         return found

@@ -33,9 +33,9 @@ class ExportedArrays(ExportedRows, ArraySource):
         """Assigns roles by the export manifest, which has the classes, too."""
         return _choose_exported_arrays(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a sample's values; gives an image that is stored as bytes its shape."""
-        found = super().values(ref)
+        found = super().read_values(ref)
         if (shape := found.pop(_SHAPE, None)) is not None:
             dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]
             found["image"] = np.frombuffer(found["image"], dtype).reshape(shape)

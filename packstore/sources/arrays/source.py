@@ -153,7 +153,7 @@ class ArraySource(RowSource):
                     yield Row(index_key(split, index), (number, row), size, rest)
                     index += 1
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a row of all arrays, and converts its values. Raises :class:`ValueError` for a row that was never
         written, if such rows are bad."""
         number, row = ref

@@ -210,10 +210,10 @@ class CocoSource(FileRowSource):
         for (number, *_), row in zip(part.iter_images(), super().rows(split), strict=True):
             yield row._replace(value_bytes=row.value_bytes + part.documents.entry_size(number))
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and converts its annotations to columns. Raises :class:`ValueError` for invalid
         annotations."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         split, number = found.pop("entry")
         document = self._splits[split].documents.read_entry(number)
         annotations = document.get("annotations")

@@ -88,9 +88,9 @@ class HfImageFolderSource(FileRowSource):
         found[boxes] = Boxes(optional=optional)
         return found | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads a row's files and values; separates boxes, converted to corners, and labels from their column."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         objects = self._object_column
         if objects is None:
             return found

@@ -129,7 +129,7 @@ class HfTableSource(ScannedTables):
             for row, key in enumerate(islice(keys, count)):
                 yield Row(key, (number, group, row), image, rest, sizes=sizes)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Returns the values of a row that :meth:`fetch` has read, or reads the row; keeps the last four blocks. Raises
         :class:`ValueError` for a bad row."""
         if isinstance(ref, dict):

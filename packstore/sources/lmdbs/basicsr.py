@@ -60,7 +60,7 @@ class BasicSrSource(LmdbSource):
             if count != database.entries:
                 raise SourceError(f"{printable(str(file))} lists {count} images; the LMDB has {database.entries}")
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         number, name = ref
         return {"image": self.read_image(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
 

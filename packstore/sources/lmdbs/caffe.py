@@ -68,7 +68,7 @@ class CaffeSource(LmdbSource):
                 text = decode_key(key)
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads the image, a file or pixels ``(H, W, C)``, and the label. Raises :class:`ValueError` for damage or too
         many pixels."""
         number, key = ref

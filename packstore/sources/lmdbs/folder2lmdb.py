@@ -56,7 +56,7 @@ class Folder2LmdbSource(LmdbSource):
             for index, size in enumerate(self._sizes[number]):
                 yield Row(index_key(split, index), (number, index), max(0, size), 8)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads image file and label from the pickle, without running it. Raises :class:`ValueError` for any other
         content."""
         number, index = ref

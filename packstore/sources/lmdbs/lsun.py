@@ -70,7 +70,7 @@ class LsunSource(LmdbSource):
             for key, size in database.walk_entries():
                 yield Row(f"{split}/{name}/{decode_key(key)}", (number, key), size, 8)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads the image, and the class in the name of its LMDB, if it has one."""
         number, key = ref
         found: dict[str, Any] = {"image": self.read_image(number, key)}

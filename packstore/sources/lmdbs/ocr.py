@@ -52,7 +52,7 @@ class OcrSource(LmdbSource):
         others = sum(database.entries - 2 * _read_count(database) - 1 for database in self.databases)
         return {"entries besides image, label and num-samples": others} if others > 0 else {}
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads image and text. Raises :class:`ValueError` if one is missing, or the text is not UTF-8."""
         number, index = ref
         text = self.databases[number].read_value(b"label-%09d" % index)

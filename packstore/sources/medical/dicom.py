@@ -250,7 +250,7 @@ class DicomSource(HeaderScanSource):
             "dicom": {key: value for key, value in first.items() if all(c["dicom"].get(key) == value for c in columns)},
         }
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the pixels and columns of a frame, or a volume; with ``keep=file``, for the first frame also the whole
         file. Raises :class:`ValueError` for damaged files, and slices that are no volume."""
         if self._as_volumes and len(ref) == 3:

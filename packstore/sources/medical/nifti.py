@@ -141,7 +141,7 @@ class NiftiSource(HeaderScanSource):
                 values = plane * depth if self._record_unit == "volumes" else plane if mask else 0
                 yield Row(key, (*volume.ref, rest), plane, 256 + values, *times)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads a slice or volume in its stored values, with its mask. Raises :class:`ValueError` for a damaged file,
         values that the mode does not hold, and a mask of another shape."""
         *file, rest = ref

@@ -141,10 +141,10 @@ class FolderSetSource(FileRowSource):
                 values[name] = InTree(join(self.base, files[name]), optional=name not in self.row.required)
             yield FileRow(image, values)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its further files; parses JSON, decodes texts. Raises :class:`ValueError` for an invalid
         file."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         for name, files in self._files_beside.items():
             content = found.get(name)
             if isinstance(content, bytes) and files[0].lower().endswith(_JSON):

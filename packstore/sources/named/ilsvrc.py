@@ -141,7 +141,7 @@ class IlsvrcSource(RowSource):
         order = sorted(range(len(labels)), key=lambda n: (labels[n] or 0, listing.images[n]))
         yield from self._make_rows(split, part.folder, listing, labels, order)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image, with the number and name of its class. Raises :class:`ValueError` if it cannot be read."""
         split, file, size, modified, label = ref
         try:

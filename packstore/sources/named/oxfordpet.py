@@ -52,9 +52,9 @@ class OxfordPet(NamedSource):
                 values["boxes"] = InTree(self.tree_path(f"annotations/xmls/{name}.xml"), optional=True)
             yield FileRow(self.tree_path(f"images/{name}.jpg"), values)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads image and mask, and parses the boxes. Raises :class:`ValueError` for invalid ones."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         if found.get("boxes") is not None:
             found["boxes"] = _parse_boxes(found["boxes"])
         return found

@@ -94,7 +94,7 @@ class PixelSource(RowSource):
                     yield Row(index_key(split, index), (number, row), size)
                     index += 1
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads an image ``(side, side, 3)`` with its label and other values. Raises :class:`ValueError` for a file
         that is cut off."""
         number, row = ref

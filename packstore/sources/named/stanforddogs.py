@@ -77,9 +77,9 @@ class StanfordDogs(NamedSource):
             note = InTree(self.tree_path(f"{notes}/{image.removesuffix('.jpg')}"), optional=True)
             yield FileRow(self.tree_path(f"{images}/{image}"), {"label": self._classes[folder], "json": note})
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and parses its annotation, if it has one. Boxes have the published corners."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         if found["json"] is not None:
             read = parse_annotation(found["json"])
             corners = [[left + 1, top + 1, right, bottom] for left, top, right, bottom in read["boxes"]]  # as published

@@ -101,7 +101,7 @@ class BetonSource(ShardSource):
             for i, size in enumerate(self._estimate_image_sizes(number, block[main]).tolist(), start):
                 yield Row(next(keys), (number, i), size)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads the values of a sample, by column. ``ref`` is the number of the file and the number of the sample in
         it. Raises :class:`ValueError` for a value that cannot be read."""
         number, index = ref

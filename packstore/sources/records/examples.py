@@ -196,7 +196,7 @@ class ExampleSource(ShardSource):
             at, reason = index.damaged
             yield Row(f"{next(keys)}…", (number, at, -1, f"{name}, byte {at}: {reason}"), 0)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads a record, verifies its checksum, and decodes it. Raises :class:`ValueError` if it is damaged."""
         number, place, length, *reason = ref
         if reason:

@@ -105,12 +105,12 @@ class MdsSource(ShardSource):
             size, rest, own = self._measure_sample(number, start, stop)
             yield Row(key if own is None else own, (number, start, stop), size, rest)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads and decodes a sample, by column. Raises :class:`ValueError` for a bad row or a damaged value."""
         number, start, stop, *reason = ref
         if reason:
             raise ValueError(reason[0])
-        shard, raw = self._shards[number], self._read_values(number, start, stop)
+        shard, raw = self._shards[number], self._read_fields(number, start, stop)
         return self.decode_sample(shard, dict(zip(shard.names, raw, strict=True)))
 
     def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class MdsSource(ShardSource):
         offsets, reason, _ = self._shard_offsets[number]
         if reason or self._placement_error(number, int(offsets[0]), int(offsets[1])):
             return False
-        data = self._read_values(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
+        data = self._read_fields(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
         return begins_like_image(data[:16])
 
     def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
@@ -216,7 +216,7 @@ class MdsSource(ShardSource):
         """Yields the readable ones of the first 16 samples of a split."""
         for row in islice(self.rows(split), _PROBED):
             try:
-                yield self.values(row.ref)
+                yield self.read_values(row.ref)
             except (ValueError, OSError):
                 continue  # reported when it is read
 
@@ -285,7 +285,7 @@ class MdsSource(ShardSource):
         """Name of the value that is the main image."""
         return next(name for name, column in self._columns.items() if column == "image")
 
-    def _read_values(self, number: int, start: int, stop: int) -> list[bytes]:
+    def _read_fields(self, number: int, start: int, stop: int) -> list[bytes]:
         """Reads the encoded values of a sample. Raises :class:`ValueError` if one is too large or the shard is cut
         off."""
         file, shard = self._files[number], self._shards[number]

@@ -161,7 +161,7 @@ class RecordioSource(ShardSource):
             reason = f"{self.shards[number][1].name}, byte {at}: {reason}"
             yield Row(f"{next(keys)}…", (number, at, reason), 0)
 
-    def values(self, ref: Any) -> dict[str, Any]:
+    def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads image, labels and numbers of a record. Raises :class:`ValueError` if it is damaged or too large."""
         number, place, *reason = ref
         if reason:

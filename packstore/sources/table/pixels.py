@@ -161,7 +161,7 @@ class PixelTableSource(TableSource):
         for index, image in enumerate(chosen):
             yield Row(index_key(split, index), image, math.prod(self._shape))
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the pixels of a row from the temporary file, and its other values. Raises :class:`ValueError` once the
         source is closed."""
         if self._pixels is None:

@@ -262,9 +262,9 @@ class TableSource(FileRowSource):
             found[self._column_names[name]] = self._typed_columns[name][0]
         return found
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the image, its further images, and the cells of all its rows."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         rows = [cells for _, cells in self._image_rows(found.pop("entry"))]
         return found | self._build_values(rows, found[self.main])
 

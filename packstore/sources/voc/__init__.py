@@ -118,9 +118,9 @@ class VocSource(FileRowSource):
                 values["json"] = InTree(self._join_base("Annotations", f"{stem}.xml"), optional=True)
             yield FileRow(self._join_base(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image with its masks and parses its annotation. Raises :class:`ValueError` for an invalid one."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         if self._palette is not None and found["mask"] is not None:
             found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
         document = found.get("json")

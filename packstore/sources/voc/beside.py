@@ -56,9 +56,9 @@ class VocBesideSource(FileRowSource):
             for name in self.tree.list(images).images:
                 yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and parses its annotation, if it has one. Raises :class:`ValueError` for an invalid one."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         return found if found.get("json") is None else found | parse_annotation(found["json"])
 
     def describing_files(self) -> Iterable[str]:

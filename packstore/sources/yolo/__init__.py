@@ -84,9 +84,9 @@ class YoloSource(FileRowSource):
         for image in self._list_images(split):
             yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
 
-    def values(self, ref: Any) -> Mapping[str, Any]:
+    def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads an image and parses its labels, with boxes in pixels. Raises :class:`ValueError` for invalid ones."""
-        found = dict(super().values(ref))
+        found = dict(super().read_values(ref))
         try:
             width, height = upright_size(found["image"])
         except HeaderError as error:
