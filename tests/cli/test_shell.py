@@ -119,7 +119,7 @@ def test_colours_in_a_terminal(tmp_path: Path) -> None:
     packed = in_terminal("convert", tmp_path / "photos", tmp_path / "a.h5", "--on-error", "skip")
     assert re.search(r"\x1b\[1m12\s+records\x1b\[0m", packed)  # a long path may end the line between them
     assert re.search(r"\x1b\[33m.*skipped\x1b\[0m", packed)
-    assert "\x1b[1mwhole\x1b[0m" in in_terminal("verify", tmp_path / "a.h5")
+    assert "\x1b[1mundamaged\x1b[0m" in in_terminal("verify", tmp_path / "a.h5")
     assert re.search(r"\x1b\[31m.*packstore: error:\x1b\[0m .*nowhere", in_terminal("info", "nowhere"))
     assert re.search(r"\x1b\[31m.*Error:\x1b\[0m No such command", in_terminal("nothing"))
 

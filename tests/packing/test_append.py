@@ -398,7 +398,7 @@ def test_an_interrupted_run_goes_on(
 @pytest.mark.sampled(1, per="step")
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize(
-    "step", ["write_manifest_and_table", "link_shards", "_sync", "_refuse_changed", "_sync_directory"]
+    "step", ["write_manifest_and_table", "link_shards", "_sync_files", "_refuse_changed", "_sync_directory"]
 )
 @pytest.mark.parametrize("killed", [False, True])
 def test_an_error_while_publishing(
