@@ -209,7 +209,8 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
 
 
 def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | None) -> list[Kind]:
-    """Returns the kind that is named or recognised, or those between which a question lets the user choose."""
+    """Returns the kind that is named or recognised, or those between which a question lets the user choose; none for a
+    folder that is of no kind, or damaged."""
     try:
         return [named or recognise(folder, options)]
     except AmbiguousSourceError as error:
@@ -219,7 +220,8 @@ def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | Non
 
 
 def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptions) -> bool:
-    """Tells if a file describes a folder as a source of a kind."""
+    """Tells if the source of a kind, opened for a folder, names a file as one that describes its images. False if the
+    folder cannot be opened."""
     try:
         with closing(kind.open(folder, replace(options, named=True))) as source:
             names = source.describing_files() if isinstance(source, TreeRowSource) else ()
@@ -229,8 +231,8 @@ def _describes_folder(file: Path, folder: Path, kind: Kind, options: SourceOptio
 
 
 def _open_recognised(place: Path, named: Kind | None, options: SourceOptions, packed_as: Manifest | None) -> Source:
-    """Opens a path as the named kind, or as the recognised one. If the path alone is ambiguous, the kind in
-    ``packed_as`` decides.
+    """Opens a path as the named kind, or as the recognised one. The kind in ``packed_as`` decides if the
+    path alone is ambiguous, or is recognised only with the names of arrays in ``packed_as``.
 
     Raises :class:`NeedsCopyError` for a URL if the kind reads only local copies, and :class:`SourceError` if the path
     cannot be reached or is of no known kind.

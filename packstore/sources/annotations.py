@@ -198,8 +198,8 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
-    """Replaces a finding's pattern by one for its whole folder, if that contains no images: it would become an empty
-    class."""
+    """Replaces a finding's pattern by one for a whole folder, if the finding is in a folder without images: the highest
+    such folder, which would otherwise become an empty class. Returns other findings unchanged."""
     above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
     return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding
 
@@ -327,8 +327,8 @@ def _image_counts(contents: Contents) -> frozenset[int]:
 
 
 def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
-    """Counts the rows of a table, with and without a header; or the items of a JSON list or object. Returns nothing for
-    other files and for damaged JSON; reads at most 64 MiB."""
+    """Counts the rows of a table, with and without a header; or the items of a JSON list or object. Reads at most 64
+    MiB. Returns an empty set for other files, and for damaged JSON."""
     if suffix == ".json":
         try:
             value = json.loads(tree.first_bytes(path, _WHOLE))
@@ -408,7 +408,8 @@ def _find_sidecars(
 
 
 def _find_in_each_folder(images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields a finding for each suffix of annotations that half of the folders of images have, or more."""
+    """Yields a finding for ``.json`` files, and one for ``.xml`` files, if at least two folders of images, and half of
+    all, have such files."""
     holding = {folder.path for folder in images.folders.values() if folder.images.count}
     for suffix in (".json", ".xml"):
         having = [folder.path for folder in others if folder.path in holding and suffix in folder.others]

@@ -328,12 +328,14 @@ class Source(ABC):
         return entry.size_bytes
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields ``count`` entries, spread over the ``records`` entries of the source and ready for :meth:`read`."""
+        """Yields ``count`` entries, spread over the ``records`` entries of the source and ready for :meth:`read`; fewer
+        if the source has fewer."""
         step = max(1, records // count)
         return islice(self.entries(split), 0, count * step, step)
 
     def identity(self) -> str:
-        """Returns a text that distinguishes this source from others, to resume an interrupted conversion."""
+        """Returns a text that distinguishes this source from others, to resume an interrupted conversion: the path, and
+        the options for arrays, ``ignore`` and ``columns``."""
         names = [f" {name}={value}" for name, value in self.options.array_names.items() if value is not None]
         names += [f" ignore={pattern}" for pattern in self.options.ignore]
         names += [f" column={each}" for each in self.options.columns]
@@ -351,7 +353,8 @@ class Source(ABC):
         return iter([("", [self.path.name])] if self.path.is_file() else [])
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the files that the source uses and its survey has not claimed; none in this base."""
+        """Adds to ``claims`` the files that the source uses and its survey has not claimed, so that the ledger does not
+        count them as left out; none in this base."""
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:
@@ -363,7 +366,8 @@ class Source(ABC):
         return False
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts parts of packed files (records, rows, arrays, columns) that are left out, by reason."""
+        """Counts the records, rows, arrays or columns within packed files that the source leaves out, by the reason for
+        it; empty in this base."""
         return {}
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:

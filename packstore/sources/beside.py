@@ -24,7 +24,7 @@ _LOOKED_AT = 64
 
 
 def is_folder(tree: Tree, path: str) -> bool:
-    """Tells if a directory is at ``path``."""
+    """Tells if a directory is at ``path``; False if nothing can be reached there."""
     try:
         return tree.stat(path).is_directory
     except OSError:
@@ -32,7 +32,7 @@ def is_folder(tree: Tree, path: str) -> bool:
 
 
 def is_file(tree: Tree, path: str) -> bool:
-    """Tells if a file is at ``path``."""
+    """Tells if a regular file is at ``path``; False for a pipe or a device, and if nothing can be reached there."""
     try:
         return tree.stat(path).size >= 0
     except OSError:
@@ -121,9 +121,9 @@ def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
     return Mask(optional=True)
 
 
-def find_odd_suffixes(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
-    """Returns the suffix of each image whose suffix is not ``.jpg``, by the image's stem. Raises :class:`SourceError`
-    if two images differ only by their suffixes: then a list of stems is ambiguous."""
+def find_suffixes_other_than_jpg(tree: Tree, folder: str, names: Iterable[str]) -> dict[str, str]:
+    """Returns, by stem, the suffix of each image that has another suffix than exactly ``.jpg``. Raises
+    :class:`SourceError` if two of the ``names`` differ only by their suffixes: then a list of stems is ambiguous."""
     others: dict[str, str] = {}
     plain = set()
     for name in names:
@@ -138,7 +138,8 @@ def find_odd_suffixes(tree: Tree, folder: str, names: Iterable[str]) -> dict[str
 
 
 def number_repeated_names(names: Sequence[str], numbers: Sequence[int]) -> tuple[str, ...]:
-    """Makes names of classes unique: repeated names get their class numbers, ``crane (134)``."""
+    """Makes names of classes unique: repeated names get their class numbers, ``crane (134)``. If a name made so exists
+    already, all names get their numbers."""
     counts = Counter(names)
     found = tuple(
         f"{name} ({number})" if counts[name] > 1 else name for name, number in zip(names, numbers, strict=True)
@@ -169,8 +170,8 @@ def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -
 
 
 def holds_yolo_labels(tree: Tree, folder: str) -> bool:
-    """Tells if the first ``.txt`` file with content, in a folder or the first 64 folders within it, begins with a line
-    of YOLO labels: a class and four or more numbers."""
+    """Tells if the first ``.txt`` file with content, ``classes.txt`` left out, in a folder or the first 64 folders
+    within it, begins with a line of YOLO labels: a class and four or more numbers."""
     waiting = [folder]
     for place in waiting:  # grows within the loop
         names = tree.names(place)

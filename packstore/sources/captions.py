@@ -346,7 +346,7 @@ def _find_image_folder(tree: Tree, file: str) -> str | None:
 
 
 def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
-    """Finds Flickr8k's lists of images beside its captions, by split."""
+    """Finds Flickr8k's lists of images beside its captions, by split; empty if there are none."""
     folder = file.rpartition("/")[0]
     names = tree.names(folder).files
     found = {match[1].lower(): join(folder, name) for name in names if (match := _SETS.fullmatch(name))}

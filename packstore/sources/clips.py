@@ -158,7 +158,8 @@ class ClipsSource(FrameFilesSource):
         return np.empty((frames, channels, height, width), pixels.dtype)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields clips spread over the source, ready for :meth:`read`."""
+        """Yields every clip whose number is a multiple of ``records // count``, ready for :meth:`read`: all over the
+        source, so at least ``count`` if it has as many."""
         step = max(1, records // count)
         return self.fetch(entry for number, entry in enumerate(self.entries(split)) if not number % step)
 
@@ -168,7 +169,8 @@ class ClipsSource(FrameFilesSource):
         return self._group_clips(files)
 
     def _group_clips(self, files: Iterator[tuple[Entry, int]]) -> Iterator[tuple[Entry, int, int]]:
-        """Makes a clip of each file, or of each folder of frames; see :meth:`_list_clips`."""
+        """Makes a clip of each file, or of each folder of frames. Yields the entry of each clip, its number of frames,
+        and the pixels of one frame."""
         if self._are_files():
             for file, at in files:
                 count = self._counts[at]
@@ -187,7 +189,8 @@ class ClipsSource(FrameFilesSource):
             ), len(frames), height * width  # fmt: skip
 
     def scan_file(self, entry: Entry) -> tuple[int, tuple[int, int], set[Mode]]:
-        """Scans a file, and updates the facts that decide if files or folders are clips."""
+        """Scans a file as the base does: returns its number of frames, height and width, and the modes. Updates the
+        facts that decide if files or folders are clips."""
         found = super().scan_file(entry)
         count, size, _ = found
         name, suffix = entry.key.rpartition("/")[0], entry.key.rpartition(".")[2].lower()

@@ -74,7 +74,7 @@ class ConversationSource(DocumentSource):
         return found
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses a JSON list, or the lines of JSON Lines."""
+        """Parses a JSON list, or the lines of JSON Lines. Raises :class:`ValueError` for other content."""
         text = convert_start(data).lstrip()
         return parse_json(text) if text.startswith(b"[") else [*map(parse_json, filter(bytes.strip, text.split(b"\n")))]
 
@@ -97,7 +97,7 @@ class ConversationSource(DocumentSource):
                 self.count_ignored(self.alone, identifier)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Returns the values of a conversation as they are in the document."""
+        """Returns the columns of a conversation as they are in the document, and its other content as JSON."""
         return Annotation(values=raw[0], json=raw[1])
 
     def fields(self) -> Mapping[str, Field]:
@@ -114,7 +114,8 @@ class ConversationSource(DocumentSource):
 
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
     """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content, None
-    if there is none. Raises :class:`ValueError` for an object without turns, and for images that are no paths."""
+    if there is none. Removes ``file://``, the letter of a drive and leading slashes from the paths. Raises
+    :class:`ValueError` for an object without turns, and for images that are no paths."""
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
     speaker, text = _TURNS.get(name, ("", ""))

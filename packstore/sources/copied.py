@@ -106,7 +106,8 @@ class CopiedSource(Source):
         return self._without_change_times(self._source.pick_entries(split, records, count))
 
     def stamp(self) -> str:
-        """Lists the objects again. Raises :class:`SourceError` if they have changed since they were fetched."""
+        """Lists the objects again, and returns a digest of their names, sizes and ETags. Raises :class:`SourceError` if
+        the objects have changed since they were fetched."""
         assert isinstance(self.path, RemotePath)
         now = _digest_objects(list_objects(self.path)[1])
         if now != self._found:
@@ -195,8 +196,8 @@ def link_copies(
 
 
 def _fetch_and_link(place: Path, store: ObjectStore, info: ObjectInfo, cache: Cache, held: ExitStack) -> None:
-    """Fetches an object into the cache, and makes a link to the copy at ``place``. ``held`` keeps the copy open.
-    Raises :class:`SourceError` if the disk refuses."""
+    """Fetches an object into the cache, and makes a link to the copy at ``place``; an empty object becomes an empty
+    file. ``held`` keeps the copy open. Raises :class:`SourceError` if the disk refuses."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not info.nbytes:

@@ -179,7 +179,8 @@ class DatasetSource(SampleSource):
         self._reading = DatasetReader([part.data for part in self._parts], self.schema, in_process=True)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts samples; estimates their sizes from those that were read."""
+        """Counts samples; counts 0 for each split if one of them is an iterable. Estimates sizes from the samples that
+        were read."""
         parts = self._choose_parts(split)
         counted = all(part.length is not None for part in parts)
         splits = {part.split: part.length or 0 if counted else 0 for part in parts}
@@ -219,7 +220,7 @@ class DatasetSource(SampleSource):
                 yield self.make_entry(part.split, index, self._reading.name_values(index, raw))
 
     def identity(self) -> str:
-        """Returns the types of the datasets."""
+        """Returns the name of each split and the type of its dataset."""
         types = [type(part.data) for part in self._parts]
         return ", ".join(
             f"{part.split}: {t.__module__}.{t.__qualname__}" for part, t in zip(self._parts, types, strict=True)
@@ -329,7 +330,8 @@ class StreamSource(SampleSource):
         self._entries = chain(self._first, entries)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Estimates sizes by the first samples; does not count samples."""
+        """Estimates sizes by the first samples; does not count samples. Names only the first sample's split, with 0
+        samples."""
         sizes = self.mean_sizes(entry.ref for entry in self._first)
         return self.make_survey({self._first[0].split: 0}, sizes, counted=False)
 
@@ -373,7 +375,8 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
 
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the class names of the datasets, or None if they have none. Raises :class:`UsageError` if they differ."""
+    """Returns the class names of the datasets that have some, or None if none has. Raises :class:`UsageError` if they
+    differ."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)

@@ -46,11 +46,13 @@ class ExportedRows(RowSource):
     records."""
 
     def find_export_manifest(self) -> ExportManifest | None:
-        """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError`."""
+        """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError` for a damaged
+        one."""
         return read_export_manifest(self.path)
 
     def find_lines(self) -> RecordLines:
-        """Opens the lines of the records, beside the export manifest. Raises :class:`OSError`."""
+        """Opens the lines of the records, beside the export manifest. Raises :class:`OSError` if they cannot be
+        opened."""
         return RecordLines.map_file(self.path / ROWS_FILE)
 
     def count_unlisted(self) -> int:
@@ -241,8 +243,9 @@ def open_with(plain: type[RowSource], exported: type[ExportedRows]) -> Callable[
 
 
 def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
-    """Converts a value to its stored form. Checks only shape and classes of arrays that have the column's dtype: the
-    store had them. Raises :class:`ValueError` for a value that does not fit the column."""
+    """Converts a value to its stored form. For arrays that have the column's dtype, checks only shape and classes,
+    since the exported store held these very numbers. Raises :class:`ValueError` for a value that does not fit the
+    column."""
     if isinstance(value, StoredBytes):
         _check_files(column, value)
         return bytes(value)
@@ -261,7 +264,8 @@ def _to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
 
 
 def _check_files(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` if a column of lists of files has a stored value that is not one."""
+    """Raises :class:`ValueError` for a stored value that should be a list of files, by its column, and is none. Does
+    nothing for other columns."""
     if column.form == "files":
         try:
             column.traits.files(column, value)

@@ -188,8 +188,8 @@ class FramesSource(FrameFilesSource):
         super().__init__(source, ALL_FRAMES)
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts frames; reads all files of all splits first. Raises :class:`SourceError` if no mode holds all
-        frames."""
+        """Counts frames; reads all files of all splits first. Raises :class:`SourceError` if no mode holds all frames,
+        and :class:`UsageError` for a source without image files, or a store that reads its files in another mode."""
         survey = self.survey_files(split)
         mode = self.scan_files(progress, survey.records)
         if survey.store is not None and survey.store.image.pixels != mode:

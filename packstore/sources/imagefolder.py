@@ -282,8 +282,8 @@ class ImageFolderSource(FolderSource):
         return folders
 
     def _list_and_cache(self, folder: _SplitFolder, ignored: Counter[str]) -> Iterator[tuple[str, str, Listing]]:
-        """Does :meth:`_list_directories`, and keeps the listings of a split for :meth:`entries`, unless they would
-        bring the files kept above 250,000."""
+        """Yields class, path and listing of each directory of a split, as :meth:`_list_directories` does. Stores the
+        listings for :meth:`entries`, unless all stored listings together would have more than 250,000 files."""
         room = _KEPT_FILES - sum(len(listing.images) for kept in self._listed.values() for *_, listing in kept)
         kept: list[tuple[str, str, Listing]] = []
         for found in self._list_directories(folder, ignored):

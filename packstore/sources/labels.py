@@ -127,7 +127,8 @@ class LabelsFile:
             raise SourceError(f"{where}: neither UTF-8 nor {self._encoding}") from None
 
     def _open_regular(self, path: str, flags: int) -> int:
-        """Opens a regular file without waiting for a pipe. Raises :class:`SourceError` for pipes and devices."""
+        """Opens a file without waiting for a pipe, and returns its descriptor. Raises :class:`SourceError` for pipes
+        and devices. Lets a folder through, which ``open()`` itself refuses then."""
         descriptor = os.open(path, flags | os.O_NONBLOCK)
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # open() itself refuses a folder

@@ -143,7 +143,8 @@ def is_passed_over(name: str) -> bool:
 
 
 def is_image_name(name: str) -> bool | None:
-    """Tells if a file is an image by its name; None if its first bytes must decide."""
+    """Tells by its name if a file is an image, also in a format that packstore does not read; False for a hidden file.
+    Returns None if the first bytes must decide."""
     lower = name.lower()
     if lower.endswith(_SAMPLES):
         return name[0] != "."

@@ -67,7 +67,7 @@ def folder_pattern(folder: str, suffix: str = "") -> str:
 
 
 def find_masks(contents: Contents) -> dict[str, str]:
-    """Finds folders of masks by their names and the names of their files. Returns a phrase for each that describes it.
+    """Finds folders of masks by their names and the names of their files. Returns a phrase about each, by path.
 
     A folder of masks has a usual name (``masks``), and contains images with the stems of another folder's images or is
     beside a folder of images. Of only two folders, the one with other images' names needs no such name. Equal stems
@@ -144,7 +144,8 @@ def _are_numbered_alike(contents: Contents, mask: FolderContents, image: FolderC
 
 def find_image_pairs(contents: Contents, known: Collection[str]) -> Iterator[Finding]:
     """Finds two folders side by side that contain two images of each sample (``left``, ``right``), by the folders'
-    names and equal file names. Yields a finding for each pair; skips pairs with a folder in ``known``."""
+    names and equal file names. Yields a finding for each pair, whose pattern ignores the second folder; skips pairs
+    with a folder in ``known``."""
     holding = {folder.path.lower(): folder for folder in contents.folders.values() if folder.images.count}
     for path, one in holding.items():
         above, slash, name = path.rpartition("/")

@@ -75,7 +75,7 @@ class Palette:
 def read_mask_columns(palette: Palette, mask: bytes, max_pixels: int) -> dict[str, Any]:
     """Reads the columns of a mask: ``mask``, class numbers instead of colours, and ``mask_labels``, the classes that
     occur. Leaves out ``mask`` if the file's values are class numbers already. Raises :class:`ValueError` for an unknown
-    colour or value."""
+    colour or value, and for a file that cannot be decoded."""
     values = palette.read_class_numbers(mask, max_pixels)
     shown = {"mask_labels": np.unique(values).tolist()}
     return shown if palette.colours is None else {"mask": np.ascontiguousarray(values), **shown}
@@ -95,7 +95,7 @@ def declare_mask_columns(palette: Palette) -> dict[str, Field]:
 
 def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
     """Finds the palette in some folders, or returns None if there is none. Raises :class:`AmbiguousSourceError` for
-    several that differ."""
+    several that differ, and :class:`SourceError` for one that gives two classes one colour."""
     found: list[Palette] = []
     for folder in dict.fromkeys(folders):
         for name in tree.names(folder).files:

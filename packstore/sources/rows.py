@@ -71,7 +71,8 @@ class Row(NamedTuple):
 
 
 class RecordForm(NamedTuple):
-    """Form of the records that rows become, see :class:`packstore.sources.base.Survey`."""
+    """Columns, encoding, mode and shape of the records that rows become, and the manifest if they come from a store;
+    see :class:`packstore.sources.base.Survey`."""
 
     columns: tuple[Column, ...]
     encoding: str
@@ -227,7 +228,7 @@ class RowSource(Source):
         return self.schema.make_sample(entry.key, self.schema.assign_names(values))
 
     def _record_form(self) -> RecordForm:
-        """Returns columns, encoding, mode and shape of the records, from the schema."""
+        """Returns columns, encoding, mode and shape of the records, by the schema; no manifest."""
         return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
 
 

@@ -199,8 +199,8 @@ class Schema:
 
     @cached_property
     def _field_types(self) -> tuple[tuple[str, Field, type | None], ...]:
-        """Name, field and final type of each field; a value of the final type needs no conversion. Used once for
-        each sample, so it must be cheap."""
+        """Name and field of each field, and the type whose values need no conversion; None if all values need it. Used
+        once for each sample, so it must be cheap."""
         found = []
         for name, field in self.fields.items():
             is_main_file = name == self.main and name in self.files
@@ -215,7 +215,7 @@ class Schema:
 
     @cached_property
     def _encoders(self) -> dict[str, Encoder]:
-        """Encoders of all images except the main one."""
+        """Encoders of all images except the main one, by the name of their field."""
         found = {}
         for name, field in self.fields.items():
             if isinstance(field, (Image, Images)) and name != self.main:

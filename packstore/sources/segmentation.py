@@ -98,8 +98,8 @@ class SegmentationSource(FileRowSource):
                 yield FileRow(image, values)
 
     def _find_mask_file(self, pair: MaskPair, base: str) -> str:
-        """Finds the mask of an image in a folder of masks with several suffixes; the first possible name if there is
-        none."""
+        """Returns the path of an image's mask in a folder of masks with several suffixes; if there is no mask, the
+        first possible path, where no file is."""
         folder = base.rpartition("/")[0]
         if folder not in self._there:
             self._there[folder] = frozenset(self.tree.names(folder).files)
@@ -137,7 +137,8 @@ class SegmentationSource(FileRowSource):
         return (*palettes, *((_SCENES,) if self._scenes else ()))
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns reasons of its own for files that name the values of masks, and for masks without an image."""
+        """Returns one reason for files that name the values of masks, one for images in folders of masks, and the
+        base's for others."""
         if _MEANINGS.fullmatch(name):
             return "names of the values of masks, which a store does not keep"
         if is_image_name(name) and any(f"{folder}/".startswith(f"{pair.masks}/") for pair in self._pairs.values()):

@@ -126,8 +126,8 @@ class StoreSource(Source):
         return Sample(image, self._read_values(entry), at_rest=True) if self._sampled else image
 
     def image(self, entry: Entry) -> ImageData:
-        """Reads and verifies the image of a record: bytes of a file, or an array. Raises
-        :class:`CorruptRecordError`."""
+        """Reads and verifies the image of a record: bytes of a file, or an array. Raises :class:`CorruptRecordError` if
+        the image does not match its checksum."""
         record: int = entry.ref
         data = self._records.read_image(record)
         if self._holds_files:
@@ -154,7 +154,8 @@ class StoreSource(Source):
         return self.reader.part_places()
 
     def _read_values(self, entry: Entry) -> dict[str, Any]:
-        """Reads the stored values of a record's columns that come with samples; verifies its whole row first."""
+        """Reads the stored values of a record's columns that come with samples; verifies its whole row first. Raises
+        :class:`CorruptRecordError` if the row does not match its checksum."""
         row = self._records.read_row(entry.ref)
         values = ((name, row[name]) for name in self._sampled)
         return {name: bytes(value) if isinstance(value, memoryview) else value for name, value in values}
@@ -191,8 +192,8 @@ def _is_label(column: Column) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a store by its first bytes or layout. LMDB and HDF5 are only possible without a manifest: such a file
-    is a damaged store, or not a store."""
+    """Is certain of a store by its first bytes or layout. LMDB or HDF5 without a manifest is only possible: it is a
+    damaged store, or not a store."""
     if not looks_like_store(path, first_bytes(path, START_BYTES)):
         return Certainty.NO
     format = recognise_store(path)

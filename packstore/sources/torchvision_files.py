@@ -53,6 +53,7 @@ class ImageFilesSubset(Sequence[dict[str, Any]]):
         return self._files[self._indices[index]]
 
     def key_at(self, index: int) -> str:
+        """Returns the key of a sample as the other sequence makes it."""
         return self._files.key_at(self._indices[index])
 
 

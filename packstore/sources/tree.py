@@ -159,9 +159,9 @@ class Tree(ABC):
 
         ``above`` identifies the directories above ``top``. The order is that of ``sorted(os.walk(…))``. Only
         directories that are not yet listed are in memory: a directory sorts after its parent, so the smallest of them
-        sorts before all that will be found later. Raises :class:`SourceError` for a cycle of links; with
-        ``skip_cycles`` the link has a listing of its own, :attr:`Listing.is_cycle`, like a bad file in its
-        directory.
+        sorts before all that will be found later. Raises :class:`SourceError` for a link that leads to a directory
+        above it, a cycle. With ``skip_cycles``, yields the path of the link's parent once more instead, with a listing
+        of the link alone as a bad file, see :attr:`Listing.is_cycle`.
         """
         waiting: list[tuple[str, tuple[Identity, ...]]] = [(top, above)]
         while waiting:
@@ -316,7 +316,7 @@ class FolderTree(Tree):
             return b""
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        """Reads bytes from a place on; fewer at the end."""
+        """Reads bytes from a place on; fewer at the end. Raises :class:`OSError` if the file cannot be read."""
         with open(f"{self.root}/{file}", "rb") as opened:  # noqa: PTH123 - as above
             opened.seek(place)
             return opened.read(size)
@@ -353,7 +353,8 @@ class FolderTree(Tree):
         return Location(f"{self.root}/{key}", 0)
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
-        """Reads files of less than 16 KiB on average by one call of the engine for each directory; else none."""
+        """Reads files of less than 16 KiB on average by one call of the engine for each directory. Returns None for all
+        files if they are larger, or if a directory cannot be opened."""
         if not _RELATIVE or sum(size for _, size, _ in files) >= _SMALL * len(files):
             return super().read_together(files)
         found: builtins.list[bytes | None] = []
@@ -372,14 +373,15 @@ class FolderTree(Tree):
 
     def _open_file(self, key: str) -> int:
         """Opens a file without blocking, and returns its descriptor. A pipe with an image's name cannot hang the
-        conversion. Raises :class:`OSError`."""
+        conversion. Raises :class:`OSError` if it cannot be opened."""
         if not _RELATIVE:
             return os.open(f"{self.root}/{key}", _OPEN_FLAGS)
         path, _, name = key.rpartition("/")
         return os.open(name, _OPEN_FLAGS, dir_fd=self._open_directory(path))
 
     def _open_directory(self, path: str) -> int:
-        """Returns the descriptor of a directory, which stays open until this thread needs another one."""
+        """Returns the descriptor of a directory, which stays open until this thread needs another one. Raises
+        :class:`OSError` if the directory cannot be opened."""
         directory: _OpenDirectory | None = getattr(self._threads, "directory", None)
         if directory is None or directory.path != path:
             directory = self._threads.directory = _OpenDirectory(self.root, path)

@@ -41,7 +41,7 @@ def is_path(value: Any) -> bool:
 
 
 def is_file(value: Any) -> bool:
-    """Tells if the value of an image or mask is a file: a path or bytes."""
+    """Tells if the value of an image or mask is a file: a path, also as a text, or bytes."""
     return isinstance(value, (bytes, bytearray, memoryview, str, PurePath))
 
 
@@ -68,7 +68,8 @@ def dtype_name(value: Any) -> str:
 
 
 def nbytes_of(value: Any) -> int:
-    """Estimates the memory of a value: of a path the size of its file, of a list all items like its first."""
+    """Estimates the memory of a value: of a path the size of its file, 0 without a file; of a Pillow image 3 bytes a
+    pixel; of a list all items like its first; 8 for None, numbers and unknown types."""
     if type(value) is bytes:
         return len(value)
     if value is None or type(value) in (int, float, bool):
@@ -102,7 +103,7 @@ def _file_size(path: Any) -> int:
 
 def to_plain(field: Field, value: Any) -> Any:
     """Converts a value to plain types: files stay paths or bytes; images become arrays of their mode, masks arrays
-    ``(H, W)``, tensors arrays. Idempotent.
+    ``(H, W)``, tensors arrays; None stays None. Idempotent.
 
     Raises :class:`ValueError` for a value that does not fit its field; the error says what was found and expected.
     """
@@ -154,7 +155,8 @@ def _convert_pixels(value: Any, mode: str | None) -> NDArray[Any]:
 
 
 def infer_mode(values: Sequence[Any]) -> str | None:
-    """Infers the mode of the pixels of all ``values``, the first samples; None for RGB.
+    """Infers the mode of the pixels of all ``values``, the first samples; None for RGB. Different modes of 8 bits
+    become RGB, or RGBA if one has alpha.
 
     Raises :class:`ValueError` for pixels whose mode must be declared.
     """
@@ -207,8 +209,9 @@ def _to_channels_last(value: Any) -> NDArray[Any]:
 
 
 def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
-    """Converts a mask to an array ``(H, W)`` of its field's dtype. Raises :class:`ValueError` for colours, fractions,
-    another shape, and values that the dtype does not hold."""
+    """Converts a mask to an array ``(H, W)`` of its field's dtype; booleans become 0 and 1, and ``(1, H, W)`` loses its
+    first axis. Raises :class:`ValueError` for colours, fractions, another shape, and values that the dtype does not
+    hold."""
     if is_pil(value) and value.mode not in ("1", "L", "P", "I", "I;16"):
         raise ValueError(f"found a PIL image of mode {value.mode}; expected one number a pixel (L, P, I;16, I)")
     array = array_of(value)

@@ -142,7 +142,7 @@ class WebDatasetSource(ShardSource):
         return decode_file(extension, data)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts hidden members, links and devices."""
+        """Counts the members of tars that are left out: hidden ones, links and devices."""
         return sum((members.left for members in self._shard_indexes), Counter[str]())
 
     def close(self) -> None:
@@ -186,7 +186,8 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension: the usual one, or one of its own if a sample has several files of that column."""
+        """Column of each extension: the usual one; or, if a sample has several files of that column or their kinds
+        differ, one named after the whole extension."""
         assert self._shard_indexes
         found = {
             extension: make_usual_column(extension) for extension in self._extensions if extension not in self._places

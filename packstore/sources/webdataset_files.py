@@ -118,7 +118,8 @@ def is_hidden(name: str) -> bool:
 
 
 def content_kind(extension: str) -> str:
-    """Returns the kind of content of a file, by the last part of its extension: ``image``, ``label``, ``json`` …"""
+    """Returns the kind of content of a file, by the last part of its extension: ``image``, ``label``, ``text``,
+    ``json``, ``number``, ``pickle``, ``array``, or ``bytes`` for all others."""
     last = extension.rpartition(".")[2]
     if last in _IMAGES:
         return "image"

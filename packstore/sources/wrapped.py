@@ -20,7 +20,7 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Passes all calls on to another source, also :meth:`close`."""
+    """Passes listing, reading and closing on to another source."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)

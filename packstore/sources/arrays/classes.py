@@ -77,7 +77,7 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
 
 def _add_repeated_names(roles: ArrayRoles, texts: TextReader) -> ArrayRoles:
     """Makes the array of names of classes a column instead, if it has a text for each sample and texts repeat; else
-    returns the roles unchanged."""
+    returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be read."""
     if roles.classes is None or len(roles.parts) != 1:
         return roles
     (file, info), part = roles.classes, roles.parts[0]

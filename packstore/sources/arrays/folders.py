@@ -89,7 +89,7 @@ def walk_arrays(
     *,
     groups: bool,
 ) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Yields name, folder and metadata of each array at and below ``root``.
+    """Yields name, folder and metadata of each array at and below ``root``. Skips folders deeper than eight levels.
 
     Args:
         root: Folder of an array or a group.
@@ -98,7 +98,7 @@ def walk_arrays(
         groups: Folders without metadata may hold arrays, too.
 
     Raises:
-        SourceError: There are more than 1,000 folders. Folders deeper than eight levels are skipped.
+        SourceError: There are more than 1,000 folders.
     """
     waiting, count = [("", root, 0)], 0
     while waiting:

@@ -215,8 +215,9 @@ class _OpenHdf5(OpenArrays):
             )
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along an axis: from the file itself if the dataset is contiguous, else by
-        h5py. Raises :class:`ValueError` if h5py fails."""
+        """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result: from the file itself if
+        the dataset is contiguous, else by h5py. Strings and opaque values become an array of objects, each of bytes.
+        Raises :class:`ValueError` if h5py fails."""
         dataset = self._file[name]
         place = self._find_contiguous(name, dataset) if axis == 0 else None
         if place is not None:
@@ -233,7 +234,7 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes that may name classes; skips those that cannot be read."""
+        """Reads the attributes of a dataset or group that may name classes, by name; empty if they cannot be read."""
         found = {}
         with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks
             attributes = self._file[name or "/"].attrs
@@ -275,7 +276,7 @@ class _OpenHdf5(OpenArrays):
 
 
 def is_hdf5(path: Path) -> bool:
-    """Tells if a file is HDF5; its signature may follow a user block."""
+    """Tells if a file is HDF5, by its signature at byte 0 or, behind a user block, at byte 512, 1024 or 2048."""
     start = first_bytes(path, _STARTS[-1] + len(_SIGNATURE))
     return any(start[place : place + len(_SIGNATURE)] == _SIGNATURE for place in _STARTS)
 

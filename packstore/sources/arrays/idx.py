@@ -149,7 +149,7 @@ class IdxSource(ArraySource):
         )
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Takes the first of QMNIST's eight numbers as the class."""
+        """Converts a row as the base does; of QMNIST's eight numbers, takes the first as the class."""
         return super().convert_value(name, chosen, np.reshape(value, -1)[:1] if name == "label" else value)
 
     @cached_property
@@ -211,7 +211,8 @@ class _OpenIdx(OpenArrays):
         return [self._info]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows. The first read of a gzip file reads all of it, to check its checksum."""
+        """Reads rows ``start`` to ``stop`` of the only array, along its first axis whatever ``axis`` is. The first read
+        of a gzip file reads all of it, to check its checksum. Raises :class:`ValueError` for a damaged file."""
         info = self._info
         row = math.prod(info.shape[1:]) * info.dtype.itemsize
         if self._zipped is not None and not self._whole:

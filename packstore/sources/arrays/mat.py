@@ -59,7 +59,8 @@ class _OpenMat(OpenArrays):
         ]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along an axis, from numbers that are stored column by column."""
+        """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result, from numbers that are
+        stored column by column."""
         array = self._arrays[name]
         shape = _flatten_vector_shape(array.shape)
         size, inner, outer = array.dtype.itemsize, math.prod(shape[:axis]), math.prod(shape[axis + 1 :])

@@ -115,7 +115,7 @@ class _OpenN5(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes that may name classes from ``attributes.json``."""
+        """Reads the attributes of an array or group that may name classes from its ``attributes.json``, by name."""
         return pick_class_attributes(read_metadata(self._path / name / _FILE))
 
     def find_unwritten(self, name: str, axis: int) -> Unwritten | None:
@@ -169,8 +169,8 @@ def _decompress(compression: str, data: bytes, size: int) -> bytes:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder by ``attributes.json`` of an N5 container or array. Raises the errors of opening the
-    arrays; a damaged ``attributes.json`` is not of this kind."""
+    """Is certain of a folder whose ``attributes.json`` is that of an N5 container or array. Opens the arrays first, and
+    raises the errors of opening them. A folder with a damaged ``attributes.json`` is not of this kind."""
     try:
         plain = read_metadata(path / _FILE) if path.is_dir() else None
     except SourceError:

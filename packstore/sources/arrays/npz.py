@@ -76,7 +76,8 @@ class _OpenNumpyArrays(OpenArrays):
         return [content.info for content in self._contents.values()]
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along an axis; texts become Python objects, text or bytes."""
+        """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result. Texts become an array of
+        Python's texts, or of bytes."""
         content = self._contents[name]
         info = content.info
         shape = info.shape[::-1] if content.fortran else info.shape
@@ -206,7 +207,8 @@ class _OpenNpz(_OpenNumpyArrays):
 
 
 class _CheckedReader:
-    """Reads bytes of a file in a zip; the first call reads all of it, to check its CRC-32."""
+    """Reads bytes of a file in a zip, given size and offset; the first call reads all of it, and raises
+    :class:`ValueError` if its CRC-32 differs."""
 
     def __init__(self, read: Callable[[int, int], bytes], member: zipfile.ZipInfo) -> None:
         self.unchecked = read

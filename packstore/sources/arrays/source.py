@@ -167,8 +167,8 @@ class ArraySource(RowSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """Declares a column for each array; optional if some part lacks it. Raises :class:`SourceError` for arrays of
-        one name that differ in shape or dtype."""
+        """Declares a column for each array; optional, except for images, if the arrays of some split lack it. Raises
+        :class:`SourceError` for arrays of one name that differ in shape or dtype."""
         declared: dict[str, Field] = {}
         for part in self._roles.parts:
             for name, chosen in part.columns.items():
@@ -221,9 +221,9 @@ class ArraySource(RowSource):
                 )
 
     def _find_unwritten(self) -> tuple[list[NDArray[np.bool_]], int]:
-        """Finds samples whose image or label was never written. Returns a mask of rows for each part, and the number of
-        missing chunks of all columns. Raises :class:`AmbiguousSourceError` for such samples, unless the user has named
-        the kind, or skips bad samples."""
+        """Finds samples whose image or label was never written. Returns a mask of rows for each group of arrays that
+        belong together (``parts``), and the number of missing chunks of all columns. Raises
+        :class:`AmbiguousSourceError` for such samples, unless the user has named the kind, or skips bad samples."""
         masks, chunks = [], 0
         for part in self._roles.parts:
             rows = np.zeros(part.length, np.bool_)
@@ -278,7 +278,8 @@ class ArraySource(RowSource):
 
     @cached_property
     def _row_sizes(self) -> list[tuple[int, int]]:
-        """By part, bytes of an image and of the other values of a sample; for files, estimated from the first ones."""
+        """Bytes of an image and of the other values of a sample, for each group of arrays that belong together
+        (``parts``); for files, estimated from the first ones."""
         found = []
         for part in self._roles.parts:
             sizes = {name: self._estimate_row_bytes(chosen, len(part.columns)) for name, chosen in part.columns.items()}
@@ -286,7 +287,8 @@ class ArraySource(RowSource):
         return found
 
     def _estimate_row_bytes(self, chosen: ColumnArray, columns: int) -> int:
-        """Returns the bytes of a row of an array; for files and texts the mean of the first four."""
+        """Returns the bytes of a row of an array; for files and texts the mean of the first four, in which unreadable
+        ones count 0."""
         info = chosen.info
         if info.content == "numbers":
             return bytes_per_row(info, chosen.axis)
@@ -410,7 +412,7 @@ class ArraySource(RowSource):
         return {name: number for number, name in enumerate(self._text_classes or ())}
 
     def _read_labels(self, part: SplitArrays) -> NDArray[Any]:
-        """Reads all class numbers of a part; empty without labels."""
+        """Reads all class numbers of a group of arrays that belong together; empty without labels."""
         chosen = part.columns.get("label")
         if chosen is None or not chosen.length:
             return np.zeros(0, np.int64)
@@ -439,7 +441,7 @@ def _find_split_folders(path: Path) -> list[Path]:
 
 
 def _make_optional(field: Field) -> Field:
-    """Returns the field as optional; an image field unchanged."""
+    """Returns a copy of the field that is optional; an image field unchanged."""
     if isinstance(field, Image):
         return field
     return replace(field, optional=True)

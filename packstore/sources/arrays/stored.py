@@ -105,8 +105,9 @@ class OpenArrays(ABC):
 
     @abstractmethod
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` of an array along an axis; files and texts as an array of objects. Called by
-        one thread at a time. Raises :class:`OSError` or :class:`ValueError` for damaged values."""
+        """Reads rows ``start`` to ``stop`` of an array along an axis, which keeps its place in the result. Returns
+        files and texts as an array of objects. Called by one thread at a time. Raises :class:`OSError` or
+        :class:`ValueError` for damaged values."""
 
     def attributes(self, name: str) -> Mapping[str, Any]:
         """Reads the attributes of an array or a group (``""``: the file) that may name classes, see
@@ -207,8 +208,8 @@ def _block_bytes(block: NDArray[Any]) -> int:
 
 
 def rows_per_block(info: ArrayInfo, axis: int) -> int:
-    """Returns the number of rows to read at a time: whole chunks of about 1 MiB, or 32 MiB if rows are scattered.
-    Raises :class:`SourceError` if one row or chunk exceeds 1 GiB."""
+    """Returns the number of rows to read at a time: whole chunks of about 1 MiB, or 32 MiB if rows are scattered, and
+    at most 1,024 chunks; 8 for files and texts. Raises :class:`SourceError` if one row or chunk exceeds 1 GiB."""
     if info.content != "numbers":
         return 8
     row = bytes_per_row(info, axis)

@@ -173,7 +173,8 @@ class _OpenZarr(OpenArrays):
         return found
 
     def attributes(self, name: str) -> dict[str, Any]:
-        """Reads the attributes that may name classes, of version 3 or 2."""
+        """Reads the attributes of an array or group that may name classes, by name: those of version 3, else of version
+        2."""
         third = (read_metadata(self._path / name / "zarr.json") or {}).get("attributes")
         return pick_class_attributes(third if isinstance(third, dict) else read_metadata(self._path / name / ".zattrs"))
 

@@ -40,7 +40,7 @@ def is_binary(type: Any) -> bool:
 
 
 def is_number(type: Any) -> bool:
-    """Tells if a type is a number or a boolean."""
+    """Tells if a type is a boolean, an integer or a floating-point number; decimals do not count."""
     types = load_pyarrow("pyarrow.types")
     return bool(types.is_boolean(type) or types.is_integer(type) or types.is_floating(type))
 

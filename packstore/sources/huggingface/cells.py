@@ -53,12 +53,13 @@ class ArrayCells:
 
 
 def python_cells(array: Any) -> Cells:
-    """Makes cells that return plain Python values."""
+    """Returns a function that reads a row of the array, by its number, as a plain Python value."""
     return ArrayCells(array, lambda scalar: scalar.as_py())
 
 
 def label_cells(array: Any) -> Cells:
-    """Makes cells that return class numbers, or None for a number below 0: an unknown class, in test splits."""
+    """Returns a function that reads a row of the array, by its number, as a class number, or as None for a number below
+    0: an unknown class, in test splits."""
 
     def number(scalar: Any) -> Any:
         value = scalar.as_py()
@@ -68,7 +69,8 @@ def label_cells(array: Any) -> Cells:
 
 
 def class_name_reader(names: Sequence[str]) -> CellReader:
-    """Returns a reader whose cells convert class names to numbers; they raise :class:`ValueError` for other names."""
+    """Returns a function that makes a reader of the rows of an array. The reader converts the class name in a row to
+    its number, keeps None, and raises :class:`ValueError` for another name."""
     numbers: dict[str | None, int | None] = {name: number for number, name in enumerate(names)}
     numbers[None] = None
 
@@ -82,17 +84,19 @@ def class_name_reader(names: Sequence[str]) -> CellReader:
 
 
 def converting_reader(convert: Callable[[Any], Any]) -> CellReader:
-    """Returns a reader whose cells apply ``convert`` to plain Python values, and return the result as JSON."""
+    """Returns a function that makes a reader of the rows of an array. The reader applies ``convert`` to the plain
+    Python value of a row, and returns the result as JSON."""
     return lambda array: ArrayCells(array, lambda scalar: _to_json(convert(scalar.as_py())))
 
 
 def json_cells(array: Any) -> Cells:
-    """Makes cells that return values of JSON."""
+    """Returns a function that reads a row of the array, by its number, as a value of JSON."""
     return ArrayCells(array, lambda scalar: _to_json(scalar.as_py()))
 
 
 def text_cells(array: Any) -> Cells:
-    """Makes cells that return texts; dates and times in ISO format."""
+    """Returns a function that reads a row of the array, by its number, as a text: dates and times in ISO format. Null
+    becomes None."""
 
     def text(scalar: Any) -> str | None:
         value = scalar.as_py()
@@ -102,8 +106,8 @@ def text_cells(array: Any) -> Cells:
 
 
 def vector_cells(array: Any) -> Cells:
-    """Makes cells that return each list of numbers as a NumPy array. They raise :class:`ValueError` for a null in a
-    list."""
+    """Returns a function that reads a row of the array, by its number, as a NumPy array of its list of numbers; None
+    for no list. The function raises :class:`ValueError` for a null in a list."""
 
     def numbers(scalar: Any) -> Any:
         values = scalar.values
@@ -117,8 +121,8 @@ def vector_cells(array: Any) -> Cells:
 
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Returns a reader whose cells convert nested lists to NumPy arrays of a shape. The cells raise
-    :class:`ValueError` for lists of another size."""
+    """Returns a function that makes a reader of the rows of an array. The reader converts the nested lists in a row to
+    a NumPy array of a shape and dtype, keeps None, and raises :class:`ValueError` for lists of another size."""
 
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()
@@ -128,12 +132,14 @@ def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
 
 
 def file_cells(array: Any) -> Cells:
-    """Makes cells that return each ``datasets.Image`` as a :class:`TableFile`."""
+    """Returns a function that reads a row of the array, by its number, as a :class:`TableFile`; the array has the type
+    of ``datasets.Image``."""
     return _FileCells(array)
 
 
 def file_list_cells(array: Any) -> Cells:
-    """Makes cells that return each list of files as a list of :class:`TableFile`, or of bytes."""
+    """Returns a function that reads a row of the array, by its number, as a list of :class:`TableFile`, or of bytes if
+    its files are plain bytes; None for no list."""
 
     def read_list(scalar: Any) -> list[Any] | None:
         if not scalar.is_valid:
@@ -145,13 +151,14 @@ def file_list_cells(array: Any) -> Cells:
 
 
 def first_file_cells(array: Any) -> Cells:
-    """Makes cells that return the first file of each list; None for an empty list."""
+    """Returns a function that reads the first file of the list in a row of the array; None for an empty list or no
+    list."""
     cells = file_list_cells(array)
     return lambda row: next(iter(cells(row) or ()), None)
 
 
 def later_files_cells(array: Any) -> Cells:
-    """Makes cells that return the files of each list after the first one."""
+    """Returns a function that reads the files after the first of the list in a row of the array; None for no list."""
     cells = file_list_cells(array)
     return lambda row: None if (found := cells(row)) is None else found[1:]
 

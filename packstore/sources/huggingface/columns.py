@@ -127,8 +127,8 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
 
 
 def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, Cells]:
-    """Declares a column of values beside image files, and returns its cells. Raises :class:`ValueError` for bytes, and
-    for a type that no field holds."""
+    """Declares a column of values beside image files. Returns its field, and a function that converts a row of
+    ``array`` by its number. Raises :class:`ValueError` for bytes, and for a type that no field holds."""
     if is_binary(array.type) or is_file_struct(array.type):
         raise ValueError(f"{printable(name)} holds bytes, expected values of the files that other columns name")
     field, cells = _declare_column(name, array.type, feature, array, TableFacts(negative=(name,)))
@@ -185,7 +185,8 @@ def _list_class_columns(schema: Any, features: Mapping[str, Any], facts: TableFa
 
 
 def _choose_field_names(main: str, columns: list[str], labels: list[str]) -> dict[str, str]:
-    """Returns the field name of each column: ``image`` for the main image, ``label`` for the only column of classes."""
+    """Returns the field name of each column: ``image`` for the main image, ``label`` for the only column of classes
+    unless another column has this name; for others the column's name, made valid and unique."""
     usual = {main: "image"} | ({labels[0]: "label"} if len(labels) == 1 and "label" not in columns else {})
     return usual | make_column_names((name for name in columns if name not in usual), usual.values())
 
@@ -224,7 +225,8 @@ def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, us
 def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
-    """Declares a column by its type, feature and first rows (``array``), and returns the reader of its cells.
+    """Declares a column by its type, feature and first rows (``array``), and returns with the field the function that
+    makes readers of its rows, see :data:`packstore.sources.huggingface.cells.CellReader`.
 
     Logs a warning for names of classes that JSON does not keep; not with ``boxes``, whose names become labels. Raises
     :class:`ValueError` for a type that no field holds.

@@ -56,7 +56,8 @@ def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[
 
 
 def _choose_cell_reader(column: Column) -> CellReader:
-    """Returns the function that converts cells of a column to values as the store holds them."""
+    """Returns the function that, for an array of the column, makes a reader of its rows; the reader returns values as
+    the store holds them."""
     if column.form == "file":
         return file_cells
     if column.form == "files":
@@ -70,12 +71,14 @@ def _choose_cell_reader(column: Column) -> CellReader:
 
 
 def _raw_cells(array: Any) -> Cells:
-    """Makes cells that return raw bytes, also for texts."""
+    """Returns a function that reads a row of the array, by its number, as raw bytes, also if it is a text; None for
+    null."""
     return ArrayCells(array, lambda scalar: StoredBytes(scalar.as_buffer()) if scalar.is_valid else None)
 
 
 def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
-    """Makes cells that return numbers: NumPy's from the array's memory if it has this dtype, else Python's."""
+    """Returns a function that reads a row of the array, by its number, as a number: NumPy's from the array's memory if
+    it has this dtype, else Python's. Null becomes None."""
     if dtype == np.bool_ or array.type != load_pyarrow().from_numpy_dtype(dtype):
         return python_cells(array)
     # Conversion to Python's numbers would change the bits of a NaN.
@@ -84,8 +87,9 @@ def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
 
 
 def _array_cells(array: Any, column: Column) -> Cells:
-    """Makes cells that return nested lists as NumPy arrays; as stored bytes if a ragged column has this dtype and no
-    classes. The cells raise :class:`ValueError` for nulls in a list."""
+    """Returns a function that reads the nested lists in a row of the array as a NumPy array; as stored bytes if a
+    ragged column has this dtype and no classes; None for no list. The function raises :class:`ValueError` for nulls in
+    a list."""
     ragged = column.kind == "ragged"
     shape = (-1, *column.shape) if ragged else column.shape
 

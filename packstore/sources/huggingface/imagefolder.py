@@ -186,8 +186,8 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _field_names(self) -> dict[str, str]:
-        """Field name of each column, for images without ``_file_name``. If the main images are the first of lists, the
-        others are ``further_…``."""
+        """Name of the field of each column of the metadata; empty without metadata. The column of the main images is
+        left out, unless it has lists of images: then it is the field ``further_…``, for the images after the first."""
         if self._metadata is None:
             return {}
         wanted = self._metadata.images | {name: name for name in self._metadata.fields}

@@ -87,7 +87,7 @@ class ObjectFacts:
 
     def add(self, value: Any, labels: Any, sides: tuple[Any, Any] | None) -> None:
         """Updates the facts by a row: the value of the column, that of the column of labels, and width and height of
-        the image, if known."""
+        the image, if known. For a box of other than four numbers, only sets :attr:`fits` to False."""
         boxes = self.found.boxes_of(value) or []
         if any(box is None or len(box) != 4 or None in box for box in boxes):
             self.fits = False

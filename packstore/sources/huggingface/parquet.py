@@ -64,9 +64,9 @@ class _ParquetFile(OpenTable):
         return overview
 
     def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
-        """Adds to an overview if a column chunk may have nulls, paths and negative numbers, by its statistics. Reads
-        the chunk if they do not tell. ``leaf`` is the chunk's column in Parquet's schema, ``top`` the table's column
-        to which the leaf belongs."""
+        """Adds the column ``top`` to the sets of an overview, of columns with nulls, paths and negative numbers, if a
+        chunk of it may have such values by its statistics. Reads the chunk if they do not tell. ``leaf`` is the chunk's
+        column in Parquet's schema, which is ``top`` or a part of it."""
         statistics = chunk.statistics if chunk.is_stats_set else None
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
         if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):

@@ -64,7 +64,7 @@ class ScannedTables(ShardSource):
 
     @abstractmethod
     def open_table(self, path: Path) -> OpenTable:
-        """Opens a file. Raises :func:`pyarrow_errors`."""
+        """Opens a file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
 
     def list_shards(self) -> list[tuple[str, Path]]:
         """Lists split and path of each file."""

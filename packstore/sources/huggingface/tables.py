@@ -109,7 +109,7 @@ class HfTableSource(ScannedTables):
                     claims.claim(name)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns a reason of its own for Parquet files, which belong to no split."""
+        """Returns a reason for Parquet files: they belong to no split. For other files, returns the base's reason."""
         return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
     def fields(self) -> dict[str, Field]:
@@ -167,7 +167,8 @@ class HfTableSource(ScannedTables):
                 self._open_tables.popitem()[1].close()
 
     def _read_pieces(self, entries: Iterator[Entry]) -> Iterator[tuple[list[Entry], int]]:
-        """Yields the entries with their values, in pieces of some 4 MB, and the size of each piece."""
+        """Yields lists of entries with their values, of some 4 MB each, and the size of each list. The last list may be
+        empty."""
         piece: list[Entry] = []
         size = 0
         for number, run in groupby(entries, lambda entry: int(self._row_ref(entry)[0])):

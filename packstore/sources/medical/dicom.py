@@ -113,7 +113,7 @@ class DicomSource(HeaderScanSource):
         return len(self._files)
 
     def splits(self) -> Sequence[str]:
-        """Returns no splits: folders of DICOM have none."""
+        """Returns one split without a name: folders of DICOM have none."""
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
@@ -287,7 +287,7 @@ class DicomSource(HeaderScanSource):
                 claims.claim(file, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns a reason of its own for DICOM files without pixels."""
+        """Returns a reason for DICOM files without pixels; for other files, the base's reason."""
         is_left = join(folder, name) in self._without_pixels
         return _NO_PIXELS if is_left else super().left_reason(folder, name)
 
@@ -303,7 +303,8 @@ class DicomSource(HeaderScanSource):
         return super().stamp() + " ".join(f"{each.size}@{each.modified_ns}" for each in self._files[:1])
 
     def _read_dataset(self, file: str, size: int, modified: int) -> Any:
-        """Reads the elements of a file; keeps those of each thread's last file, for its next frame."""
+        """Reads and parses a file; keeps the result for each thread's last file, for its next frame. Raises
+        :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one."""
         key = file, size, modified
         if getattr(self._last, "key", None) != key:
             data = self.tree.read(file, size, modified, self._max_bytes)

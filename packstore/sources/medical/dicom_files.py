@@ -292,8 +292,9 @@ def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: 
 
 
 def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[str, Any]:
-    """Reads the columns of a frame: slope and intercept, windows, position, and the kept elements as JSON. Raises
-    :class:`ValueError` for damaged elements."""
+    """Reads the columns of a frame: ``slope``, ``intercept`` and ``position``, None if unknown; ``window``, centres and
+    widths ``(n, 2)``; and ``dicom``, the kept elements that the file has, as JSON. Raises :class:`ValueError` for
+    damaged elements."""
     try:
         with silence_warnings():
             centers, widths, slope, intercept = (

@@ -66,7 +66,7 @@ class Stack(NamedTuple):
 
     @property
     def orientation(self) -> str | None:
-        """Letters of the directions in which columns, rows and slices grow: ``LPS``."""
+        """Letters of the directions in which columns, rows and slices grow, ``LPS``; None without an affine."""
         if self.affine is None:
             return None
         letters = ["???"] * 3

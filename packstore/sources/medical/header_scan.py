@@ -54,7 +54,7 @@ class HeaderScanSource(TreeRowSource):
             self._progress(Progress("scan", files, None, 0))
 
     def find_files(self, is_wanted: Callable[[str], bool]) -> list[str]:
-        """Returns the sorted paths of wanted files in the tree."""
+        """Returns the sorted paths of files in the tree that ``is_wanted`` accepts, without hidden ones."""
         return sorted(
             join(folder, name)
             for folder, names in self.tree.folders(is_passed_over)

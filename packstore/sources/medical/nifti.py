@@ -98,7 +98,7 @@ class NiftiSource(HeaderScanSource):
         return len(self._volumes)
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in the paths of volumes; none if some volume's path names no split."""
+        """Returns the splits in the paths of volumes; only the split ``""`` if some volume's path names none."""
         found = {_find_split(volume.path) for volume in self._volumes}
         return in_packing_order(found) if "" not in found else ("",)
 
@@ -185,13 +185,15 @@ class NiftiSource(HeaderScanSource):
         return {"texts and extensions in headers": left} if left else {}
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns a reason of its own for NIfTI files that are left: masks without a volume."""
+        """Returns a reason for NIfTI files that are left out: masks without a volume. For other files, returns the
+        base's reason."""
         if name.lower().endswith(_SUFFIXES):
             return "segmentations without a volume"
         return super().left_reason(folder, name)
 
     def _read_volume(self, file: str, size: int, modified: int) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``; keeps those of the last three."""
+        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``; keeps those of the last three files.
+        Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one."""
 
         def read() -> tuple[NiftiHeader, NDArray[Any]]:
             return read_volume(self.tree.read(file, size, modified, self._max_bytes), self._max_bytes)

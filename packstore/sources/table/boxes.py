@@ -18,6 +18,7 @@ def find_convention(
     where: str, roles: ColumnRoles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
 ) -> str:
     """Finds the convention that all boxes follow, by the names of their columns and by the sizes of images.
+    Returns ``xyxy`` if there are no boxes.
 
     Args:
         where: Name of the table, for messages.

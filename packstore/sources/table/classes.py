@@ -43,7 +43,8 @@ class ClassColumn:
         return found if len(found) == boxes else found * boxes
 
     def all_classes(self, value: Any) -> list[Any]:
-        """Returns all classes in a cell; none for a blank one."""
+        """Returns all classes in a cell: their names, or their numbers if the column has numbers; none for a blank
+        cell."""
         if is_blank(value):
             return []
         if self._lists:
@@ -97,7 +98,8 @@ class FlagColumns:
         return found | ({BLANK: Labels(tuple(self._names), of=False)} if None in self._values else {})
 
     def flag_values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the values of an image, from the cells of its rows."""
+        """Returns the values of an image from the cells of its rows, by column: the name of its class as ``label``, or
+        lists of names as ``labels`` and for the other columns of :attr:`fields`."""
         if "label" in self.fields:
             return {"label": self._classes_flagged(1, rows)[0]}
         every = {

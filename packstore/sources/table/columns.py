@@ -145,7 +145,8 @@ class ColumnRoles:
 
 def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> ColumnRoles:
     """Finds the meanings of all columns except those of images: first by ``given``, the columns that the user names by
-    role, then by names and values. Raises :class:`UsageError` for given columns that do not exist."""
+    role, then by names and values. ``header``: the table names its columns. Raises :class:`UsageError` for given
+    columns that do not exist."""
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:
         raise UsageError(f"no column {printable(unknown[0])}; columns: {', '.join(map(printable, list(facts)[:20]))}")

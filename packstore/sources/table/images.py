@@ -79,13 +79,14 @@ class ImageIndex:
             found = order[begin : min(end, begin + _MOST_ALIKE)]
             yield (found % len(self)).tolist() if end > begin else ()
 
-    def folder(self, number: int) -> str:
-        """Returns the folder of an image."""
+    def folder_of_image(self, number: int) -> str:
+        """Returns the folder of an image by the image's number."""
         return self.folders[int(self._folder[number])]
 
-    def path(self, number: int, name: str, by_stem: bool) -> str:
-        """Returns the path of an image whose name, or stem, is ``name``."""
-        return join(self.folder(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
+    def path_of_image(self, number: int, name: str, by_stem: bool) -> str:
+        """Returns the path of an image by its number; ``name`` is its name, or with ``by_stem`` its name without
+        suffix."""
+        return join(self.folder_of_image(number), name + (self._suffixes[int(self._suffix[number])] if by_stem else ""))
 
 
 def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
@@ -133,9 +134,9 @@ class Naming:
         divided = [split_path(value) or ("", "") for value in values]
         numbers = index.find_images(divided, self.by_stem, self.whole_path)
         for (folder, name), found in zip(divided, numbers, strict=True):
-            places = {self.find_base(index.folder(number), folder): number for number in found}
+            places = {self.find_base(index.folder_of_image(number), folder): number for number in found}
             chosen = next((base for base in self.bases if base in places), None)
-            yield None if chosen is None else index.path(places[chosen], name, self.by_stem)
+            yield None if chosen is None else index.path_of_image(places[chosen], name, self.by_stem)
 
     def find_base(self, place: str, folder: str) -> str | None:
         """Returns the base folder from which the path ``folder``, of a cell, leads to the folder ``place`` of an image;
@@ -170,7 +171,7 @@ class NamingCounter:
             ):
                 bases: dict[str, int] = {}
                 for number in numbers:
-                    if (base := way.find_base(self._index.folder(number), folder)) is not None:
+                    if (base := way.find_base(self._index.folder_of_image(number), folder)) is not None:
                         bases.setdefault(base, number)
                 if bases:
                     way.hits += 1
@@ -214,8 +215,8 @@ def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
 
 
 def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """Returns the first two folders if rows name as many images in both, and neither is beside the table or shares more
-    words with its path; else nothing."""
+    """Returns the first two folders if rows name as many images in both, and neither folder is beside the table or
+    shares more words with its path; else an empty tuple."""
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()
     one, other = ordered[:2]

@@ -183,7 +183,7 @@ class TableSource(FileRowSource):
         return [self._spool.read_value(line) for line in lines]
 
     def _list_further_images(self, number: int) -> dict[str, list[str]]:
-        """Returns paths of the further images of an image by column, from all its rows."""
+        """Returns the different paths of the further images of an image by column, from all its rows."""
         rows = [cells for _, cells in self._image_rows(number)]
         return {name: list(dict.fromkeys(c[name] for c in rows if c.get(name) is not None)) for name in self._further}
 
@@ -306,8 +306,9 @@ class TableSource(FileRowSource):
         return {}, []
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
-        """Reads the classes of an image: with boxes, one for each box, and those of rows without a box as ``tags``;
-        else the image's own. Raises :class:`ValueError` if boxes and classes differ in number."""
+        """Reads the classes of an image. With boxes, returns ``labels``, one for each box, and ``tags``, those of rows
+        without a box. Else returns the image's own ``label`` or ``labels``, None if it has none. Raises
+        :class:`ValueError` if boxes and classes differ in number."""
         label, column = self._roles.label, self._class_column
         if self._roles.boxes or self._roles.runs:
             labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
@@ -321,7 +322,8 @@ class TableSource(FileRowSource):
         return {"labels": kept if classes else None}
 
     def _read_points(self, cells: Mapping[str, Any]) -> dict[str, Any]:
-        """Reads the keypoints of a row and their names; missing points are hidden."""
+        """Reads the keypoints of a row and their names, as the columns ``keypoints`` and ``keypoint_labels``. If some
+        row lacks a coordinate, points have a third number: 2, or 0 for a missing point."""
         found: list[list[float | None]] = []
         for _, x, y in self._roles.points:
             point = [parse_number_cell(cells.get(x)), parse_number_cell(cells.get(y))]
@@ -476,7 +478,8 @@ class TableSource(FileRowSource):
         return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
 
     def _find_convention(self) -> str:
-        """Finds the convention of boxes; empty without boxes."""
+        """Finds the convention of boxes; empty without boxes. Raises :class:`AmbiguousSourceError` if several fit, and
+        :class:`SourceError` for a row without a valid box."""
         if not self._roles.boxes:
             return ""
         where, rows = self.tree.name(self._tables[0].file), (self._spool.read_value(n) for n in range(len(self._spool)))

@@ -19,7 +19,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, Source, SourceOptions
 from packstore.sources.beside import (
     clean_path,
-    find_odd_suffixes,
+    find_suffixes_other_than_jpg,
     infer_mask_field,
     is_file,
     is_folder,
@@ -184,7 +184,7 @@ class VocSource(FileRowSource):
         """Suffixes other than ``.jpg``, by the name of the image. Raises :class:`SourceError` for an image in several
         sets, or twice in one."""
         folder = self._join_base(self._images)
-        suffixes = find_odd_suffixes(self.tree, folder, self.tree.list(folder).images)
+        suffixes = find_suffixes_other_than_jpg(self.tree, folder, self.tree.list(folder).images)
         if self._sets:
             seen: set[str] = set()
             for file in self._sets:
