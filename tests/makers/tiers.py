@@ -43,10 +43,10 @@ SUITES = {
 """Tests of the suites in ``packstore.testing``, which know nothing of our tiers; of others with ``records`` of several
 kinds the default tier takes three, and two are in the fast tier."""
 
-CASES = {"SourceSuite": 5, "ExportSuite": 4}
+CASES = {"SourceSuite": 4, "SourceListingSuite": 4, "ExportSuite": 3}
 """Of each test in these suites, which dozens of kinds inherit, the default tier takes so many cases."""
 
-SLOW_CASES, MANY_CASES = 1, 3
+SLOW_CASES, MANY_CASES = 1, 2
 """Cases of each other test in the default tier: of one that is marked ``slow`` where it is defined, and of the rest."""
 
 
@@ -115,7 +115,7 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
             continue
         group = drawn[test, slow]
         group.append(item)
-        if len(group) > (SLOW_CASES if slow else MANY_CASES):
+        if not mark and len(group) > (SLOW_CASES if slow else MANY_CASES):
             item.add_marker("soak")
         elif not slow and len(group) > FAST_CASES:
             item.add_marker("slow")
