@@ -285,7 +285,7 @@ class _Repair:
         :class:`CannotReplaceError` if the source lacks them or they do not match the stored checksums.
         """
         stored = self.columns["checksum"].try_value(record)
-        own = self._try_image(record)
+        own = self._read_damaged_image(record)
         image, fields = own, {name: values.try_value(record) for name, values in self.columns.items()}
         if record in self.images:
             image = self.donor.make_image(record)
@@ -312,8 +312,9 @@ class _Repair:
                 )
         return image, fields
 
-    def _try_image(self, record: int) -> Any:
-        """Returns the image in the damaged store, or None if it cannot be read."""
+    def _read_damaged_image(self, record: int) -> Any:
+        """Reads a record's image from the damaged store as it is stored, an image file or an array of pixels. Returns
+        None if it cannot be read."""
         try:
             return self.reader.view(record)
         except StoreError:

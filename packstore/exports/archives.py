@@ -54,7 +54,8 @@ class _ArchiveExport(FilesExport):
     _writer: TarWriter | ZipWriter
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates the archive at the first call; later shards are appended."""
+        """Creates the archive at the first call, unless :meth:`resume` has opened it. Returns a writer that appends a
+        shard."""
         if self._out is None:
             self._out = open_file(self.path, "wb")
             self._writer = self.new_writer(self._out)
@@ -84,7 +85,8 @@ class _ArchiveExport(FilesExport):
         return path
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Adds the record lines and the export manifest unless the export is bare, ends the archive and closes it."""
+        """Adds the record lines and the export manifest unless the export is bare, ends the archive and closes it.
+        Returns the export manifest unchanged."""
         assert lines is not None
         assert self._out is not None
         if not self.bare:
@@ -117,7 +119,8 @@ class TarExport(_ArchiveExport):
         return 512 + self.estimate_block_padding(512)
 
     def new_writer(self, out: IO[bytes]) -> TarWriter:
-        """Begins an empty tar with the export manifest, unless the export is bare."""
+        """Returns a writer of the tar. If ``out`` is empty and the export is not bare, writes the export manifest
+        first."""
         writer = TarWriter(out)
         if not out.tell() and not self.bare:
             writer.add(MANIFEST_FILE, self.export_manifest.to_json().encode("ascii"))
@@ -135,8 +138,8 @@ class TarExport(_ArchiveExport):
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
-        """Reads the first file of a tar. Returns None if the file is no tar, or its first file is no export
-        manifest."""
+        """Reads the first file of a tar. Returns None if ``path`` is no tar, or its first file is no export manifest.
+        Raises :class:`ManifestError` for a damaged one."""
         try:
             with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
                 member = tar.next()
@@ -170,7 +173,8 @@ class ZipExport(_ArchiveExport):
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
-        """Reads ``packstore.json`` from a zip. Returns None if the file is no zip, or has no such file."""
+        """Reads ``packstore.json`` from a zip. Returns None if ``path`` is no zip, or has no such file. Raises
+        :class:`ManifestError` for a damaged one."""
         data = read_zip_file(path, MANIFEST_FILE)
         return None if data is None else parse_export_manifest(data)
 
@@ -182,7 +186,7 @@ class _ArchiveWriter(ShardWriter):
         self._export = export
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Adds the image to the archive and returns its path as ``file``."""
+        """Adds the image to the archive and returns its path as ``{"file": path}``."""
         return {"file": self._export.add_image(record)}
 
     def close(self) -> None:

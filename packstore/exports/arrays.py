@@ -42,7 +42,8 @@ class ArraysExport(Export):
         return [column.name for column in self.array_columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns lost keys and, if the store has them, class names, shapes, bfloat16 and normalisation."""
+        """Returns a text on keys, and one for each of these that the store has: class names that no array holds, images
+        of different shapes, bfloat16 and normalisation."""
         lost = ["keys: samples have numbers"]
         image = self.manifest.image
         if storable_class_names(self.manifest) is None and any(column.classes is not None for column in self.columns):
@@ -98,7 +99,8 @@ class _ArraysWriter(ShardWriter):
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Appends the image to the temporary file, and the values of the columns in memory."""
+        """Appends the image to the temporary file, and the values of the columns in memory. Returns an empty
+        mapping."""
         image = record.image
         data = image.tobytes() if isinstance(image, np.ndarray) else image
         self._images.write(data)
@@ -238,8 +240,8 @@ class _Hdf5Writer(_ArraysWriter):
     """Writes a shard as an HDF5 file."""
 
     def write_shard(self) -> None:
-        """Writes the shard's HDF5 file. Raises the first :class:`OSError` of the disk, which the HDF5 library does not
-        see."""
+        """Writes the shard's HDF5 file. Raises the :class:`OSError` of the first failed write, which is hidden from the
+        HDF5 library."""
         import h5py
 
         with beyond_standard_streams():
@@ -333,7 +335,8 @@ class Hdf5Export(_ShardFilesExport):
     writer = _Hdf5Writer
 
     def overhead(self) -> int:
-        """Adds the unused space of HDF5's heap for each variable-length image larger than a block."""
+        """Adds the unused space of HDF5's heap, 1,365 bytes, if images have variable length and are larger than a block
+        on average."""
         image = self.manifest.image
         large = image.kind == "ragged" and image.nbytes > BLOCK_BYTES * self.manifest.records
         return super().overhead() + (BLOCK_BYTES // 3 if large else 0)  # unused space of a heap per large image

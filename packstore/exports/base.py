@@ -110,7 +110,7 @@ class ShardWriter(ABC):
     @abstractmethod
     def add(self, record: Record) -> Mapping[str, str]:
         """Writes a record. Returns further entries of its line in ``packstore.rows.jsonl``: ``{"file": path}`` if the
-        record is a file of its own, else none."""
+        record is a file of its own, else an empty mapping. An export with labels adds their entries."""
 
     @abstractmethod
     def close(self) -> None:
@@ -126,7 +126,7 @@ class Export(ABC):
 
     Attributes:
         name: Its name in the registry, for ``--to``.
-        help: Description in a few words: ``tar shards read_objects WebDataset``.
+        help: Description in a few words: ``tar shards of WebDataset``.
         suffixes: Suffixes of destinations that mean this kind, in lower case: ``(".zip",)``.
         source: The kind of source that imports it.
         one_file: The export is one file and not a folder. A shard is then a run of records that ends at a durable size.

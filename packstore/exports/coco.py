@@ -51,7 +51,8 @@ class CocoExport(ObjectsExport):
         return 100 + self.mean_key_bytes + 10 * shown // max(1, self.manifest.records)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the annotation files, one for each split, and files of captions if there are any. Reads all labels."""
+        """Writes an annotation file for each split, and one of captions if the store has these. Adds the files to the
+        export manifest. Reads all labels."""
         assert lines is not None
         rows = RecordLines.map_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]
@@ -104,7 +105,7 @@ class CocoExport(ObjectsExport):
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
     def _read_annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yields the annotations of objects in the records ``start`` to ``stop``."""
+        """Yields the annotations of objects in the records ``start`` to ``stop``, numbered from 1."""
         objects = self.object_columns
         number = 0
         for record in range(start, stop):
@@ -113,8 +114,8 @@ class CocoExport(ObjectsExport):
                 yield {"id": number, "image_id": record + 1, **_format_annotation(obj)}
 
     def _read_captions(self, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yields the captions in column ``name`` of the records ``start`` to ``stop``. Skips values that are not
-        strings."""
+        """Yields the captions in column ``name`` of the records ``start`` to ``stop``, numbered from 1. Skips
+        values that are not strings."""
         number = 0
         for record in range(start, stop):
             value = self.read_value(record, name)
@@ -126,7 +127,7 @@ class CocoExport(ObjectsExport):
 
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
     """Returns the annotation of an object without ids. Keeps entries of its JSON column, except those that come from
-    columns."""
+    other columns. Keypoints without visibility get 2, visible."""
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}

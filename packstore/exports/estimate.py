@@ -19,7 +19,7 @@ _SAMPLE_IMAGES = 16
 
 
 def estimate_bytes(export: Export, held: Sequence[str], has_lines: bool, recode: Recode | None) -> int:
-    """Estimates the bytes of an export on disk. Encodes up to 16 images if ``recode`` is given.
+    """Estimates the bytes of an export on disk. With ``recode``, encodes up to 16 images.
 
     Args:
         export: The export, before it writes.

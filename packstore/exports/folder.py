@@ -19,7 +19,7 @@ class FilesExport(Export):
     source = "exported"
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns none: labels are only in the names of folders."""
+        """Returns no columns: labels are only in the names of folders."""
         return ()
 
     def visible_columns(self) -> Sequence[str]:
@@ -27,7 +27,8 @@ class FilesExport(Export):
         return ("label",) if ClassFolders(self.manifest, self.reader).names is not None else ()
 
     def losses(self) -> Sequence[str]:
-        """Returns what folders of classes lose, and the order of records."""
+        """Returns the texts of :meth:`ClassFolders.losses`, and one on the order of records and on keys. Reads all
+        labels."""
         lost = ClassFolders(self.manifest, self.reader).losses()
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
@@ -62,7 +63,7 @@ class _FolderWriter(ShardWriter):
         self._folders: set[PurePosixPath] = set()
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image file; creates its folder if needed."""
+        """Writes the image file and returns its path as ``{"file": path}``. Creates its folder if needed."""
         path = self._paths(record)
         folder = PurePosixPath(path).parent
         if folder not in self._folders:

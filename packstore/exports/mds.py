@@ -85,7 +85,7 @@ class MdsExport(Export):
         sync_directory(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the index of each split."""
+        """Writes ``index.json`` for each split, and adds these files to the export manifest."""
         shards: dict[str, list[dict[str, Any]]] = {}
         for file, _, records in export_manifest.shards:
             folder, _, name = file.rpartition("/")
@@ -120,7 +120,7 @@ class _ShardWriter(ShardWriter):
         self._ends = array("Q", [0])
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Encodes the record as a sample and appends it to the temporary file."""
+        """Encodes the record as a sample and appends it to the temporary file. Returns an empty mapping."""
         image = record.image
         values = {"key": record.key.encode("utf-8", "surrogateescape")}
         if isinstance(image, np.ndarray):

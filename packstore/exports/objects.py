@@ -130,7 +130,7 @@ class ObjectsExport(FilesExport):
         return ObjectColumns(self.manifest, self.extra)
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes, labels and keypoints."""
+        """Returns the names of the columns of boxes, labels and keypoints that the store has."""
         return self.object_columns.visible_columns
 
     def describe_hidden(self, name: str) -> str:
@@ -140,12 +140,13 @@ class ObjectsExport(FilesExport):
         return super().describe_hidden(name)
 
     def losses(self) -> Sequence[str]:
-        """Returns what a folder of images loses, and a line if the store has no boxes."""
+        """Returns a text on order and keys, which a folder of images loses. Puts one on boxes first if the store has
+        none."""
         lost = [] if self.object_columns.boxes else ["objects: the store has no boxes"]
         return [*lost, "the order of the records, and keys whose names no file can have"]
 
     def overhead(self) -> int:
-        """Adds the estimated bytes of labels."""
+        """Adds the estimated bytes of an image's labels, :attr:`label_bytes`, to the usual estimate."""
         return super().overhead() + self.label_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
@@ -162,7 +163,7 @@ class ObjectsExport(FilesExport):
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
         """Writes the labels of a record if the format has a file for each image. By default writes none, and returns
-        the size.
+        the size as ``{"width": "640", "height": "480"}``.
 
         Args:
             record: The record.
@@ -170,7 +171,7 @@ class ObjectsExport(FilesExport):
             size: Width and height of the image; (0, 0) if its size cannot be read.
 
         Returns:
-            Further entries of the record's line.
+            Further entries of the record's line in ``packstore.rows.jsonl``.
         """
         return {"width": str(size[0]), "height": str(size[1])}
 
@@ -180,7 +181,7 @@ class ObjectsExport(FilesExport):
             file.write(data)
 
     def read_value(self, number: int, name: str) -> Any:
-        """Reads the value of record ``number`` in the column ``name`` from the store."""
+        """Reads the value of record ``number`` in the column ``name`` from the store. Returns None if it is missing."""
         return self.reader.item(name, number)
 
     def largest_label(self) -> int:
@@ -198,7 +199,8 @@ class ObjectsWriter(ShardWriter):
         self._folders: set[PurePosixPath] = set()
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image and its labels. Returns their entries of the record's line."""
+        """Writes the image and its labels. Returns ``{"file": path}`` of the image, with the entries that
+        :meth:`ObjectsExport.write_labels` adds."""
         data = image_file(record)
         path = self._export.image_path(record)
         self.create_parent(path)

@@ -70,7 +70,8 @@ class ParquetExport(Export):
         )
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Renames the shards to ``…-of-00002.parquet`` and writes the card."""
+        """Renames the shards to ``…-of-00002.parquet``, also in the export manifest, and writes the dataset card
+        (``README.md``)."""
         counts = Counter(shard.split for shard in export_manifest.shards)
         shards = []
         for shard in export_manifest.shards:

@@ -56,7 +56,7 @@ class RecordioExport(Export):
         return 60 + self.mean_key_bytes
 
     def begin(self, number: int, split: str) -> ShardWriter:
-        """Creates the three files of a shard."""
+        """Creates the three files of a shard, named by split and number."""
         name = f"{shorten_name(safe_name(split))}-{number:06}.rec" if split else f"{number:06}.rec"
         return _RecWriter(self.path, name, self._holds_label)
 
@@ -67,7 +67,7 @@ class RecordioExport(Export):
             sync_tree(self.path / file)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Lists the indexes and lists as files of the export."""
+        """Adds the index and the list of each shard to the export manifest. Writes no further file but that."""
         files = tuple(file for shard in export_manifest.shards for file in _companion_files(shard.file))
         return super().finish(replace(export_manifest, files=files), lines)
 

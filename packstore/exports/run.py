@@ -220,8 +220,8 @@ class _ShardLoop:
         return self._parts
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
-        """Writes records of a split to a new shard until it is full, at most ``most``, and makes the shard durable.
-        Aborts the shard on an error."""
+        """Writes at most ``most`` records of a split to a new shard, until it is full. Makes the shard durable and
+        returns its receipt. Aborts the shard on an error."""
         number = len(self._parts)
         checksums: list[int] = []
         rows: list[int] = []

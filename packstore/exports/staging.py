@@ -245,8 +245,10 @@ def _list_files_in_lines(path: Path, export_manifest: ExportManifest) -> set[byt
 
 
 def _make_run_label(identity: str, path: Path) -> str:
-    """Returns the label of a run: the export's identity and its inode, which differs from that of an export that it
-    replaces."""
+    """Returns the label of a run: the export's identity and the inode of ``path``, or ``None`` if it does not exist.
+
+    ``path`` is the staged export, or the destination. The inode tells a published export from one that it replaced.
+    """
     inode = device_and_inode(path)[1] if os.path.lexists(path) else None
     return f"{identity} {inode}"
 

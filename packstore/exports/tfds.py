@@ -55,8 +55,8 @@ class TfdsExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns class names, image formats, bfloat16, normalisation and split names that TensorFlow Datasets cannot
-        hold."""
+        """Returns a text for each of these that the store has: class names, image formats, bfloat16 values,
+        normalisation and split names that TensorFlow Datasets cannot hold."""
         lost = []
         image = self.manifest.image
         unnamed = [c.name for c in self.columns if c.classes is not None and not can_be_lines(c.classes)]
@@ -83,7 +83,8 @@ class TfdsExport(Export):
         return _RecordWriter(self.path, f"{_NAME}-{self._split_name(split)}.tfrecord-{number:05}", self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``dataset_info.json``, ``features.json``, and a file of class names for each column with names."""
+        """Writes ``dataset_info.json`` and ``features.json``, and a file of class names for each column whose names can
+        be lines. Adds the files to the export manifest."""
         splits: dict[str, dict[str, Any]] = {}
         for file, split, records in export_manifest.shards:
             said = splits.setdefault(
@@ -181,10 +182,12 @@ class _RecordWriter(ShardWriter):
 
 
 def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str, Any]:
-    """Converts the stored bytes of a value to features of an example. ``shape`` is needed if arrays of the column
-    differ in shape.
+    """Converts the stored bytes of a value to features of an example, by name. ``shape`` is needed if arrays of the
+    column differ in shape.
 
-    Integers become int64; uint64 keeps its bits.
+    Returns:
+        One feature, named as the column; or, if shapes differ, ``NAME/shape`` and ``NAME/value``. Images, texts and
+        tensors are lists of bytes. Other numbers are flat arrays: float32, or int64, in which uint64 keeps its bits.
     """
     if has_varying_shapes(column):
         return {f"{column.name}/shape": np.array(shape, np.int64), f"{column.name}/value": [raw]}

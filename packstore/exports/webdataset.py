@@ -44,7 +44,8 @@ class WebDatasetExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns dots in keys and, if the store has them, class names, lists of images, bfloat16 and normalisation."""
+        """Returns a text on dots in keys, and one for each of these that the store has: class names that cannot be
+        lines, lists of images, bfloat16 and normalisation."""
         lost = ["dots in keys: a key ends at the first dot, so they are written as %2E"]
         if any(column.classes is not None for column in self.columns) and not self._lists_classes:
             lost.append("names of classes: labels are numbers")
@@ -68,7 +69,8 @@ class WebDatasetExport(Export):
         return _SampleWriter(self.path, name, self.columns)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``classnames.txt`` unless a name cannot be a line."""
+        """Writes ``classnames.txt`` and adds it to the export manifest, if there are class names and each can be a
+        line."""
         if self._lists_classes:
             with open_file(self.path / CLASSES, "wb") as file:
                 file.write("".join(f"{name}\n" for name in self.manifest.classes or ()).encode("utf-8"))
@@ -93,8 +95,8 @@ class _SampleWriter(ShardWriter):
         self._tar = TarWriter(self._out)
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the files of a record: its image, and one for each value. Marks an empty list of images as inexact if
-        it may be missing."""
+        """Writes the files of a record: its image, and one for each value, or for each image of a list. Missing values
+        have none. Marks an empty list of images as inexact if the column may have missing values."""
         name = self._unique_name(record)
         image = record.image
         self._tar.add(f"{name}.{record.extension}", _encode_npy(image) if isinstance(image, np.ndarray) else image)

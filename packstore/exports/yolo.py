@@ -35,8 +35,8 @@ class YoloExport(ObjectsExport):
         return [*super().visible_columns(), *([] if polygons is None else [polygons])]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the label file of an image. Writes none if the record has no boxes or the image's size cannot be
-        read."""
+        """Writes the label file of an image and returns its path as ``{"beside": path}``. Writes nothing and returns an
+        empty mapping if the value of boxes is missing or the image's size cannot be read."""
         objects = self.object_columns.read_objects(record.__getitem__)
         if objects is None or not all(size):
             return {}
@@ -47,8 +47,11 @@ class YoloExport(ObjectsExport):
         return {"beside": path}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``data.yaml`` with splits, classes and the shape of keypoints. A split ``val``, which readers require,
-        may repeat another."""
+        """Writes ``data.yaml`` with splits, classes and the shape of keypoints, and adds it to the export manifest.
+
+        Splits get the usual names: ``validation`` becomes ``val``. Without a split ``val``, which readers require, the
+        entry ``val`` repeats ``test``, else ``train``, else all images.
+        """
         names = [split.name for split in self.manifest.splits]
         folders = make_distinct([safe_name(name) for name in names])
         places: dict[str, str] = {}
@@ -66,8 +69,8 @@ class YoloExport(ObjectsExport):
         return super().finish(replace(export_manifest, files=(_DESCRIPTION,)), lines)
 
     def _format_line(self, obj: LabelledObject, width: int, height: int) -> str:
-        """Returns the line of an object: class, box and keypoints, or class and polygon. Returns ``""`` if its box is
-        outside the image."""
+        """Returns the line of an object: class, box and keypoints, or class and polygon. Clips the box to the image;
+        returns ``""`` if it is outside."""
         left, right = (min(max(value / width, 0.0), 1.0) for value in obj.box[::2])
         top, bottom = (min(max(value / height, 0.0), 1.0) for value in obj.box[1::2])
         if right <= left or bottom <= top:

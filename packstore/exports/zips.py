@@ -37,7 +37,7 @@ class ZipWriter:
         self._at = 0
         end = out.tell()
         if end:
-            self._read_entries(end)
+            self._restore_directory(end)
             out.seek(end)
 
     def add(self, name: str, data: bytes) -> None:
@@ -46,8 +46,8 @@ class ZipWriter:
         self._write_output(data)
 
     def add_file(self, name: str, file: IO[bytes], size: int) -> None:
-        """Adds a file with the rest of ``file``, which has ``size`` bytes. Reads ``file`` twice, so it must be
-        seekable."""
+        """Adds a file with the rest of ``file``, which must have ``size`` bytes; this is not checked. Reads ``file``
+        twice, so it must be seekable."""
         start, check = file.tell(), 0
         while piece := file.read(_STEP):
             check = zlib.crc32(piece, check)
@@ -86,8 +86,9 @@ class ZipWriter:
         self._write_output(_LOCAL.pack(b"PK\3\4", *head, len(local)) + raw + local)
         self._add_entry(raw, place, size, head)
 
-    def _read_entries(self, end: int) -> None:
-        """Adds directory entries for the files that the output holds already, up to offset ``end``."""
+    def _restore_directory(self, end: int) -> None:
+        """Reads the local headers of the files that the output holds already, up to offset ``end``, and adds their
+        entries to the directory."""
         self._out.seek(0)
         while self._at < end:
             _, *head, extra = _LOCAL.unpack(self._out.read(_LOCAL.size))

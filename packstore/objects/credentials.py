@@ -130,10 +130,14 @@ def _check_endpoint(name: str, url: str | None) -> None:
 
 
 def _read_profile(location: ParsedUrl) -> dict[str, Any]:
-    """Reads region, endpoint and keys of the profile in use from the AWS tools' files, without those that the
-    environment sets.
+    """Reads region, endpoint and keys of the profile in use from the AWS tools' files. Leaves out settings that the
+    environment has.
 
-    Raises :class:`RemoteError` if a file cannot be read, or the profile that ``AWS_PROFILE`` names does not exist.
+    The region defaults to ``us-east-1``. For a profile that signs in, assumes a role or calls a program, returns
+    ``credential_provider``, which asks boto3 for keys.
+
+    Raises :class:`RemoteError` if a file cannot be read, the profile that ``AWS_PROFILE`` names does not exist, or
+    boto3 is missing.
     """
     name = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE") or "default"
     settings: dict[str, str] = {}

@@ -97,8 +97,16 @@ class PositionTracker:
         palette: Sequence[int] = (),
         unified: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Counts entries that were read, skipped ones included; ``oriented``, ``palette`` and ``unified`` are positions
-        in ``seen``. Keeps the entries in memory until :meth:`digest_entries`."""
+        """Counts entries that were read. Keeps them in memory until :meth:`digest_entries`.
+
+        Args:
+            seen: The entries, skipped ones included.
+            skipped: Those that were skipped, with the reasons.
+            oriented: Positions in ``seen`` of images that were turned upright.
+            palette: Positions in ``seen`` of images with a palette, counted by their class.
+            unified: Positions in ``seen`` of images that were converted to the dataset's mode, and how. Positions of
+                these three that an interrupted run has counted are not counted again.
+        """
         first = self._counted_upto - self.consumed
         self.oriented += sum(place >= first for place in oriented)
         self.unified.update(how for place, how in unified if place >= first)

@@ -76,7 +76,13 @@ class LinkedReader(Reader):
         return self._read_checked_images([index])[0]
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Reads the images from their linked files; looks at each file once."""
+        """Reads the images from their linked files. Opens a file that holds several of them only once.
+
+        Raises:
+            IndexError: A record is not in the store.
+            StoreError: A link is damaged, a file cannot be read or is too short, or an image of a changed file does not
+                match its checksum. A changed file whose images match is read.
+        """
         return self._read_checked_images(records.tolist())
 
     def will_need(self, index: int, view: Buffer) -> None:

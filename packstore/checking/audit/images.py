@@ -251,8 +251,9 @@ class ImageInspector:
         return flat
 
     def _check_mask(self, name: str, record: int, size: tuple[int, ...], seen: InspectionResults) -> None:
-        """Adds findings of a mask: damage, another size than its image's ``size``, values beyond the classes. Adds
-        nothing if the record has no mask."""
+        """Adds findings of a mask to ``seen``: damage, another size than its image's ``size``, values beyond the
+        classes, except the value for "no class". Adds nothing if the record has no mask. Raises
+        :class:`UnreachableError` if the store at a URL cannot be reached."""
         try:
             found = self._read_mask(name, record)
         except DecodeError as error:

@@ -86,8 +86,8 @@ class AuditReport:
 
 
 class FindingCollector:
-    """Collects findings and makes the report. Keeps the first 10,000 of each kind, and 8 bytes for each record to
-    drop."""
+    """Collects findings and makes the report. Keeps the first 10,000 findings of each kind, and the numbers of all
+    records to drop."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[tuple[str, tuple[int, ...]]]] = {}

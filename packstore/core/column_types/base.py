@@ -130,7 +130,7 @@ class Column:
 
     @property
     def traits(self) -> ColumnType:
-        """The object of the type."""
+        """The :class:`ColumnType` of the column's type name, which says how values are checked and stored."""
         traits: ColumnType = COLUMN_TYPES[self.type]
         return traits
 

@@ -34,7 +34,8 @@ class ArrayType(ColumnType):
         return array.tobytes() if column.kind == "ragged" else array
 
     def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
-        """Returns the array of a ragged value. Raises :class:`ValueError` if it has another shape than the column."""
+        """Checks the array of a ragged value, whose shape must be ``(n, *column.shape)``, and returns it. An empty list,
+        of shape ``(0,)``, gets that shape with ``n`` 0. Raises :class:`ValueError` for any other shape."""
         array = array.reshape(0, *column.shape) if array.shape == (0,) else array
         if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
             raise unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)

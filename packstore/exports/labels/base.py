@@ -70,7 +70,8 @@ class LabelsExport(ObjectsExport):
         return [name for name in (objects.boxes, objects.labels, extra, self._tag_column) if name is not None]
 
     def losses(self) -> Sequence[str]:
-        """Adds shapes that are no single polygon. Leaves out missing boxes if image classes are written."""
+        """Adds a text on shapes that are no single polygon. Leaves out the text on missing boxes if image classes are
+        written."""
         lost = [each for each in super().losses() if not (self._tag_column and each.startswith("objects:"))]
         if self.object_columns.extra and self.polygons:
             lost.insert(0, "shapes of objects with several polygons or run lengths: they become boxes")
@@ -109,7 +110,7 @@ class LabelsExport(ObjectsExport):
         return LabelledImage(number, file, *size, split, self.object_columns.read_objects(item), tag)
 
     def class_name(self, obj: LabelledObject) -> str:
-        """Returns the class name of an object; its number as text if it has no name."""
+        """Returns the class name of an object, or its class number as text if the class has no name."""
         return self.object_classes[obj.label] if 0 <= obj.label < len(self.object_classes) else str(obj.label)
 
     @property
@@ -136,8 +137,8 @@ class SidecarExport(LabelsExport):
         """Returns path and text of the label file of an image."""
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the label file and its folder, and returns its path as the entry ``beside``. Writes nothing for an
-        image without labels."""
+        """Writes the label file and returns its path as ``{"beside": path}``; creates the folder if needed. Writes
+        nothing and returns an empty mapping for an image without labels. Bytes that are not UTF-8 become ``?``."""
         found = self.read_labels(record.number, image, size, record.split, record.__getitem__)
         if found.objects is None and found.tag is None:
             return {}
@@ -188,7 +189,10 @@ class DocumentExport(LabelsExport):
         return {}
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the documents and the further files. Reads all labels. Splits with the same path share a document."""
+        """Writes the documents and the further files, and adds them to the export manifest. Reads all labels.
+
+        Splits with the same path share a document. Bytes that are not UTF-8 become ``?``.
+        """
         assert lines is not None
         rows = RecordLines.map_file(lines)
         files: dict[str, list[tuple[str, int, int]]] = {}

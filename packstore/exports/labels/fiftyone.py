@@ -64,6 +64,6 @@ class FiftyOneExport(DocumentExport):
         return "\n]}\n"
 
     def format_extra_files(self) -> dict[str, str]:
-        """Returns ``metadata.json`` with the class names of objects."""
+        """Returns the text of ``metadata.json``, with the class names of objects if the store has boxes."""
         info = {"classes": self.object_classes} if self.object_columns.boxes else {}
         return {"metadata.json": format_json({"media_type": "image", "info": info}) + "\n"}

@@ -23,7 +23,7 @@ class KittiExport(SidecarExport):
     polygons = False
 
     def losses(self) -> list[str]:
-        """Adds the class names that are not one word."""
+        """Adds a text with the number of class names that are not one word."""
         odd = [name for name, word in zip(self.object_classes, self._class_words, strict=True) if word != name]
         lost = (
             [f"{len(odd):,} class names: KITTI's are one word, so they are changed"]
@@ -39,7 +39,7 @@ class KittiExport(SidecarExport):
         return f"{split}/image_2/{rest}" if split else f"image_2/{rest}"
 
     def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns a line of text for each object, in ``label_2``."""
+        """Returns the path of a text file in ``label_2``, and its text: a line for each object."""
         before, _, rest = f"/{image.file}".partition("/image_2/")
         lines = [
             f"{self._class_word(obj)} -1 -1 -10 {' '.join(map(repr, obj.box))} {_UNKNOWN}\n"

@@ -68,7 +68,7 @@ class LabelStudioExport(DocumentExport):
         return "]\n"
 
     def format_extra_files(self) -> dict[str, str]:
-        """Returns ``label_config.xml``, the labelling configuration with all class names."""
+        """Returns the text of ``label_config.xml``, the labelling configuration with all class names."""
         labels = "".join(f'<Label value="{escape_xml(name)}"/>' for name in self.object_classes)
         boxes = [f'<{kind}Labels name="{name}" toName="image">{labels}</{kind}Labels>'
                  for kind, name in (("Rectangle", "box"), ("Polygon", "polygon"))]  # fmt: skip

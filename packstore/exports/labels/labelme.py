@@ -21,7 +21,7 @@ class LabelMeExport(SidecarExport):
     help = "LabelMe: a JSON file beside each image"
 
     def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns the JSON file beside an image."""
+        """Returns the path of the JSON file beside an image, and its text."""
         document = {
             "version": "5.4.1",
             "flags": {} if image.tag is None else {image.tag: True},

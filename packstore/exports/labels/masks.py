@@ -36,7 +36,7 @@ class MasksExport(ObjectsExport):
         return BLOCK_BYTES // 2 * len(sizes) + sum(sizes) // max(1, self.manifest.records)
 
     def losses(self) -> Sequence[str]:
-        """Adds masks that PNG cannot hold, and a line if the store has no masks."""
+        """Returns texts on masks: the store has none, or PNG cannot hold them; then one on order and keys."""
         lost = [] if self._mask_folders else ["masks: the store has none"]
         dtypes = {self.manifest.column(name).dtype for name in self._mask_folders}
         if "int32" in dtypes:
@@ -46,7 +46,12 @@ class MasksExport(ObjectsExport):
         return [*lost, *super().losses()[-1:]]
 
     def write_labels(self, record: Record, image: str, size: tuple[int, int]) -> Mapping[str, str]:
-        """Writes the masks of a record that PNG can hold, and returns their paths as ``beside …``. Skips the others."""
+        """Writes the masks of a record as PNG files. Skips missing masks and those that PNG cannot hold.
+
+        Returns:
+            The path of each written file: the first under the key ``beside``, others under ``beside NAME``, with the
+            mask's column.
+        """
         found: dict[str, str] = {}
         for name, folder in self._mask_folders.items():
             data = make_mask_file(record[name])

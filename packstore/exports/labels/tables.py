@@ -27,7 +27,8 @@ class CsvExport(DocumentExport):
         return _format_line([*columns, *(_BOX if self.object_columns.boxes else ["label"])])
 
     def format_entry(self, image: LabelledImage) -> str:
-        """Returns a line for each object; for an image without objects, a line with empty cells."""
+        """Returns a line for each object, or a line with empty cells for an image without objects. If the store has no
+        boxes, returns one line with the image's class."""
         first = [image.file, image.split] if self.manifest.splits else [image.file]
         if not self.object_columns.boxes:
             return _format_line([*first, image.tag or ""])
@@ -79,7 +80,7 @@ class OpenImagesExport(DocumentExport):
         return ""
 
     def format_extra_files(self) -> dict[str, str]:
-        """Returns ``class-descriptions-boxable.csv``, which maps class identifiers to names."""
+        """Returns the text of ``class-descriptions-boxable.csv``, which maps class identifiers to names."""
         lines = (_format_line([_class_identifier(number), name]) for number, name in enumerate(self.object_classes))
         return {"class-descriptions-boxable.csv": "".join(lines)}
 

@@ -23,7 +23,7 @@ class VocExport(SidecarExport):
     polygons = False
 
     def format_sidecar(self, image: LabelledImage) -> tuple[str, str]:
-        """Returns the XML of an image in ``Annotations``, with boxes that count pixels from 1."""
+        """Returns the path ``Annotations/NAME.xml`` and its XML, with boxes that count pixels from 1."""
         stem = image.file.partition("/")[2].rpartition(".")[0]
         size = f"<width>{image.width}</width><height>{image.height}</height><depth>3</depth>"
         lines = ["<annotation>", "<folder>JPEGImages</folder>"]
@@ -40,7 +40,8 @@ class VocExport(SidecarExport):
         return f"Annotations/{stem}.xml", "\n".join([*lines, "</annotation>", ""])
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``ImageSets/Main/train.txt`` …, the names of each split's images."""
+        """Writes ``ImageSets/Main/train.txt`` …, the names of each split's images, and adds these files to the export
+        manifest."""
         assert lines is not None
         rows, files = RecordLines.map_file(lines), []
         (self.path / "ImageSets/Main").mkdir(parents=True, exist_ok=True)

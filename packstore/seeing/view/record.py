@@ -51,9 +51,14 @@ def shown_columns(manifest: Manifest) -> list[Column]:
 
 
 def describe_value(column: Column, value: Any) -> dict[str, Any]:
-    """Converts a column's value to JSON values, cut to a size to show; ``cut`` is then the full length.
+    """Converts a column's value, from :meth:`packstore.stores.base.Reader.item`, to a JSON object to show.
 
-    ``value`` comes from :meth:`packstore.stores.base.Reader.item`.
+    Returns:
+        An object whose keys depend on the column. Missing values and labels: ``value``. Images and masks: only
+        ``nbytes``. Lists of files: ``value`` is the length of each file, ``nbytes`` their sum. Other bytes: ``value``
+        is the first 64 in hexadecimal, ``nbytes`` their number. Texts and JSON: ``value`` is the beginning, ``cut`` the
+        full length if it is longer. Arrays: ``value`` is the first rows, ``shape`` the array's shape, ``cut`` the
+        number of rows if there are more.
     """
     if value is None:
         return {"value": None}

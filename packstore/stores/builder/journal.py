@@ -87,7 +87,8 @@ class SourcePosition:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
-    """Identity of a conversion: one with an equal identity may resume its work.
+    """Identity of a conversion: options, source and versions. A later run with the same identity may resume an
+    interrupted one.
 
     Attributes:
         fingerprint: Its options, source and versions.

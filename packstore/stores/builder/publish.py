@@ -87,13 +87,15 @@ class Staging:
         return self.work.create_run()
 
     def publish(self, sync: Callable[[Path], None] = sync_tree) -> None:
-        """Syncs the staged file or directory, renames it to the destination in one step, and removes the work
+        """Syncs the staged file or directory, moves it to the destination in one step, and removes the work
         directory.
 
-        Undoes the rename if it cannot be made durable. Logs a warning if the work directory cannot be removed.
+        With ``overwrite``, exchanges it with an existing store, which is then deleted with the work directory. Undoes
+        the move if it cannot be made durable. Logs a warning if the work directory cannot be removed.
 
         Raises:
-            DestinationError: Something else appeared at the destination; the staged store stays for :meth:`discard`.
+            DestinationError: The destination exists without ``overwrite``, is no store, or was changed meanwhile. The
+                staged store stays for :meth:`discard`.
         """
         with writing(self.destination):
             sync(self.path)

@@ -76,9 +76,9 @@ class TreeHeader:
 
 
 class Pages:
-    """The pages of one ``data.mdb``, mapped; only its main database is read.
+    """Maps the pages of one ``data.mdb`` into memory and finds values in its main database. Ignores named databases.
 
-    Safe to use from several threads: branch pages are only ever added to the memory of lookups. Works after a fork.
+    Several threads may use it, and child processes after a fork.
 
     Attributes:
         map: The whole file, ``uint8``; arrays over it keep the map alive.

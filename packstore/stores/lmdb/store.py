@@ -141,8 +141,8 @@ class LmdbReader(Reader):
         return column if type(column) is Ragged else None
 
     def column(self, name: str) -> ColumnData:
-        """Returns a column as a view of the map, or one that reads each value on access, and keeps it. Raises
-        :class:`StoreError` for ``image`` and for a damaged column.
+        """Returns a column: arrays over the mapped file, or an object that reads each value on access. Later calls
+        return the same object. Raises :class:`StoreError` for ``image`` and for a damaged column.
         """
         columns = self._columns  # read once: another thread may close the reader meanwhile
         if name not in columns:

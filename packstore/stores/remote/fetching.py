@@ -70,6 +70,7 @@ class _ConcatFetchingReader:
 
     @property
     def part_nbytes(self) -> NDArray[np.int64]:
+        """Bytes of each part; 0 for a part of a store on this machine."""
         sizes = {store: store.part_nbytes.tolist() for store in self._stores}
         return np.array([sizes[store][n] if store in sizes else 0 for store, n in self._origins], np.int64)
 
