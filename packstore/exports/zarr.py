@@ -52,8 +52,8 @@ class ZarrExport(ArraysExport):
         sync_file_system(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the class names, creates groups of empty splits, and deletes leftovers of a killed run. Sets the shards
-        (one for each split) and files of the export manifest."""
+        """Writes the class names, creates groups of empty splits, and deletes leftovers of a killed run. Sets files
+        and shards of the export manifest: one shard for each split."""
         root = _import_zarr().open_group(str(self.path), mode="a", zarr_format=2)
         if (names := storable_class_names(self.manifest)) is not None:
             classes = np.array(names)

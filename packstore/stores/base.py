@@ -78,7 +78,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 def unreadable_error(path: Path, kind: str, reason: object) -> StoreError:
     """Returns the error for a damaged file that begins like ``kind`` (``"an LMDB"``). Its message has the first line of
-    ``reason``.
+    ``reason``, at most 200 characters.
     """
     first = str(reason).strip().partition("\n")[0]
     return StoreError(
@@ -187,7 +187,7 @@ class Reader(ABC):
         """Yields the locations of the images in order from record 0 on. May stop after any record; here it yields
         nothing.
 
-        Override it if locating many images at once costs less. It stops before the first fault, which
+        Override it if locating many images at once costs less. The override stops before the first fault, which
         :meth:`check_structure` reports.
         """
         return iter(())
@@ -267,8 +267,8 @@ class Reader(ABC):
         return from_stored(column, self.value(name, index), shape)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values of the fixed column ``name`` for some records: ``(len(records), *column.shape)``, a
-        copy.
+        """Returns a copy of the values of the fixed column ``name`` for some records: ``(len(records),
+        *column.shape)``. Raises :class:`StoreError` if the column is ragged.
         """
         values: NDArray[Any] = self._require_fixed(name)[records]
         return values
@@ -367,7 +367,7 @@ class Reader(ABC):
         return
 
     def split(self, name: str | None) -> Split:
-        """Returns the range of split ``name``, or of the whole store for None."""
+        """Returns the range of split ``name``; for None that of the whole store, named ``all``."""
         return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
 
     def disk_bytes(self) -> int:

@@ -53,7 +53,7 @@ class CheckedReader(DelegatingReader):
 
     def column(self, name: str) -> ColumnData:
         """Returns a whole column unchecked; in a store without row checksums, after checking its digest. Raises
-        :class:`StoreError` for ``image``.
+        :class:`StoreError` for ``image`` and for a wrong digest.
         """
         if name == "image":
             raise StoreError("checksums='always' reads images one by one, so they are no array")
@@ -75,10 +75,12 @@ class CheckedReader(DelegatingReader):
 
     @property
     def unchecked_reader(self) -> Reader:
+        """The wrapped reader."""
         return self._reader
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Returns the faults of the records' rows, each with all its columns, and class numbers without a class."""
+        """Returns class numbers without a class in ``names``, and records that do not match their row checksums, which
+        cover all columns. Raises :class:`StoreError` in a store without row checksums whose columns are damaged."""
         errors = super().find_faults(records, names)
         for record in records.tolist():
             try:
@@ -93,7 +95,7 @@ class CheckedReader(DelegatingReader):
         return self._reader.key(index)
 
     def verify_column(self, name: str) -> None:
-        """Compares a column with its digest once. Raises :class:`StoreError`."""
+        """Raises :class:`StoreError` if a column does not match its digest. Checks a sound column only once."""
         self._check_digest(name)
 
     def _check_digest(self, name: str) -> None:
@@ -112,7 +114,9 @@ class CheckedReader(DelegatingReader):
         self._sound.add(name)
 
     def check_fields(self, index: int) -> None:
-        """Checks the row checksum; a store without row checksums has its whole columns checked."""
+        """Raises :class:`CorruptRecordError` if a record does not match its row checksum, or has a class number without
+        a class. In a store without row checksums, raises :class:`StoreError` if any column does not match its digest.
+        """
         self._check_row(index, {})
 
     def _check_row(self, index: int, values: Mapping[str, Any]) -> None:

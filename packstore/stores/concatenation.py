@@ -121,7 +121,7 @@ class ConcatReader(Reader):
         return np.array(starts, np.int64), parts
 
     def part(self, number: int) -> Reader:
-        """Returns the reader of a file of one of the stores."""
+        """Returns the reader of a file of one of the stores. A file with several splits has several numbers."""
         store, local = self._part_table[1][number]
         return self._readers[store].part(local)
 
@@ -166,7 +166,8 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.array(record))
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the value with its class number in the joined store; -1 for a number without a class."""
+        """Returns the stored value. Class numbers become those of the joined store, and -1 if they have no class; in a
+        ragged column they come as bytes."""
         value = self._call_store(index, lambda reader, record: reader.value(name, record))
         numbers = self._numbers[self._find_range(index).store].get(name)
         if numbers is None:
@@ -176,7 +177,8 @@ class ConcatReader(Reader):
         return _renumber_labels(np.asarray(value), numbers)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values with their class numbers in the joined store; -1 for a number without a class."""
+        """Returns the values of some records. Class numbers become those of the joined store, and -1 if they have no
+        class. Raises :class:`IndexError` if a record does not exist."""
         column = self.manifest.column(name)
         out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
         for run, rows, local in self._group_by_range(records):
@@ -233,11 +235,12 @@ class ConcatReader(Reader):
         return errors
 
     def check_fields(self, index: int) -> None:
-        """Lets the store that has the record check it."""
+        """Lets the store that has the record check it. Raises :class:`CorruptRecordError` with the record's number in
+        the joined store."""
         self._call_store(index, lambda reader, record: reader.check_fields(record))
 
     def verify_column(self, name: str) -> None:
-        """Verifies the column in every store."""
+        """Verifies the column in every store. Raises :class:`StoreError` of the first in which it is damaged."""
         for reader in self._readers:
             reader.verify_column(name)
 
@@ -246,7 +249,7 @@ class ConcatReader(Reader):
             reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields the faults of all stores, with the record numbers of each store itself."""
+        """Yields the faults of all stores. Record numbers are those in each store, not in the joined one."""
         for reader in self._readers:
             yield from reader.check_structure(quick=quick, progress=progress)
 

@@ -39,7 +39,7 @@ class DelegatingReader(Reader):
         return self._reader.key(index)
 
     def part(self, number: int) -> Reader:
-        """Returns the wrapped reader's part, which does not do what this reader does."""
+        """Returns the wrapped reader's reader of a file, without the checks or conversions of this reader."""
         return self._reader.part(number)
 
     @property

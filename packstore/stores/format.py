@@ -68,15 +68,15 @@ class Format(ABC):
         """Creates a writer to ``path``, which must not exist. ``image`` describes the image column."""
 
     def recognises(self, path: Path, start: bytes) -> bool:
-        """Returns whether ``path`` looks like this format. ``start`` is the first 512 bytes of a file, and empty for a
-        directory.
+        """Returns whether ``path`` looks like this format: by default, a file that begins with :attr:`magic`, or a
+        directory with the data file. ``start`` is the first 512 bytes of a file, and empty for a directory.
         """
         if self.files:
             return path.is_dir() and self.data_file(path).is_file()
         return bool(self.magic) and start.startswith(self.magic)
 
     def read_manifest(self, path: Path) -> Manifest:
-        """Reads the manifest of a store that is not sharded. Raises :class:`StoreError`."""
+        """Reads the manifest of a store that is not sharded. By default opens the store. Raises :class:`StoreError`."""
         with self.open(path) as reader:
             return reader.manifest
 
@@ -89,7 +89,7 @@ class Format(ABC):
         return shard_name(number, self.suffixes[0])
 
     def estimate_disk_bytes(self, size: int) -> int:
-        """Returns the bytes on disk of an image of ``size`` bytes, for an estimate."""
+        """Estimates the bytes on disk of an image of ``size`` bytes. By default returns ``size``."""
         return size
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
@@ -100,8 +100,8 @@ class Format(ABC):
             sizes: ``uint64``, the size in bytes of each image that the writer was given.
 
         Raises:
-            StoreError: There is nothing to read, or the format does not support this. The function raises it too, for a
-                missing image. It proves nothing: the caller compares checksums.
+            StoreError: There is nothing to read, or the format does not support this, which is the default. The
+                function raises it too, for a missing image, but checks no image: the caller compares checksums.
             OSError: The file cannot be opened.
         """
         raise StoreError(f"{printable(str(path))}: {self.title} cannot be read before it is complete")
@@ -115,6 +115,6 @@ class Format(ABC):
             recovered: Its manifest, if known; never None for a format of one file.
 
         Raises:
-            StoreError: Nothing can be found.
+            StoreError: Nothing can be found, or the format does not support this, which is the default.
         """
         raise StoreError(f"{printable(str(path))}: packstore cannot get records out of a damaged {self.title} file")

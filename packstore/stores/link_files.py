@@ -109,7 +109,7 @@ class LinkedFiles:
             self._open.clear()
 
     def _keep_open(self, place: str, file: LinkedFile, identity: tuple[int, int]) -> LinkedFile:
-        """Keeps an open file and drops the one used longest ago if there are too many; returns the file."""
+        """Keeps an open file and returns it. Drops the one used longest ago if there are more than 128."""
         with self._lock:
             self._open[place] = file, identity
             while len(self._open) > _OPEN_FILES:
@@ -133,8 +133,8 @@ class LinkedFiles:
 
 
 def find_file_offset(view: memoryview) -> int | None:
-    """Returns the offset in the mapped file at which a memoryview begins; None if the view is empty or not one of a
-    map.
+    """Returns the offset in the mapped file at which a memoryview begins; None if the view is empty or no
+    view of a map.
     """
     owner: Any = view
     while isinstance(owner, memoryview | np.ndarray):

@@ -67,8 +67,8 @@ class LinkedReader(Reader):
             raise
 
     def read(self, index: int) -> Buffer:
-        """Reads the image from its linked file, without a copy if that stays mapped. Raises like
-        :meth:`_read_checked_image`.
+        """Reads the image from its linked file: a view of the file's map, or its bytes. Raises the errors of
+        :meth:`views`.
         """
         return self.view(index)
 
@@ -86,7 +86,7 @@ class LinkedReader(Reader):
         return self._read_checked_images(records.tolist())
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the system to read an image in a mapped file; does nothing for any other."""
+        """Asks the operating system to read an image in a mapped file. Does nothing for an image that is in memory."""
         if isinstance(view, memoryview) and isinstance(view.obj, mmap.mmap):
             start = int(self._offsets[index])
             aligned = start - start % mmap.PAGESIZE
@@ -111,8 +111,8 @@ class LinkedReader(Reader):
         self._reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of the store itself; with ``quick``, also linked files that are missing or too short. Without,
-        reading the images finds those.
+        """Yields faults of the store itself; with ``quick``, also local linked files that are missing or too short.
+        Without ``quick`` it does not look at linked files: ``verify`` then reads each image.
         """
         yield from self._reader.check_structure(quick=quick, progress=progress)
         if not quick:
@@ -135,8 +135,8 @@ class LinkedReader(Reader):
         self._reader.close()
 
     def _read_checked_images(self, records: list[int]) -> list[Buffer]:
-        """Returns the images of records; looks at each linked file once. Raises :class:`IndexError`, and like
-        :meth:`_read_checked_image`.
+        """Returns the images of records; opens each linked file once. Raises :class:`IndexError` for a number without a
+        record, and :class:`StoreError` as :meth:`_read_checked_image` does.
         """
         count, found, opened = len(self), [], dict[str, LinkedFile]()
         for record in records:

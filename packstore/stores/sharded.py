@@ -105,8 +105,8 @@ class ShardedReader(Reader):
         return found
 
     def will_need(self, index: int, view: Buffer) -> None:
-        """Asks the shard's reader to fetch the record. Does nothing if only some shards are open at a time: then views
-        are copies."""
+        """Asks the operating system to read the record's image from the disk. Does nothing if only some shards are open
+        at a time: then views are copies."""
         if not self._bounded:
             reader, local = self._locate_record(index)
             reader.will_need(local, view)
@@ -242,7 +242,7 @@ class ShardedReader(Reader):
 
     def _is_manifest_canonical(self) -> bool:
         """Returns whether the manifest's file has this manifest's digest and is canonical JSON, as each version of
-        packstore writes it."""
+        packstore writes it. False if the file cannot be read."""
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest
             text = (self.path / MANIFEST_FILE).read_bytes()
@@ -322,7 +322,7 @@ class ShardedReader(Reader):
 
     def _raise_if_replaced(self) -> None:
         """Raises :class:`StoreError` if another store has replaced this one, which explains a missing or different
-        shard.
+        shard. Does nothing if the manifest cannot be read.
         """
         try:
             same = read_sharded_manifest(self.path).digest == self.manifest.digest

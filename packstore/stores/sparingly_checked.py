@@ -61,15 +61,17 @@ class SparinglyCheckedReader(CheckedReader):
         self._first = random.SystemRandom().randrange(ARRAY_SHARE)
 
     def read(self, index: int) -> Buffer:
-        """Returns the image; checks an image file, or an array if it is its turn."""
+        """Returns the image. Checks it if it is a file; checks an array only at one of 16 reads. Raises
+        :class:`CorruptRecordError`."""
         return self._verify_record(index, self._reader.read(index))
 
     def view(self, index: int) -> Buffer:
-        """Returns a view of the image; checks an image file, or an array if it is its turn."""
+        """Returns a view of the image, checked as by :meth:`read`."""
         return self._verify_record(index, self._reader.view(index))
 
     def check_images(self, records: NDArray[np.int64], images: NDArray[Any]) -> None:
-        """Checks the images whose turn it is, and counts a read of each."""
+        """Counts a read of each record, and checks the images whose turn it is: one of 16 reads. Raises
+        :class:`CorruptRecordError` for the first damaged one."""
         reads = self._reads[records]
         self._reads[records] = reads + np.uint8(1)
         for row in np.flatnonzero((records + reads + self._first) % ARRAY_SHARE == 0).tolist():
@@ -114,7 +116,7 @@ class SparinglyCheckedReader(CheckedReader):
         return value
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values from the proven copy. If the copy does not prove all of them, reads them unchecked:
+        """Returns the values from the proven copy. If the copy does not prove all of them, reads all unchecked:
         :meth:`find_faults` reports the damaged ones.
         """
         kept = self._kept.get(name) or self._get_column_copy(name)
@@ -128,7 +130,8 @@ class SparinglyCheckedReader(CheckedReader):
         return bytes(self.value("key", index)).decode("utf-8", "surrogateescape")
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
-        """Proves the records whose values no proven copy has. Returns the faults by record."""
+        """Compares records with their row checksums if their values are not in a proven copy of the column. Returns the
+        faults by record."""
         errors: dict[int, StoreError] = {}
         for name in names:
             kept = self._kept.get(name) or self._get_column_copy(name)
@@ -143,14 +146,15 @@ class SparinglyCheckedReader(CheckedReader):
         """Does nothing: values are checked when they are read."""
 
     def array(self, index: int) -> NDArray[Any]:
-        """Returns the array and counts the read; checks the array if it is its turn."""
+        """Returns the array, checked at one of 16 reads of the record. Raises :class:`CorruptRecordError`."""
         array = self._reader.array(index)
         if self._count_read(index):
             self.check_image(index, array.data, self._read_checksum(index))
         return array
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
-        """Checks an image file, or an array if it is its turn; returns ``data``."""
+        """Checks an image file, or an array at one of 16 reads, and returns ``data``. Counts a read of an array. Raises
+        :class:`CorruptRecordError`."""
         if self._all_images or self._count_read(index):
             self.check_image(index, data, self._read_checksum(index))
         return data

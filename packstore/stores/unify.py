@@ -177,6 +177,7 @@ class UnifiedReader(DelegatingReader):
 
     @property
     def unchecked_reader(self) -> Reader:
+        """A reader of the unchecked store that converts images likewise; this reader if the store checks nothing."""
         plain = self.store.unchecked_reader
         return self if plain is self.store else UnifiedReader(plain, self.manifest, self._convert)
 

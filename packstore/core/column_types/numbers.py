@@ -34,8 +34,8 @@ class ArrayType(ColumnType):
         return array.tobytes() if column.kind == "ragged" else array
 
     def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:
-        """Checks the array of a ragged value, whose shape must be ``(n, *column.shape)``, and returns it. An empty list,
-        of shape ``(0,)``, gets that shape with ``n`` 0. Raises :class:`ValueError` for any other shape."""
+        """Checks that the array of a ragged value has the shape ``(n, *column.shape)``, and returns it. Reshapes an
+        array of shape ``(0,)``, from an empty list, to that. Raises :class:`ValueError` for any other shape."""
         array = array.reshape(0, *column.shape) if array.shape == (0,) else array
         if array.ndim != 1 + len(column.shape) or array.shape[1:] != column.shape:
             raise unfit_error(column, f"shape (n, {', '.join(map(str, column.shape))})", value)

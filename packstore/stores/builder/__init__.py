@@ -126,7 +126,8 @@ class StoreBuilder:
 
     @property
     def interrupted_run(self) -> InterruptedRun | None:
-        """An interrupted run with the same identity to resume from, or None. Append its images first, in order."""
+        """An interrupted run with the same identity to resume from; None if there is none, or it is used up. Append its
+        images first, in order."""
         return self._files.interrupted_run
 
     @property
@@ -146,8 +147,8 @@ class StoreBuilder:
         """Writes a receipt, from which another run can resume, if the last one is two seconds old. Call it after
         appending.
 
-        Then removes the interrupted run if this one has as many records. Does nothing for a builder without an
-        identity.
+        Also removes the interrupted run that is being resumed, once this run has as many records. Does nothing for a
+        builder without an identity.
 
         Args:
             position: Returns how far the source was read; called only if a receipt is written.
@@ -233,11 +234,13 @@ class StoreBuilder:
         """Seals the store, reads it back and compares, moves it to its destination, and removes the work directory.
 
         The arguments go into the manifest, which is returned; omit those given to :meth:`describe`. ``counted`` and
-        ``skipped`` concern all records, so shards do not have them: ``counted`` joins the options. ``position`` is as
-        for :meth:`checkpoint`, and recognises this run if it is killed between publishing and cleaning up.
+        ``skipped`` concern all records, so manifests of shards do not have them: ``counted`` joins the options.
+        ``position`` is as for :meth:`checkpoint`. By it, a later run recognises this one if it is killed between
+        publishing and cleaning up.
 
         Raises:
-            StoreError: There are no records, or two with the same key (both named).
+            StoreError: There are no records, two have the same key (both named), the builder is committed or aborted
+                already, or a file reads back differently.
             DestinationError: The store cannot be written or moved. In every case the builder is aborted.
         """
         self._require_open()

@@ -60,7 +60,8 @@ class ShardList:
         return ShardList(self.rows[list(chosen)], [self.places[i] for i in chosen], [self.runs[i] for i in chosen])
 
     def renumber(self, numbers: Iterable[int]) -> ShardList:
-        """Returns the same shards with other numbers."""
+        """Returns the same shards with the given numbers, and so with other names. Raises :class:`ValueError` if there
+        are too few numbers."""
         rows = self.rows.copy()
         rows["number"] = np.fromiter(numbers, np.uint64, len(rows))
         return dataclasses.replace(self, rows=rows)
@@ -110,7 +111,7 @@ def empty_shard_list() -> ShardList:
 
 
 def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None) -> ShardList:
-    """Lists the shards of a store. A single-file store is its own only shard; it is read once for its SHA-256.
+    """Lists the shards of a store. A single-file store counts as one shard; its file is read for its SHA-256.
 
     ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.part_places`; None for a local
     store.
@@ -183,7 +184,7 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
     """Hard-links each shard into ``directory`` under its number; copies it if links are impossible, downloads it from a
     URL.
 
-    Appends each path to ``made`` before creating it. Returns the number of shards copied or downloaded. Raises
+    Appends each path to ``made`` before creating it. Syncs copies and downloads. Returns the number of shards copied or downloaded. Raises
     :class:`FileExistsError` for a name that is taken, and :class:`OSError`.
     """
     copied, suffix, inner = 0, format.suffixes[0], format.files[:1]
@@ -216,6 +217,7 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
 
 def merge_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...] | None:
     """Returns the classes of column ``name`` over several stores: those of the first in their order, then new ones.
+    Returns None if the column holds plain numbers in all of them.
 
     Args:
         name: The column's name.

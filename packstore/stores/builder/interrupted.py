@@ -93,13 +93,13 @@ class InterruptedRun:
         return values
 
     def find_proven_shard(self, number: int, start: int) -> Shard | None:
-        """Returns sealed shard ``number`` if it begins with record ``start`` and :meth:`read_image` has proven it, else
-        None.
+        """Returns the complete shard ``number`` of the interrupted run. Returns None if it does not begin with record
+        ``start``, or :meth:`read_image` has not proven it.
         """
         return self._shards[number] if number in self._proven and self._starts[number] == start else None
 
     def link_shard(self, shard: Shard, path: Path) -> None:
-        """Links a proven shard to ``path``, in the run that resumes; moves it if links are impossible."""
+        """Hard-links a proven shard to ``path``, in the run that resumes. Moves it if links are impossible."""
         source = self.path / STORE / shard.name
         if source.is_dir():
             path.mkdir()

@@ -90,7 +90,7 @@ class OutputFiles:
         _append_to_file(self._files[-1], buffers[first:])
 
     def cut(self) -> None:
-        """Ends the current shard unless it is empty: the next record begins another. Has no effect without shards."""
+        """Makes the next record begin another shard. Has no effect if the current shard is empty, or without shards."""
         self._cut = self.sharded
 
     def seal_full_shards(self, describe: DescribeFile) -> None:
@@ -114,8 +114,8 @@ class OutputFiles:
         return [file.writer for file in self._files if file.writer is not None]
 
     def _begin_file(self, start: int) -> OutputFile:
-        """Begins a file at record ``start`` and closes the last one until it is sealed. Links a proven shard of the
-        interrupted run instead, if it begins there.
+        """Begins a file at record ``start``, and suspends the writer of the file before. If the interrupted run has a
+        proven shard that begins at ``start``, links that shard instead.
         """
         if self._files and (full := self._files[-1].writer) is not None:
             full.suspend()
@@ -153,14 +153,16 @@ class OutputFiles:
 
 
 def _append_to_file(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> None:
-    """Appends images to a file; a shard that is reused from an interrupted run has them, and only counts them."""
+    """Appends images to a file and counts them. Writes nothing to a shard that is reused from an interrupted run, which
+    has them."""
     if file.writer is not None:
         file.writer.append(buffers)
     file.stop += len(buffers)
 
 
 def _seal_file(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-    """Seals a file and reads it back, while another thread syncs it. Raises errors of both."""
+    """Seals a file and reads it back, while another thread syncs it. Raises :class:`StoreError` if it reads back
+    differently, and :class:`OSError` if it cannot be written."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:

@@ -75,8 +75,8 @@ def write_owner(descriptor: int, destination: str) -> None:
 
 
 def is_held(path: Path, owner: Owner) -> bool:
-    """Returns whether a process has locked the work directory; without locks, whether its owner may still be
-    running.
+    """Returns whether a process has locked the work directory. On a file system without locks, returns whether its
+    owner may still be running. Returns True if another user's permissions hide the answer, False without an owner file.
     """
     try:
         descriptor = os.open(path / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)

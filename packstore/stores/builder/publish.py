@@ -121,14 +121,14 @@ class Staging:
             self.work.remove()
 
     def keep(self) -> None:
-        """Unlocks the work directory and leaves its content, so that another run can resume from it."""
+        """Unlocks the work directory and leaves its content, so that another run can resume."""
         self.work.release()
 
     def _check_destination(self) -> bool:
         """Returns whether there is a store to replace.
 
-        Raises :class:`DestinationError` if anything is there without ``overwrite``, or with it anything but a store: a
-        link, a foreign file.
+        Raises :class:`DestinationError` for a symbolic link, for anything without ``overwrite``, and with
+        ``overwrite`` for anything but a store or for foreign files in its directory.
         """
         shown = printable(str(self.destination))
         with writing(self.destination):

@@ -61,7 +61,7 @@ def verify_read_back(path: Path, manifest: Manifest) -> None:
 
 
 class _ImageBatch(NamedTuple):
-    """Consecutive records: number of the first, number of records, and their images, each read when iterated over."""
+    """Consecutive records: number of the first, number of records, and an iterator that reads their images."""
 
     first: int
     records: int

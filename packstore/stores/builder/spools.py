@@ -119,7 +119,7 @@ class ColumnSpool:
                 spool.check_content(self.column.name)
 
     def flush(self) -> None:
-        """Hands appended values to the operating system, without syncing them to the disk."""
+        """Writes appended values from memory to the files, without syncing these to the disk."""
         self._data.file.flush()
         if self._offsets is not None:
             self._offsets.file.flush()

@@ -100,7 +100,7 @@ class WorkDirectory:
         return list_runs(self.path)
 
     def create_run(self) -> Path:
-        """Creates the directory of a new run."""
+        """Creates and returns the directory of a new run, numbered after the last one."""
         runs = self.list_runs()
         last = int(runs[-1].name[-5:]) if runs else 0
         path = self.path / f"run-{last + 1:05d}"
@@ -343,7 +343,8 @@ def list_runs(path: Path) -> list[Path]:
 
 
 def remove_run(path: Path) -> None:
-    """Removes the directory of one run. Leaves files that packstore did not write, and then the directory."""
+    """Removes the directory of one run. If it holds files that packstore did not write, leaves these and the
+    directory."""
     (path / f"{RECEIPT}.new").unlink(missing_ok=True)
     for name in (JOURNAL, SHARDS):
         (path / name).unlink(missing_ok=True)

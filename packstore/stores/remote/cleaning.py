@@ -55,13 +55,13 @@ class UnneededObjects:
 
 
 def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE_SECONDS) -> UnneededObjects:
-    """Lists objects older than the grace period that no version needs which is the newest or was replaced within that
-    period.
+    """Lists objects older than the grace period that the newest version does not need, nor any that was replaced within
+    that period. Lists no shard while a conversion is busy.
 
     ``now`` is in seconds since 1970.
 
     Raises:
-        MissingStoreError: packstore has written nothing here.
+        MissingStoreError: There is no version, no busy conversion and no unneeded object.
         StoreError: A version cannot be read: it may need any object.
     """
     versions = {parse_version_number(info.name): info.modified for info in objects.list(VERSIONS)}
@@ -101,7 +101,7 @@ def remove_unneeded(
     """Removes the chosen objects that are still unneeded and provably packstore's. Reads each shard and table to prove
     it.
 
-    Returns the removed objects; ``foreign`` are the names of objects that could not be proven.
+    Returns the removed objects; their ``foreign`` lists the names of objects that stay since they could not be proven.
     """
     proven = [info for info in chosen.objects if _is_ours(objects, info)]
     still = {info.name for info in find_unneeded(objects, now, grace_seconds).objects}

@@ -25,8 +25,8 @@ def open_cached_copy(url: UrlPath) -> tuple[ObjectInfo, int]:
 
 
 def open_cached_copy_of(store: ObjectStore, info: ObjectInfo, cache: Cache) -> int:
-    """Fetches an object with known facts into ``cache``, unless it is there. Returns a descriptor of the copy, see
-    :func:`open_cached_copy`.
+    """Fetches an object with known facts into ``cache``, unless it is there. Returns a descriptor of the copy, which
+    the caller closes, see :func:`open_cached_copy`. Raises :class:`StoreError`.
     """
     return cache.open_by_address(cached_copy_key(store, info), info.nbytes, lambda: _stream_and_prove(store, info))
 

@@ -66,6 +66,7 @@ class _ConcatFetchingReader:
 
     @property
     def all_counts(self) -> list[FetchCounts]:
+        """Statistics of the fetches of each store at a URL; stores on this machine have none."""
         return [store.counts for store in self._stores]
 
     @property
@@ -81,7 +82,7 @@ class _ConcatFetchingReader:
             store.prefetch(own)
 
     def release_shards(self, numbers: Collection[int]) -> None:
-        """Closes the parts in the stores at URLs that have them."""
+        """Closes parts of stores at URLs, so that the cache may evict them. Ignores parts of stores on this machine."""
         origins = [self._origins[number] for number in numbers]
         for store in self._stores:
             store.release_shards([own for owner, own in origins if owner is store])

@@ -69,7 +69,7 @@ def read_version(objects: ObjectStore, number: int) -> Manifest:
 
 
 def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the head of version ``newest``, see :func:`_read_head_once`; tries three times if it is damaged."""
+    """Reads the head of version ``newest``; 0 means a store without versions. Tries three times if it is damaged."""
     for _ in range(_TRIES - 1):
         with suppress(ManifestError):  # if a bit flipped in transit, the next try succeeds
             return _read_head_once(objects, newest)

@@ -163,7 +163,8 @@ def upload_shard(objects: ObjectStore, shard: Shard, file: Path) -> str:
 
 
 def upload_table(objects: ObjectStore, table: ShardTable) -> str:
-    """Uploads a table to a name with its digest; replaces a damaged object of that name. Returns the object's name."""
+    """Uploads a table to a name with its digest and returns the name. Replaces a damaged object of that name, and logs
+    a warning."""
     name = table_name(table)
     _create_by_content(objects, name, table.table.tobytes())
     return name
@@ -202,7 +203,8 @@ def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> i
 
 
 def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
-    """Returns whether the place of a shard is the very object that an upload would create."""
+    """Returns whether ``place``, the URL of a shard, is that of object ``name`` in ``objects``, to which an upload would
+    write."""
     path = location(place)
     same = isinstance(path, UrlPath) and place.endswith(f"/{name}")
     return same and open_objects(path.parent.parent).url == objects.url

@@ -94,7 +94,7 @@ class RemoteReader(ShardedReader):
     def prefetch(self, number: int) -> None:
         """Fetches a shard into the cache, unless it is there or open; does not open it. Raises like :meth:`shard`.
 
-        Closes no shards to make room, but raises :class:`CacheFullError` or :class:`DiskFullError`.
+        Raises :class:`CacheFullError` or :class:`DiskFullError` if there is no room: it closes no shards to make some.
         """
         if number not in self._open:
             os.close(self._fetch_shard_now(number, ahead=True))
@@ -102,7 +102,8 @@ class RemoteReader(ShardedReader):
 
     @contextmanager
     def refuse_requests(self) -> Iterator[None]:
-        """Aborts the pending requests of this process, and refuses new ones until the context ends."""
+        """Aborts the pending requests of this process, and refuses new ones until the context ends. Shards whose
+        fetches have failed may then be fetched again at once."""
         with refuse_requests():
             yield
         self._failed.clear()  # retry shards whose requests were refused
@@ -181,7 +182,7 @@ class RemoteReader(ShardedReader):
             yield Problem(problem.what, record, problem.key, shard.name, problem.lost)
 
     def _list_sizes(self) -> dict[str, int] | None:
-        """Returns the sizes of all shards' objects by name, or None if they cannot be listed (HTTP)."""
+        """Returns the sizes of all shards' objects by name. Returns None over HTTP, which lists no objects."""
         if not self._objects.can_list:
             return None
         prefix = SHARDS if self.head.version is not None else "shard-"

@@ -30,7 +30,7 @@ def download_shard(url: UrlPath, file: Path, digest: str) -> None:
     """Downloads a shard's object to ``file``, which must not exist, and syncs it. Tries three times if its SHA-256 is
     wrong.
 
-    Raises :class:`StoreError` if it stays wrong, and :class:`OSError`.
+    Raises :class:`StoreError` if it stays wrong, and :class:`OSError`. The file then stays.
     """
     objects, actual = open_objects(url.parent), ""
     with file.open("xb") as target:
