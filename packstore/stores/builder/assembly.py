@@ -184,8 +184,8 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
     """Hard-links each shard into ``directory`` under its number; copies it if links are impossible, downloads it from a
     URL.
 
-    Appends each path to ``made`` before creating it. Syncs copies and downloads. Returns the number of shards copied or downloaded. Raises
-    :class:`FileExistsError` for a name that is taken, and :class:`OSError`.
+    Appends each path to ``made`` before creating it. Syncs copies and downloads. Returns the number of shards copied or
+    downloaded. Raises :class:`FileExistsError` for a name that is taken, and :class:`OSError`.
     """
     copied, suffix, inner = 0, format.suffixes[0], format.files[:1]
     root = os.fspath(directory)
