@@ -22,7 +22,8 @@ _GRAY_OR_COLOUR = (1, 3)
 def find_window(pixels: NDArray[Any], mode: Mode) -> Window | None:
     """Computes the display window of an image: its 1st and 99th percentile, without values that are not finite.
 
-    Returns None for 8 bits, which need no window.
+    Returns None for 8 bits, which need no window, and ``(0, 1)`` if no value is finite. If both percentiles are equal,
+    the upper bound is 1 more.
     """
     if mode.dtype == "uint8":
         return None

@@ -34,7 +34,7 @@ class Frames(NamedTuple):
 
 
 def count_frames(data: bytes, info: ImageInfo) -> Frames:
-    """Counts the frames of a whole file. Returns one frame for kinds that only a library can count (AVIF, HEIF).
+    """Counts the frames of a GIF, PNG, WebP or TIFF. Returns one frame for any other kind, also AVIF and HEIF.
 
     Raises :class:`HeaderError` for damaged headers.
     """
@@ -59,8 +59,8 @@ def count_frames(data: bytes, info: ImageInfo) -> Frames:
 def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
     """Returns index in the file and layout of each page, without reduced-resolution pages.
 
-    A layout is the raw values of the tags of bits, colours and samples. Raises :class:`HeaderError`, or
-    :class:`struct.error` for a file that is cut off.
+    A layout is the raw values of the tags of bits, colours and samples, each cut to 64 bytes. Raises
+    :class:`HeaderError` for a damaged list of pages, :class:`struct.error` for a file that is cut off.
     """
     order, big = "<" if bytes(data[:2]) == b"II" else ">", 43 in bytes(data[2:4])
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
@@ -111,8 +111,10 @@ def _count_gif_frames(data: bytes, info: ImageInfo) -> Frames:
 
 
 def _count_png_frames(data: bytes) -> Frames:
-    """Reads the number of frames of an APNG, and adds the default image if it is no frame. Raises :class:`HeaderError`
-    for more frames than the file has room for."""
+    """Reads the number of frames of an APNG, and adds the default image if it is no frame; 1 for other PNG files.
+
+    Raises :class:`HeaderError` for more frames than the file has room for, :class:`IndexError` or
+    :class:`struct.error` for a truncated file."""
     at, frames, default = 8, 0, 0
     while (name := data[at + 4 : at + 8]) != b"IEND":
         (length,) = struct.unpack_from(">I", data, at)

@@ -47,8 +47,10 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
 
 
 def _read_tags(data: bytes) -> dict[int, Any]:
-    """Reads the GeoTIFF tags of the first directory. Values that are not finite become None. Raises :class:`IndexError`
-    for a tag over 1 MiB."""
+    """Reads the GeoTIFF tags of the first directory, by number: a text, or a list of numbers. Numbers that are not finite
+    become None; tags of other types are skipped.
+
+    Raises :class:`IndexError` for a tag over 1 MiB, :class:`struct.error` for truncated data."""
     order, big = "<" if data[:2] == b"II" else ">", 43 in data[2:4]
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
@@ -74,8 +76,8 @@ def _read_tags(data: bytes) -> dict[int, Any]:
 
 
 def _read_keys(tags: Mapping[int, Any]) -> dict[int, Any]:
-    """Looks up the values of the GeoKeys, by number. Raises :class:`IndexError` for a key beyond the values of its
-    tag."""
+    """Looks up the values of the GeoKeys, by number: a number, a text, or a list of several numbers. Raises
+    :class:`IndexError` for a key beyond the values of its tag."""
     directory: Sequence[int] = tags.get(_KEYS, ())
     found: dict[int, Any] = {}
     for at in range(4, min(len(directory), 4 + 4 * (directory[3] if len(directory) > 3 else 0)), 4):

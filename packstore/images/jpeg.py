@@ -15,8 +15,8 @@ _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # ends a scan: neither a dat
 
 
 def without_metadata(data: memoryview) -> bytes | memoryview:
-    """Removes EXIF, MPF, ICC, XMP and comments from the JPEG ``data``. Returns ``data`` itself if it has none of them,
-    or no scan."""
+    """Removes EXIF, MPF, ICC, XMP and comments, and stray bytes between segments, from the JPEG ``data``. Returns
+    ``data`` itself if it has no metadata, or no scan."""
     kept: list[memoryview] = [data[:2]]
     size, at, dropped = len(data), 2, False
     while at + 4 <= size:

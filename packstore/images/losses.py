@@ -59,13 +59,18 @@ def find_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: 
     Returns:
         By name (``depth``, ``frames``, ``channels``, ``alpha``) a text that follows "it has". Empty for CMYK, whose
         colours are converted, for alpha that is opaque everywhere, and for files that cannot be opened.
+
+    Raises:
+        HeaderError: As :func:`examine_losses`.
+        DecodeError: A library that the file needs is missing.
     """
     return examine_losses(data, info, reading).losses
 
 
 def examine_losses(data: bytes | bytearray | memoryview, info: ImageInfo, reading: Reading) -> LossReport:
     """Finds losses as :func:`find_losses`, and the conversion of a file of another mode. Raises :class:`HeaderError` if
-    the frame to read does not exist."""
+    the frame to read does not exist, or is a further one of a PNG of 16 bits in colour, and :class:`DecodeError` if a
+    library that the file needs is missing."""
     plain = reading.mode == RGB.name and not reading.frame
     if plain and info.kind == "jpeg":
         return _COLOUR if info.components == 3 else LossReport({}, _JPEG.get(info.components))

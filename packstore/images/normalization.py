@@ -73,7 +73,8 @@ def _convert_numbers(mean: Iterable[Any], std: Iterable[Any]) -> Normalization:
 
 
 def _check_scale(normalization: Normalization, mode: Mode) -> Normalization:
-    """Returns ``normalization``. Raises :class:`UsageError` unless its values are for pixels scaled to 0 … 1."""
+    """Returns ``normalization``. Raises :class:`UsageError` unless its values are for pixels scaled to 0 … 1; a mode
+    without an upper bound accepts any."""
     values = (*normalization.mean, *normalization.std)
     if mode.white > 1 and (min(values) < 0 or max(values) > 1):
         hint = "these look like 0…255; divide by 255" if max(values) > 1 else "pixels are scaled to 0…1 first"

@@ -44,8 +44,8 @@ class Code(IntEnum):
                   flags 1: clips, otherwise values wrap around
     PERMUTE       p[0] … p[2]: the channel of the source that each channel shows
     AFFINE        p[0] … p[5]: from pixels of the result to pixels of the source, both counted from the centres;
-                  flags: :func:`warp_flags`
-    PERSPECTIVE   p[0] … p[7]: coefficients as torchvision's; flags: :func:`warp_flags`
+                  flags: :func:`pack_warp_flags`
+    PERSPECTIVE   p[0] … p[7]: coefficients as torchvision's; flags: :func:`pack_warp_flags`
     ERASE         p[0] … p[3]: top, left, height, width; p[4] … p[6]: values of the channels; flags 1: p[4], p[5] are
                   the seed of random pixels, as of NOISE; flags 2: the values are bytes
     MIRROR        none; left to right
@@ -150,18 +150,20 @@ def check_programs(programs: Program, count: int) -> Program:
     return np.ascontiguousarray(programs)
 
 
-def warp_flags(interpolation: Any, fill: Sequence[int] | None, way: str = "blend") -> Any:
-    """Packs the ``flags`` of a warp.
+def pack_warp_flags(interpolation: Any, fill: Sequence[int] | None, fill_method: str = "blend") -> Any:
+    """Packs interpolation, fill method and fill colour of a warp into the ``flags`` of its step, as int32.
+
+    Without a colour, returns ``interpolation`` itself: the fill method is then ``zeros``.
 
     Args:
         interpolation: Index in :data:`INTERPOLATIONS`, or an array of indices.
-        fill: Colour outside the source; None for zeros.
-        way: How the colour is filled in, one of :data:`WARP_FILLS`.
+        fill: Colour outside the source: red, green, blue, one byte each; None for zeros.
+        fill_method: How the colour is filled in, one of :data:`WARP_FILLS`.
     """
     if fill is None:
         return interpolation
     red, green, blue = fill
-    packed = (red | green << 8 | blue << 16) << 8 | WARP_FILLS.index(way) << 2
+    packed = (red | green << 8 | blue << 16) << 8 | WARP_FILLS.index(fill_method) << 2
     return int(np.uint32(packed).view(np.int32)) | interpolation
 
 

@@ -110,7 +110,9 @@ class Reading:
 
     @classmethod
     def restore(cls, mode: str | None, options: Mapping[str, Any]) -> Reading:
-        """Restores the reading of a store from the mode of its column and the options in its manifest."""
+        """Restores the reading of a store from the mode of its column (None for RGB) and the options in its manifest.
+
+        Leaves out a value of ``frames`` that says what a record is, such as ``all``."""
         texts = {name: value for name in EXPECTED if isinstance(value := options.get(name), str)}
         given = {name: value for name, value in texts.items() if name != "frames" or value not in OF_SOURCES}
         return cls(mode or RGB.name, given.get("depth"), given.get("alpha"), given.get("frames"))

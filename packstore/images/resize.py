@@ -186,11 +186,11 @@ class _Taps(NamedTuple):
 
 
 def _compute_taps(source: int, target: int, start: int, count: int) -> _Taps:
-    """Computes the taps of pixels ``start`` to ``start + count`` of an axis that is enlarged from ``source`` to
-    ``target``.
+    """Computes the taps (three source pixels and their weights) of each of the pixels ``start`` … ``start + count - 1``
+    of an axis that is enlarged from ``source`` to ``target`` pixels.
 
-    The arithmetic of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. The weights have 14 bits
-    because the largest is 1: a pixel at the border has only one neighbour.
+    The arithmetic of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. Weights are whole
+    numbers in units of 2**-14: ATen gives them as many bits as the largest weight allows in int16, and here that is 1.
     """
     centre = source / target * (np.arange(start, start + count) + 0.5)
     lowest = np.maximum((centre - 1 + 0.5).astype(np.int64), 0)
@@ -204,7 +204,7 @@ def _compute_taps(source: int, target: int, start: int, count: int) -> _Taps:
 
 
 def _apply_taps(image: Pixels, taps: _Taps, axis: int) -> Pixels:
-    """Enlarges an axis of a uint8 image by its taps, in blocks of bounded memory."""
+    """Enlarges an axis of a uint8 image by taps: sums the weighted source pixels, in blocks of bounded memory."""
     count, channels = taps.places.shape[1], image.shape[2]
     result = np.empty((count, image.shape[1], channels) if axis == 0 else (len(image), count, channels), np.uint8)
     step = max(1, _BLEND_VALUES // max(1, result.shape[1] * channels))

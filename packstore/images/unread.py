@@ -55,18 +55,19 @@ def find_unread_kind(start: bytes) -> str | None:
 def find_unread_file_kind(name: str, start: bytes) -> str | None:
     """Returns what an image is that packstore does not read, by name and first :data:`UNREAD_BYTES` bytes of its file.
 
-    Returns None as :func:`find_unread_kind`. A ``.hdr`` may be of several kinds.
+    Returns None for images that packstore reads and for anything unknown. A ``.hdr`` file that is not Radiance is "the
+    header of" a NIfTI, ENVI or unknown image.
     """
     lower = name.lower()
     if lower.endswith(".hdr"):
         radiance = start.startswith(RADIANCE)
-        return None if radiance else find_unread_kind(start) or f"the header of {_describe_header(start)}"
+        return None if radiance else find_unread_kind(start) or f"the header of {_name_hdr_format(start)}"
     by_name = next((kind for suffix, kind in UNREAD_SUFFIXES.items() if lower.endswith(suffix)), None)
     return by_name or find_unread_kind(start)
 
 
-def _describe_header(start: bytes) -> str:
-    """Returns which kind of header a ``.hdr`` file is: NIfTI, ENVI or unknown."""
+def _name_hdr_format(start: bytes) -> str:
+    """Returns the format of the header in a ``.hdr`` file, by its first bytes: a NIfTI, an ENVI or an unknown."""
     if any(int.from_bytes(start[:4], order) in _NIFTI_SIZES for order in _ORDERS):
         return "a NIfTI"
     return "an ENVI" if start.startswith(b"ENVI") else "an unknown"

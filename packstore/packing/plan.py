@@ -255,7 +255,7 @@ def _resolve_encoding(
     if default == "float16" and reading.pixels.dtype != "uint8":
         default = "float32"  # half precision has 11 bits
     asked = options.encoding or default or survey.encoding
-    encoding: type[Encoding] = ENCODINGS[asked].of_source(source)
+    encoding: type[Encoding] = ENCODINGS[asked].choose_for_source(source)
     if options.encoding in (None, "original") and source.layout is not None and _reduces_to_8_bits(survey, reading):
         encoding = ENCODINGS[reading.pixels.dtype]
     normalize = options.normalize

@@ -100,7 +100,8 @@ def unknown_argument(called: type, name: str) -> UnknownArgumentError:
 
 
 def _unknown_argument(called: type, name: str, title: str, meant: str | None) -> UnknownArgumentError:
-    """Returns an error that gives ``meant`` as advice; if that is None, the argument of most similar spelling."""
+    """Returns an error that gives ``meant`` as advice. If ``meant`` is None, the advice is the argument of most similar
+    spelling, or else the help."""
     if meant is None:
         taken = inspect.signature(vars(called)["__init__"]).parameters
         known = [each for each in taken if each not in ("self", "unknown")]

@@ -33,8 +33,8 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
         uint8 ``(len(segmentations), height, width)``: 1 inside the object, else 0.
 
     Raises:
-        ValueError: A segmentation is neither, does not fit the image, or has a polygon of fewer than three points; or
-            there would be more than ``max_bytes``.
+        ValueError: A segmentation is neither polygons nor run lengths, does not fit the image, or has a polygon of
+            fewer than three points; the image has no pixels; or the masks would have more than ``max_bytes``.
     """
     if height < 1 or width < 1 or len(segmentations) * height * width > max_bytes:
         raise ValueError(
@@ -57,8 +57,8 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
 
 
 def _fill_polygon(polygon: Any, mask: NDArray[np.uint8]) -> None:
-    """Sets the pixels of a polygon in ``mask`` to 1. Raises :class:`ValueError` for fewer than three points, or
-    coordinates that are no numbers or too large."""
+    """Sets the pixels of a polygon in ``mask`` to 1. Raises :class:`ValueError` for fewer than three points, a
+    polygon of more than 1.6 million pixels' length, or coordinates that are no numbers or too large."""
     height, width = mask.shape
     points = np.asarray(polygon, np.float64)
     if points.ndim != 1 or len(points) % 2 or len(points) < 6:

@@ -88,10 +88,10 @@ def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, ba
 
 
 def _simulate_fetches(reads: ShardReads, sizes: NDArray[np.int64], room: int) -> list[int]:
-    """Simulates the cache of a node: lists the numbers of the shards that the node fetches, in order.
+    """Simulates a node's cache of ``room`` bytes: lists the numbers of the shards that the node fetches, in order.
 
-    A shard that is read again, by another lane, is fetched again only if ``room`` bytes do not hold it and the shards
-    fetched since.
+    ``reads`` may list a shard twice. The second read fetches the shard again only if the cache has no room for it
+    together with all shards that were fetched after it.
     """
     fetched: list[int] = []
     for number in reads.shards.tolist():

@@ -81,8 +81,8 @@ def choose_reading(
 ) -> Reading:
     """Returns the conversion of image files to pixels: the store's, with the user's mode, depth, alpha and frame.
 
-    Raises :class:`UsageError` for a store of pixels, or if values of more than 8 bits would need a conversion that is
-    not named."""
+    Raises :class:`UsageError` if options are named for a store of pixels, if values of more than 8 bits would need a
+    conversion that is not named, and for ``depth="keep"`` without a mode if the store converts to 8 bits."""
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}

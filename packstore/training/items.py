@@ -76,7 +76,10 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return self.transforms(*item) if isinstance(item, tuple) else self.transforms(item)
 
     def _wrap_item(self, wrapper: TVTensors, record: int, image: Any) -> Any:
-        """Reads the item of a record in torchvision's types: the image, or a pair with its other columns."""
+        """Reads the item of a record in torchvision's types, and calls ``transform`` on the image.
+
+        Returns the image alone; with one other column, the pair of image and value; with several, the pair of image
+        and a dict by column name."""
         image = self.pictures.read("tensor", self.reader, record) if image is None else image
         size = image.shape[-2], image.shape[-1]
         column = self.manifest.column
@@ -168,8 +171,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return reader.values(name, records)
 
     def _stack_values(self, values: list[Any]) -> Any:
-        """Stacks numbers, and tensors or arrays of one shape, to a batch. Returns other lists unchanged, also with a
-        missing value."""
+        """Stacks values to a batch: whole numbers to an int64 tensor, tensors or arrays of one shape to one of them.
+        Returns any other list unchanged, also an empty one and one with a missing value."""
         if not values or any(value is None for value in values):
             return values
         first = values[0]
@@ -184,8 +187,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return np.stack(values) if isinstance(first, np.ndarray) and same else values
 
     def _try_gather_images(self, records: NDArray[np.int64]) -> torch.Tensor | None:
-        """Gathers stored arrays of ``records`` as a batch of images in memory of its own, and verifies it. Returns None
-        if images must be read one by one."""
+        """Copies the stored arrays of ``records`` to a batch of images, and verifies the copies. Returns None if images
+        must be read one by one. Raises the error of a damaged image."""
         if self._form != "tensor" or "image" not in self.columns or not len(records):
             return None
         reader = self.reader

@@ -103,7 +103,7 @@ class Lanes:
     def records_at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Computes the records at ``positions`` of the epoch's sequence over all ranks, int64 of the same shape."""
         deck = self._compute_deck(epoch)
-        places = self._deck_positions(positions)
+        places = self._map_to_deck(positions)
         windows = np.searchsorted(deck.edges, places, "right") - 1
         starts = deck.edges[windows]
         sizes = deck.edges[windows + 1] - starts
@@ -115,8 +115,8 @@ class Lanes:
     def list_shard_reads(self, epoch: int, rank: int, world_size: int) -> ShardReads:
         """Lists the shards that a rank reads in an epoch, and the batches that need them.
 
-        If fewer records than ranks remain after the last full batch and are added to it, that batch may also need
-        shards that only a neighbour's list has."""
+        If fewer records than ranks remain after the last full batch, they are added to it. That batch may then also
+        need shards that only the list of a neighbouring rank has."""
         deck = self._compute_deck(epoch)
         batch = self._batch // world_size
         lanes = rank * batch // self._share, -(-(rank + 1) * batch // self._share)
@@ -133,8 +133,10 @@ class Lanes:
         numbers = self._numbers[deck.shards[at[which] + inside]]
         return ShardReads(numbers[order], first[order], last[order])
 
-    def _deck_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Maps ``positions`` of the epoch's sequence to positions in the deck, before shuffling within windows."""
+    def _map_to_deck(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Maps positions in the epoch's sequence of batches to positions in the deck (all shards, one after another).
+
+        Does not shuffle: records are shuffled within windows after this."""
         number, offset = np.divmod(positions, self._batch)
         lane, inside = np.divmod(offset, self._share)
         full = self._count // self._batch
@@ -146,8 +148,8 @@ class Lanes:
         return places
 
     def _compute_deck(self, epoch: int) -> _Deck:
-        """Shuffles the shards of an epoch to a deck, and divides it into windows; caches the latest deck, since 20,000
-        shards take a millisecond."""
+        """Shuffles the shards of an epoch into a deck, and divides the deck into windows. Caches the deck of the latest
+        epoch, since 20,000 shards take a millisecond."""
         deck = self._latest
         if deck is None or deck.epoch != epoch:
             shards = permute(np.arange(len(self._sizes)), len(self._sizes), self._seed, epoch, DECK)

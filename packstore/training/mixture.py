@@ -109,17 +109,19 @@ class Mixture:
 
         The list is the same for all ranks, since ranks do not divide a store's records by shards.
         """
-        found = [self._reads_of(store, seed, epoch, shuffle, global_batch_size, shards) for store in self.fetched]
+        found = [
+            self._list_store_reads(store, seed, epoch, shuffle, global_batch_size, shards) for store in self.fetched
+        ]
         if not found:
             return None
         parts, first, last = (np.concatenate(columns) for columns in zip(*found, strict=True))
         order = np.argsort(first, kind="stable")
         return ShardReads(parts[order], first[order], last[order])
 
-    def _reads_of(
+    def _list_store_reads(
         self, store: int, seed: int, epoch: int, shuffle: bool, global_batch_size: int, shards: int
     ) -> tuple[NDArray[np.int64], ...]:
-        """Returns numbers, first and last batches of the shards of one store that an epoch reads."""
+        """Lists the shards of one store that an epoch reads. Returns their numbers, first batches and last batches."""
         size, draws, (first_part, starts) = self.sizes[store], self.draws[store], self.fetched[store]
         parts, first, last = [], [], []
         for turn in range(epoch * draws // size, ((epoch + 1) * draws - 1) // size + 1):
@@ -160,6 +162,7 @@ class Mixture:
 
     @cached_property
     def _lane_cache(self) -> dict[tuple[int, int, int], Lanes]:
+        """Orders that :meth:`_lane_of_store` has made, by store, seed and number of shards."""
         return {}
 
 

@@ -80,7 +80,8 @@ class ImageReader:
         return self.convert_pixels(torch.from_numpy(widen_for_torch(self.read_pixels(reader, record), self.column)))
 
     def read_each(self, output: str, reader: Reader, records: Sequence[int]) -> Iterator[Any]:
-        """Yields several images as :meth:`read`; decodes up to 16 files together, which is faster."""
+        """Yields several images as :meth:`read`; decodes up to 16 files together, which is faster. Raises the
+        :class:`DecodeError` of the first damaged file."""
         if self.column.layout is not None or self.column.nullable or output == "bytes":
             yield from (self.read(output, reader, record) for record in records)
             return

@@ -58,7 +58,7 @@ class Transport(ABC):
         """Allocates a host buffer that can be sent; its content is undefined."""
 
     def catch_up(self) -> None:
-        """Makes later sends wait for the work that is queued on the caller's stream now."""
+        """Makes later sends wait for the work that is queued on the caller's stream now. By default does nothing."""
         return
 
     @abstractmethod

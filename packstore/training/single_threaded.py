@@ -87,7 +87,8 @@ def is_single_threaded() -> bool:
 
 @functools.cache
 def _find_openmp_libraries() -> tuple[ctypes.CDLL, ...]:
-    """Returns the OpenMP libraries that this process has loaded."""
+    """Returns the OpenMP libraries that this process has loaded at the first call; empty without ``/proc``, as outside
+    Linux. Leaves out files that do not load again."""
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:

@@ -53,7 +53,7 @@ class ValueReader:
 
         Raises:
             StoreError: The value is damaged; names the record and its key.
-            DecodeError: The mask cannot be decoded; likewise.
+            DecodeError: The mask cannot be decoded; names the record and its key.
         """
         column = self.column
         if column.kind == "fixed" and column.traits.has_classes and not column.nullable:

@@ -29,8 +29,8 @@ from packstore.images.programs import (
     Program,
     join_programs,
     new_program,
+    pack_warp_flags,
     step,
-    warp_flags,
 )
 from tests.conftest import ROOT
 from tests.makers.sanitizers import build_sanitized
@@ -162,7 +162,7 @@ def test_warps_are_those_of_torchvision(functional: Any, interpolation: str, fil
 
     mode = tv.transforms.InterpolationMode(interpolation)
     named = {"fill": list(fill) if fill else None, "interpolation": mode}
-    flags = warp_flags(INTERPOLATIONS.index(interpolation), fill)
+    flags = pack_warp_flags(INTERPOLATIONS.index(interpolation), fill)
     image = photos(1, *size)
 
     def affine(drawn: Any, planes: Any) -> Any:
@@ -209,7 +209,7 @@ def share_equal(found: Images, expected: Images, interpolation: str) -> None:
 def test_warps_are_those_of_torch(interpolation: str, way: str, size: tuple[int, int], matrix: Any) -> None:
     (height, width), fill = size, (7, 130, 255)
     image, matrix = photos(1, *size), np.array(matrix, np.float32)
-    flags = warp_flags(INTERPOLATIONS.index(interpolation), fill, way)
+    flags = pack_warp_flags(INTERPOLATIONS.index(interpolation), fill, way)
     found = run(image, step(1, Code.AFFINE, *matrix, flags=flags))[0]
     x = torch.arange(width) - (width - 1) / 2
     y = (torch.arange(height) - (height - 1) / 2)[:, None]
@@ -241,14 +241,17 @@ STEPS = st.sampled_from(
         *(step(1, Code.SOLARIZE_ADD, 40, 128), step(1, Code.PERMUTE, 1, 1, 0), step(1, Code.BLUR, 5, 3, 2, 1)),
         *(step(1, Code.NOISE, 3, 25, 7, 9, flags=1), step(1, Code.NOISE, 0, 90, 65535, 1)),
         *(step(1, Code.ERASE, -1, 1, 4, 7, 9, 8, flags=flags) for flags in range(3)),
-        *(step(1, Code.AFFINE, 0.9, 0.2, 1, -0.2, 1.1, 0, flags=warp_flags(n, (9, 8, 7), "edge")) for n in range(3)),
         *(
-            step(1, Code.AFFINE, *matrix, flags=warp_flags(n, (9, 8, 7), way))
+            step(1, Code.AFFINE, 0.9, 0.2, 1, -0.2, 1.1, 0, flags=pack_warp_flags(n, (9, 8, 7), "edge"))
+            for n in range(3)
+        ),
+        *(
+            step(1, Code.AFFINE, *matrix, flags=pack_warp_flags(n, (9, 8, 7), way))
             for matrix in ((1, 0.3, 1, 0, 1, 0), (1, 0, 0, -0.3, 1, 1.2))
             for way in WARP_FILLS
             for n in range(1, 3)
         ),
-        *(step(1, Code.PERSPECTIVE, 1, 0.1, 0, 0, 1, 2, 1e-3, flags=warp_flags(n, (9, 8, 7))) for n in range(3)),
+        *(step(1, Code.PERSPECTIVE, 1, 0.1, 0, 0, 1, 2, 1e-3, flags=pack_warp_flags(n, (9, 8, 7))) for n in range(3)),
     ]
 )
 

@@ -21,7 +21,7 @@ import packstore
 from packstore import PackedDataset, PackedLoader
 from packstore.images.engine import Engine, Requests
 from packstore.images.engine.compiled import load_once
-from packstore.images.programs import INTERPOLATIONS, Code, join_programs, step, warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, join_programs, pack_warp_flags, step
 from packstore.training.augment import RandomHorizontalFlip, RandomResizedCrop
 from tests.makers.engine_checks import noisy, run, save
 
@@ -86,17 +86,18 @@ def augmented(engine: Engine) -> Lines:
         Code.NOISE: [((3, 20, 77, 5), 1), ((0, 90, 1, 2), 0)],
         Code.PERMUTE: [((2, 0, 1), 0)],
         Code.AFFINE: [
-            ((0.9, 0.2, -3.3, -0.15, 1.1, 2.6), warp_flags(how, (9, 99, 199), way))
+            ((0.9, 0.2, -3.3, -0.15, 1.1, 2.6), pack_warp_flags(how, (9, 99, 199), way))
             for how in range(len(INTERPOLATIONS))
             for way in ("blend", "edge")
         ]
         + [
-            (matrix, warp_flags(how, (9, 99, 199), "edge"))
+            (matrix, pack_warp_flags(how, (9, 99, 199), "edge"))
             for matrix in ((1, 0.21, -3.3, 0, 1, 0), (1, 0, 0, -0.15, 1, 2.6))
             for how in (1, 2)
         ],
         Code.PERSPECTIVE: [
-            ((1.01, 0.02, -3, 0.01, 0.97, 2, 1e-4, -2e-4), warp_flags(how, None)) for how in range(len(INTERPOLATIONS))
+            ((1.01, 0.02, -3, 0.01, 0.97, 2, 1e-4, -2e-4), pack_warp_flags(how, None))
+            for how in range(len(INTERPOLATIONS))
         ],
         Code.ERASE: [((3, 4, 9, 12, 7, 8, 9), 2), ((2, 2, 20, 30, 5, 6), 1)],
     }

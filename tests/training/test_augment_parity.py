@@ -22,9 +22,9 @@ from packstore.images.programs import (
     Program,
     join_programs,
     new_program,
+    pack_warp_flags,
     step,
     unpack_fill,
-    warp_flags,
 )
 from packstore.training.augment.interpreter import run_by_torch, run_program
 from packstore.training.augment.matrices import inverse_affine, inverse_rotation
@@ -189,7 +189,7 @@ def test_warps_are_those_of_torchvision(
 ) -> None:
     F = tv.transforms.v2.functional  # noqa: N806
     images = photos(4, *size)
-    flags = warp_flags(INTERPOLATIONS.index(interpolation), fill)
+    flags = pack_warp_flags(INTERPOLATIONS.index(interpolation), fill)
     angle, scale = np.array([0.0, 33.3, -120.0, 180.0]), np.array([1.0, 0.7, 1.8, 1.1])
     shift, shear = np.array([0.0, 3.0, -5.0, 1.0]), np.array([0.0, 10.0, -20.0, 5.0])
     mode = tv.transforms.InterpolationMode(interpolation)
@@ -233,7 +233,7 @@ def test_operations_of_policies_are_those_of_torchvision(tv: Any, name: str, int
     if magnitude is None:
         magnitude = [-9.0, 4.7, 31.0] if name[0] in "TR" else [-0.3, 0.9, 0.02]
     program = new_program(3)
-    flags = warp_flags(INTERPOLATIONS.index(interpolation), None)
+    flags = pack_warp_flags(INTERPOLATIONS.index(interpolation), None)
     write_steps(program, np.arange(3), 0, name, np.array(magnitude, np.float64), (64, 48), int(flags))
     found = run_program(images, program)
     policy = tv.transforms.v2.RandAugment(interpolation=tv.transforms.InterpolationMode(interpolation))
@@ -459,4 +459,4 @@ def test_colours_of_normalised_images_are_refused() -> None:
 
 def test_fills_travel_in_flags() -> None:
     for fill in ((0, 0, 0), (255, 255, 255), (1, 2, 3), (0, 0, 200)):
-        assert unpack_fill(int(np.int32(warp_flags(1, fill)))) == fill
+        assert unpack_fill(int(np.int32(pack_warp_flags(1, fill)))) == fill

@@ -109,7 +109,7 @@ def test_pixels_are_near_those_of_pillow(name: str) -> None:
     picture = Image.fromarray(image[0].permute(1, 2, 0).numpy())
     own = draws(1)
     sign = -1.0
-    fill = TimmAugment("rand", interpolation="bilinear")._warp_flags(np.zeros(1, np.int64))
+    fill = TimmAugment("rand", interpolation="bilinear")._draw_warp_flags(np.zeros(1, np.int64))
     steps = new_program(1, 1)[:, 0]
     steps["code"], make = _OPERATIONS[name]
     make(steps, np.array([0.7]), np.array([sign]), (64, 80), fill, own)

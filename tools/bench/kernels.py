@@ -18,7 +18,7 @@ import numpy as np
 from common import table
 
 from packstore.images.engine import Requests, get_engine
-from packstore.images.programs import INTERPOLATIONS, Code, Program, join_programs, step, warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, Program, join_programs, pack_warp_flags, step
 from packstore.training.augment import RandomResizedCrop
 from packstore.training.augment.base import Crops
 from packstore.training.random_draws import Draws
@@ -43,9 +43,9 @@ def chains() -> dict[str, Program]:
         found[f"blur {size}, sigma {sigma:g}"] = step(n, Code.BLUR, size, size, sigma, sigma)
     matrix = (0.9, 0.2, 3, -0.2, 0.9, 4)
     for number, name in enumerate(INTERPOLATIONS):
-        found[f"affine, {name}"] = step(n, Code.AFFINE, *matrix, flags=warp_flags(number, (1, 2, 3)))
+        found[f"affine, {name}"] = step(n, Code.AFFINE, *matrix, flags=pack_warp_flags(number, (1, 2, 3)))
     for number, name in enumerate(INTERPOLATIONS[1:], 1):  # as timm has them
-        flags = warp_flags(number, (1, 2, 3), "edge")
+        flags = pack_warp_flags(number, (1, 2, 3), "edge")
         found[f"shear rows, {name}"] = step(n, Code.AFFINE, 1, 0.2, 3, 0, 1, 0, flags=flags)
         found[f"shear columns, {name}"] = step(n, Code.AFFINE, 1, 0, 0, 0.2, 1, 3, flags=flags)
         found[f"rotate, {name}"] = step(n, Code.AFFINE, 0.98, 0.2, 0, -0.2, 0.98, 0, flags=flags)

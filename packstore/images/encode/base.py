@@ -239,9 +239,9 @@ class Encoding(ABC):
         self._example = ""  # key of an image that had the expected shape, for messages
 
     @classmethod
-    def of_source(cls, source: type[Encoding]) -> type[Encoding]:
-        """Returns the encoding to use instead of this one for a source with the encoding ``source``. By default this
-        one."""
+    def choose_for_source(cls, source: type[Encoding]) -> type[Encoding]:
+        """Returns the encoding in which images of a source with the encoding ``source`` are stored. By default returns
+        this encoding."""
         return cls
 
     @classmethod

@@ -48,7 +48,7 @@ class Encoder:
         """
         check_encoding("source_encoding", source_encoding)
         source: type[Encoding] = ENCODINGS[source_encoding]
-        target: type[Encoding] = ENCODINGS[options.encoding].of_source(source)
+        target: type[Encoding] = ENCODINGS[options.encoding].choose_for_source(source)
         is_reduced = source_normalization is None and source_mode.dtype != options.reading.pixels.dtype == "uint8"
         if source.layout == "CHW" and not is_reduced and (target.layout != "CHW" or options.changes_pixels):
             if source_normalization is None and source_mode.dtype == "float32":
@@ -63,7 +63,7 @@ class Encoder:
         self.options = options
         self.encoding = target(SourceImages(options, source, source_normalization, source_mode), shape)
         self.passes_through = self.encoding.passes_through
-        self._encode = self.encoding.keep_unchanged if self.passes_through else self._encode_oriented
+        self._encode = self.encoding.keep_unchanged if self.passes_through else self._encode_noting_orientation
 
     def __call__(self, key: str, image: ImageData) -> EncodedImage:
         """Encodes the image of the sample ``key``.
@@ -95,8 +95,9 @@ class Encoder:
             return ((shape[0], shape[1]),)
         return self.encoding.images.possible_sizes(image)
 
-    def _encode_oriented(self, key: str, image: ImageData) -> EncodedImage:
-        """Encodes an image, and adds if its EXIF orientation is not 1 and which conversion without loss it had."""
+    def _encode_noting_orientation(self, key: str, image: ImageData) -> EncodedImage:
+        """Encodes an image. For a file, sets the fields :attr:`EncodedImage.oriented` and
+        :attr:`EncodedImage.unified` of the result; an array has no EXIF."""
         encoded = self.encoding.encode(key, image)
         if isinstance(image, np.ndarray):
             return encoded

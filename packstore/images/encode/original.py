@@ -25,18 +25,19 @@ class Original(Encoding):
         self.passes_through = self.passes_through and self.options.progressive is None
 
     @classmethod
-    def of_source(cls, source: type[Encoding]) -> type[Encoding]:
-        """Returns ``source`` if it is of arrays, which are stored in their own encoding."""
+    def choose_for_source(cls, source: type[Encoding]) -> type[Encoding]:
+        """Returns this encoding for a source of image files. Returns ``source`` for a source of arrays, which stay
+        unchanged."""
         return cls if source.layout is None else source
 
     @classmethod
     def stores_unchanged(cls, source: type[Encoding]) -> bool:
-        """Tells if the source gives image files."""
+        """Tells if the source gives image files, not arrays."""
         return source.layout is None
 
     def versions(self) -> dict[str, str]:
-        """Adds the version of TurboJPEG if it rewrites progressive files. Raises :class:`UsageError` if the library is
-        missing."""
+        """Adds the version of TurboJPEG, by the role ``TurboJPEG``, if progressive files are rewritten. Raises
+        :class:`UsageError` if the library is missing."""
         progressive = {} if self.options.progressive is None else {"TurboJPEG": find_baseline_version()}
         return super().versions() | progressive
 

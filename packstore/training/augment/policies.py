@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
 from packstore.training.augment.auto_augment_tables import POLICIES
 from packstore.training.augment.base import Operation, Size
 from packstore.training.augment.colour import GaussianBlur, Grayscale, RandomSolarize
@@ -135,8 +135,8 @@ class _Policy(Operation):
 
     @property
     def _warp_flags(self) -> int:
-        """Interpolation and fill of warps, encoded for a program."""
-        return int(warp_flags(INTERPOLATIONS.index(self.interpolation), parse_fill(self, self.fill)))
+        """The policy's interpolation and fill colour, packed into the ``flags`` of a warp in a program."""
+        return int(pack_warp_flags(INTERPOLATIONS.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _select_steps(
         self,

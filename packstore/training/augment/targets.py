@@ -120,14 +120,14 @@ class Placement:
 def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops | None = None) -> Placement:
     """Draws how the operations ``ops`` move the pixels of images of ``sizes``.
 
-    Each operation is planned by itself, even if several are combined while decoding: so rounding to float32, and to the
-    nearest pixel of a mask, equals torchvision's and does not depend on where an operation runs.
+    Plans each operation by itself, even if several run as one while decoding. So coordinates are rounded as in
+    torchvision, wherever an operation runs.
 
     Args:
         sizes: int64 ``(B, 2)``: heights and widths of the images.
         ops: The user's whole list. Operations that are not geometric move no pixels.
-        draws: Draws of the records, numpy; streams are set here.
-        first: Crops of the first operation, if they are planned already.
+        draws: Random numbers of the records, numpy. Operation ``i`` draws from stream ``i`` of them.
+        first: Crops of the first operation, if they are planned already; it then draws nothing.
 
     Raises:
         UsageError: As :meth:`GeometricOperation.plan_crops`.
@@ -146,7 +146,8 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
 
 
 def draw_program_by_size(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
-    """Draws the program of images of ``sizes``, which may differ: then image by image, if it depends on the size."""
+    """Draws the program of images of ``sizes``: for all at once, or image by image if sizes differ and the operation
+    depends on them."""
     same = np.unique(sizes, axis=0)
     if len(same) == 1 or not op.depends_on_size:
         drawn: Program = op.draw_program(draws, (int(same[0, 0]), int(same[0, 1])))

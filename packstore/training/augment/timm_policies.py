@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, Program, new_program, pack_warp_flags
 from packstore.training.augment.auto_augment_tables import TIMM_POLICIES
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import box_muller
@@ -129,7 +129,7 @@ class TimmAugment(ProgramOperation):
         order = order[np.searchsorted(kinds, 0, sorter=order) :]
         level = _draw_magnitudes(bits[2:4] * 2.0**-32, levels, plan).reshape(-1)[order] / _LEVELS
         sign = np.where(bits[4] >= 1 << 31, -1.0, 1.0).reshape(-1)[order]
-        flags, drawn = self._warp_flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
+        flags, drawn = self._draw_warp_flags(bits[5]).reshape(-1)[order], (bits[6] * 2.0**-32).reshape(-1)[order]
         kinds = kinds[order]
         found = new_program(len(order), 1)[:, 0]
         found["code"] = plan.codes[chosen.reshape(-1)[order]]
@@ -141,13 +141,17 @@ class TimmAugment(ProgramOperation):
         program.reshape(-1)[order] = found
         return program
 
-    def _warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Encodes interpolation and fill of warps, of the shape of ``bits``; these choose a random interpolation."""
+    def _draw_warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Packs interpolation and fill colour into the ``flags`` of warps, int32 of the shape of ``bits``.
+
+        With ``interpolation="random"``, the highest of 32 random ``bits`` chooses bilinear or bicubic."""
         if self.interpolation == "random":
             way: Any = 1 + (bits >> 31)
         else:
             way = np.full(bits.shape, INTERPOLATIONS.index(self.interpolation))
-        flags: NDArray[np.int32] = np.asarray(warp_flags(way.astype(np.int32), parse_fill(self, self.fill), "edge"))
+        flags: NDArray[np.int32] = np.asarray(
+            pack_warp_flags(way.astype(np.int32), parse_fill(self, self.fill), "edge")
+        )
         return flags.astype(np.int32)
 
 

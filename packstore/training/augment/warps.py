@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packstore.core.errors import UsageError
-from packstore.images.programs import INTERPOLATIONS, Code, Program, step, warp_flags
+from packstore.images.programs import INTERPOLATIONS, Code, Program, pack_warp_flags, step
 from packstore.training.augment.base import Size
 from packstore.training.augment.distributions import chance, uniform
 from packstore.training.augment.matrices import inverse_affine, inverse_rotation
@@ -65,9 +65,9 @@ class _WarpOperation(ProgramOperation):
     def moves_pixels(self) -> bool:
         return True
 
-    def _warp_flags(self) -> int:
-        """Encodes interpolation and fill for a step of a program."""
-        return int(warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
+    def _pack_interpolation_and_fill(self) -> int:
+        """Packs the operation's interpolation and fill colour into the ``flags`` of a warp in a program."""
+        return int(pack_warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _parse_angles(self, name: str, value: Any) -> Range:
         """Converts an angle to the range around 0, or returns a pair. Raises :class:`UsageError` for other values."""
@@ -115,7 +115,7 @@ class RandomRotation(_WarpOperation):
         """Draws an angle for each image."""
         low, high = self._parse_angles("degrees", self.degrees)
         matrix = inverse_rotation(len(draws), uniform(draws, low, high, 0), self._relative_centre(self.center, size))
-        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._warp_flags())
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._pack_interpolation_and_fill())
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class RandomAffine(_WarpOperation):
             (uniform(draws, *across, 4), uniform(draws, *down, 5)),
             self._relative_centre(self.center, size),
         )
-        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._warp_flags())
+        return step(len(draws), Code.AFFINE, *matrix.T, flags=self._pack_interpolation_and_fill())
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class RandomPerspective(_WarpOperation):
         ends = np.where([[0, 0], [1, 0], [1, 1], [0, 1]], corners - moved, corners + moved)
         return step(
             *(len(draws), Code.PERSPECTIVE, *_perspective_coefficients(corners, ends).T),
-            flags=self._warp_flags(),
+            flags=self._pack_interpolation_and_fill(),
             where=chance(draws, self.p, 0),
         )
 

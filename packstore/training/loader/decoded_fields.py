@@ -136,7 +136,10 @@ class MaskField(BatchField):
         self._max_pixels = max_pixels
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the stored masks and their headers, and allocates the rows; decodes none. Notes unreadable ones."""
+        """Reads the stored masks and their headers, and allocates the rows; decodes no mask.
+
+        An unreadable mask marks its record as failed, and its error is stored in ``context``. Raises the error instead
+        if ``context.errors`` is None, and a :class:`UsageError` in any case."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         stored: list[Any] = [None] * len(context.numbers)
         headers: list[MaskHeader | None] = [None] * len(stored)

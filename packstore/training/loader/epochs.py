@@ -267,9 +267,11 @@ class Epochs:
     def _draw_ids(
         self, drawn: Iterator[Any], count: int, occurrences: OccurrenceCounter, needed: bool
     ) -> NDArray[np.int64]:
-        """Takes up to ``count`` indices from the sampler, and makes ids of them.
+        """Takes up to ``count`` indices from ``drawn``, the sampler's iterator, and makes ids of them. Counts them in
+        ``occurrences``.
 
-        Raises :class:`UsageError` for anything but indices of the dataset, and for none if one is ``needed``."""
+        Raises :class:`UsageError` for anything but indices of the dataset. If the sampler is exhausted, returns an
+        empty array, or raises :class:`UsageError` if ``needed``."""
         entries: list[Any] = list(islice(drawn, count))
         if not entries and not needed:
             return np.empty(0, np.int64)

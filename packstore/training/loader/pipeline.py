@@ -43,7 +43,7 @@ from packstore.training.loader.stats import Stats
 from packstore.training.loader.stored_images import ArrayImages, FileImages, MappedImages, StoredImages
 from packstore.training.loader.unequal_assembler import UnequalAssembler
 from packstore.training.loader.view_assembler import ViewAssembler
-from packstore.training.loader.view_columns import ViewFields
+from packstore.training.loader.view_columns import ViewColumnReader
 from packstore.training.loader.view_steps import ViewSteps
 from packstore.training.values import as_tensor
 
@@ -102,10 +102,10 @@ class Pipeline:
         self.kernel = self._make_kernel(image) if kernel else None
         self.views = None if options.views is None else ViewSteps(dataset, options, self.stats, whole)
         of_columns = dataset, options, self._new_further_assembler, self._convert_further_images
-        self.fields: BatchFields | ViewFields = (
+        self.fields: BatchFields | ViewColumnReader = (
             BatchFields(*of_columns, one_by_one=self.one_by_one, form=self.form)
             if options.views is None
-            else ViewFields(*of_columns)
+            else ViewColumnReader(*of_columns)
         )
         self._classified = _columns_to_mix(dataset, options) if options.mix is not None else []
         self._assembler: Assembler | None = None

@@ -130,7 +130,8 @@ class RecordAssembler(Assembler):
         return height, width
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        """Reads the header of a single record whose size may differ; falls back to the common shape."""
+        """Returns the shape of a row for ``records``: for a single record whose size no operation sets, that of its image
+        by the header. Returns the common shape for others, and if the header is unreadable or too large."""
         if not self._own_sizes or len(records) != 1:
             return self.shape
         record = int(records[0])
@@ -145,7 +146,11 @@ class RecordAssembler(Assembler):
         return self._finish.row_shape((height, width))
 
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
-        """Gets the stored bytes of ``records``, and plans their rows. Asks the system to read a cold store ahead."""
+        """Gets the stored bytes of ``records``, and plans their rows. If the store is cold (not in memory yet), asks the
+        operating system to read the records ahead.
+
+        Stores the errors of failed records in ``errors``, or raises the first if that is None. Returns the time at
+        which the bytes were there, of :func:`time.perf_counter`."""
         images = self._images
         fetch = images.cold > 0
         images.cold -= fetch
@@ -185,8 +190,8 @@ class RecordAssembler(Assembler):
         prepared.requests = self._request_rows(prepared, requests)
 
     def _try_view_all(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> bool:
-        """Gets the stored bytes of all records of the batch at once. Returns False if any fails, for
-        :meth:`_view_each` to find out which."""
+        """Gets the stored bytes of all records of the batch at once, into ``prepared.views``. Returns False if a record
+        fails; :meth:`_view_each` then finds out which one."""
         try:
             prepared.views = self._images.view_all(records)
         except PackstoreError:
@@ -194,9 +199,10 @@ class RecordAssembler(Assembler):
         return True
 
     def _view_each(self, prepared: PreparedBatch, errors: Failures, *, fetch: bool) -> None:
-        """Gets the stored bytes of the records one by one; notes records that fail, in place of which are empty bytes.
+        """Gets the stored bytes of the records one by one; empty bytes for a record that fails.
 
-        With ``fetch``, asks the operating system to read each ahead."""
+        Stores the error of each failed record in ``errors``, or raises the first error if ``errors`` is None. With
+        ``fetch``, asks the operating system to read each record ahead."""
         left_out, images = {*prepared.failed}, self._images
         for row, record in enumerate(prepared.numbers):
             if row in left_out:
@@ -249,7 +255,8 @@ class RecordAssembler(Assembler):
     ) -> list[int]:
         """Verifies checksums, lets the engine write the rows, and writes the rows that it refuses one by one.
 
-        Turns reading ahead on if threads waited for the disk. Raises :class:`SizeError` in any case."""
+        Returns the rows that failed; their errors are in ``errors``. Raises the first error if ``errors`` is None, and
+        a :class:`SizeError` in any case. Turns reading ahead on if threads waited for the disk."""
         faults = _count_major_faults()
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         for row in self._run_engine(prepared, first, stop):

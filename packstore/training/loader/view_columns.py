@@ -28,9 +28,10 @@ from packstore.training.loader.options import LoaderOptions
 from packstore.training.loader.prepared import PreparedBatch
 
 
-class ViewFields:
-    """Reads the columns of a loader's batches besides the main image: some once per record, those that move with the
-    pixels once per crop.
+class ViewColumnReader:
+    """Reads the columns of batches with several views (crops of each record), all but the main image.
+
+    Columns that move with the pixels are read once per crop, others once per record.
 
     Attributes:
         carried: Names of the columns that move with the pixels, or belong to boxes that do.
@@ -67,8 +68,9 @@ class ViewFields:
     def read_batch(
         self, prepared: PreparedBatch, assembler: Assembler, new_buffer: Callable[[int], NewBuffer], errors: Failures
     ) -> ViewColumns:
-        """Reads the columns once, and the moving ones for the crops of each view; see
-        :meth:`BatchFields.read_batch`."""
+        """Reads the columns that do not move, once per record, and the moving ones for the crops of each view.
+
+        Failures and errors are those of :meth:`BatchFields.read_batch`."""
         plain = self._plain.read_batch(prepared, assembler, new_buffer, errors)
         place, found = len(self._plain), []
         for view, fields in self._views:
@@ -105,8 +107,9 @@ class ViewColumns:
         return self._plain.failed.union(*(_record_rows(own.failed, view.count) for view, own in self._views))
 
     def fill_rows(self, first: int, stop: int, failed: list[int]) -> list[int]:
-        """Decodes the values of records ``first`` … ``stop - 1`` for each view, except records in ``failed``; returns
-        the records that fail here."""
+        """Decodes the values of records ``first`` … ``stop - 1`` for each view, except records in ``failed``.
+
+        Returns the records that failed in this call; a record may occur once for each view in which it failed."""
         found = self._plain.fill_rows(first, stop, failed)
         for view, own in self._views:
             crops = [*_crop_rows({*failed, *found}, view.count)]
@@ -114,8 +117,8 @@ class ViewColumns:
         return found
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the tensors of the records ``kept``, or all, to copy to the device: of columns that do not move, then
-        of each view."""
+        """Returns the tensors of the records ``kept``, or of all for None, to copy to the device: those of columns that
+        do not move, then those of each view."""
         found = self._plain.host_tensors(kept)
         for view, own in self._views:
             found += own.host_tensors(_select_crops(kept, view.count))
@@ -124,8 +127,10 @@ class ViewColumns:
     def build_values(
         self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor
     ) -> tuple[dict[str, Any], list[Any]]:
-        """Builds the values by column from the tensors on the device, a dict or list by view for columns that move;
-        also lists values that may share memory with the ring."""
+        """Builds the values by column from the tensors on the device, which it takes from ``there`` in order.
+
+        Returns two objects: the values by column (for a column that moves, a list by view, or a dict by the view's
+        name with the crops of each record together), and a list of values that may share memory with the ring."""
         values, shared = self._plain.build_values(there, kept, ids)
         for view, own in self._views:
             found, in_ring = own.build_values(there, _select_crops(kept, view.count), ids)
@@ -149,7 +154,7 @@ def _record_rows(crops: Set[int] | Sequence[int], count: int) -> set[int]:
 
 
 def _select_crops(kept: NDArray[np.int64] | None, count: int) -> NDArray[np.int64] | None:
-    """Returns the numbers of all crops of the records ``kept``; None, for all, stays None."""
+    """Returns the numbers of all crops of the records ``kept``. Returns None, which stands for all, unchanged."""
     return None if kept is None else (kept[:, None] * count + np.arange(count)).reshape(-1)
 
 
