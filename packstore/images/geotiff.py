@@ -47,8 +47,8 @@ def read_geotiff(data: bytes) -> dict[str, Any] | None:
 
 
 def _read_tags(data: bytes) -> dict[int, Any]:
-    """Reads the GeoTIFF tags of the first directory, by number: a text, or a list of numbers. Numbers that are not finite
-    become None; tags of other types are skipped.
+    """Reads the GeoTIFF tags of the first directory, by number: a text, or a list of numbers. Numbers that are not
+    finite become None; tags of other types are skipped.
 
     Raises :class:`IndexError` for a tag over 1 MiB, :class:`struct.error` for truncated data."""
     order, big = "<" if data[:2] == b"II" else ">", 43 in data[2:4]

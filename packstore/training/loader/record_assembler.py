@@ -130,8 +130,8 @@ class RecordAssembler(Assembler):
         return height, width
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        """Returns the shape of a row for ``records``: for a single record whose size no operation sets, that of its image
-        by the header. Returns the common shape for others, and if the header is unreadable or too large."""
+        """Returns the shape of a row for ``records``: for a single record whose size no operation sets, that of its
+        image by the header. Returns the common shape for others, and if the header is unreadable or too large."""
         if not self._own_sizes or len(records) != 1:
             return self.shape
         record = int(records[0])
@@ -146,8 +146,8 @@ class RecordAssembler(Assembler):
         return self._finish.row_shape((height, width))
 
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
-        """Gets the stored bytes of ``records``, and plans their rows. If the store is cold (not in memory yet), asks the
-        operating system to read the records ahead.
+        """Gets the stored bytes of ``records``, and plans their rows. If the store is cold (not in memory yet), asks
+        the operating system to read the records ahead.
 
         Stores the errors of failed records in ``errors``, or raises the first if that is None. Returns the time at
         which the bytes were there, of :func:`time.perf_counter`."""
