@@ -64,7 +64,7 @@ class _Split(NamedTuple):
         """Yields number in ``documents``, folder and name of each image of the split."""
         for number, name in enumerate(self.documents.walk_image_names()):
             folder = self.folder if self.places is None else self.places[number]
-            if self.chosen is None or self.chosen == split_of_folder(_folder_of(folder, name)):
+            if self.chosen is None or self.chosen == split_of_folder(_holding_folder(folder, name)):
                 yield number, folder, name
 
 
@@ -124,8 +124,10 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or a list with the folder of each if they are in several; None if none is
-        found. If images are found only so, removes up to 3 leading folders from their names."""
+        """Finds the folder of the images, or a list with the folder of each image if they are in several; returns None
+        if there is none. If no folder has the names, tries them without the first, the first two or the first three
+        folders, and renames the images in ``documents`` so. Raises :class:`AmbiguousSourceError` if several groups of
+        folders have the images."""
         names = list(documents.walk_image_names())
         folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
@@ -146,8 +148,8 @@ class CocoSource(FileRowSource):
             return folder
 
     def _find_masks(self, files: Mapping[str, AnnotationFile], documents: SplitAnnotations) -> dict[str, str]:
-        """Finds the folders of panoptic masks and of masks of stuff, by column; leaves out missing ones. Counts
-        panoptic masks without a folder."""
+        """Finds the folders of panoptic masks and of masks of stuff, by column; leaves out a column whose folder is
+        missing. Adds the number of panoptic masks without a folder to ``documents.ignored``."""
         found: dict[str, str | None] = {}
         if documents.masks:
             names = [name.decode("utf-8", "surrogateescape") for name in documents.masks.values()]
@@ -192,7 +194,8 @@ class CocoSource(FileRowSource):
         return found | {"json": Json()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, with its files of masks."""
+        """Yields a row for each image of a split: its files of masks, and as ``entry`` its split and its number
+        there."""
         part = self._splits[split]
         documents, masks = part.documents, part.masks
         for number, folder, name in part.iter_images():
@@ -211,8 +214,8 @@ class CocoSource(FileRowSource):
             yield row._replace(value_bytes=row.value_bytes + part.documents.entry_size(number))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and converts its annotations to columns. Raises :class:`ValueError` for invalid
-        annotations."""
+        """Reads an image with its masks, and converts its annotations to columns. Leaves out the columns of files of
+        annotations that its split does not have. Raises :class:`ValueError` for invalid annotations."""
         found = dict(super().read_values(ref))
         split, number = found.pop("entry")
         document = self._splits[split].documents.read_entry(number)
@@ -254,7 +257,8 @@ class CocoSource(FileRowSource):
         return self._unread.get(path) or super().left_reason(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts parts of files of annotations that no column holds, such as licenses."""
+        """Counts parts of files of annotations that no column holds, by reason: licenses, annotations of images that
+        are not listed, and others."""
         counts: Counter[str] = Counter()
         for documents in dict.fromkeys(each.documents for each in self._splits.values()):
             counts.update(documents.ignored)
@@ -276,12 +280,12 @@ class CocoSource(FileRowSource):
         self._splits = {name: self._splits[names[name]] for name in in_packing_order(names)}
 
     def _split_by_folders(self) -> None:
-        """Replaces a single unnamed split by the splits in the names of its folders of images. Raises
-        :class:`AmbiguousSourceError` if only some have one."""
+        """Replaces a single unnamed split by the splits in the names of its folders of images. If only some folders
+        have one, raises :class:`AmbiguousSourceError`, or changes nothing if the user named the kind of source."""
         (name, only), *others = self._splits.items()
         if name or others:
             return
-        folders = {_folder_of(folder, image) for _, folder, image in only.iter_images()}
+        folders = {_holding_folder(folder, image) for _, folder, image in only.iter_images()}
         splits = places_by_split(folders)
         if splits.keys() - {""}:
             self._splits = {split: only._replace(chosen=split) for split in splits}
@@ -334,8 +338,8 @@ class CocoSource(FileRowSource):
         return dict(sorted(found.items()))
 
 
-def _folder_of(folder: str, name: str) -> str:
-    """Returns the folder of an image with a path ``name`` in ``folder``."""
+def _holding_folder(folder: str, name: str) -> str:
+    """Returns the folder that directly holds an image, whose path below ``folder`` is ``name``."""
     return join(folder, name).rpartition("/")[0]
 
 

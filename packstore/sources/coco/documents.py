@@ -69,7 +69,7 @@ class SplitAnnotations:
         self._names = [name.encode("utf-8", "surrogateescape") for name in names]
 
     def entry_size(self, number: int) -> int:
-        """Returns the bytes of the annotations of an image."""
+        """Returns the bytes that the entries of an image take in the temporary file."""
         return self._spool.value_size(number)
 
     def read_entry(self, number: int) -> dict[str, Any]:
@@ -102,8 +102,9 @@ class SplitAnnotations:
             yield found
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
-        """Reads a file, and adds its images, categories and annotations to ``images`` (by id) and to the attributes.
-        Raises :class:`SourceError` if it is not COCO's, or contradicts earlier files."""
+        """Reads a file, and adds its images, categories and annotations to ``images`` (by id) and to the attributes;
+        counts its licenses. Cleans the images' file names. Raises :class:`SourceError` if the file is not COCO's,
+        contradicts earlier files, or has no annotations although its name promises them."""
         where = self._tree.name(file.path)
         document = read_json(self._tree, file.path, _MAX_BYTES)
         if not isinstance(document, dict):
@@ -140,8 +141,8 @@ class SplitAnnotations:
     def _add_annotations(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
-        """Adds the annotations of a file to their images; merges keypoints into the objects with the same id. Counts
-        those of unlisted images."""
+        """Adds the annotations of a file to their images, without their ``image_id``; merges keypoints into the objects
+        with the same id. Leaves out and counts annotations of unlisted images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
@@ -161,8 +162,9 @@ class SplitAnnotations:
     def _add_panoptic_masks(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
-        """Adds the entries of panoptic masks to their images. Counts those of unlisted images. Raises
-        :class:`AmbiguousSourceError` for a second mask of an image."""
+        """Adds the entries of panoptic masks to their images, without their ``image_id``. Leaves out and counts those
+        of unlisted images. Raises :class:`AmbiguousSourceError` for a second mask of an image, and :class:`SourceError`
+        for a path out of the source."""
         for annotation in _read_list(where, document, "annotations"):
             found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
             if found is None:
@@ -181,8 +183,9 @@ class SplitAnnotations:
             found["panoptic"] = annotation
 
     def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
-        """Adds the categories of a file to ``categories``, updates :attr:`points`, and counts their other values.
-        Raises :class:`SourceError` for invalid and repeated ones."""
+        """Adds the categories of a file to ``categories``, and raises :attr:`points` to their number of keypoints if
+        all have the same. Counts their values other than id and name. Raises :class:`SourceError` for a category
+        without a number or a name, and for two names of one id."""
         counts = set()
         further: Counter[str] = Counter()
         for category in _read_list(where, document, "categories"):
@@ -277,7 +280,8 @@ def _is_coordinate(value: Any) -> bool:
 
 
 def _describe_entry(entry: dict[str, Any]) -> str:
-    """Describes an entry for messages, by its file name if it has one."""
+    """Returns the first 80 characters of the file name of an entry, or of the whole entry if it has none, for
+    messages."""
     return printable(f"{entry.get('file_name', entry)!r:.80}")
 
 

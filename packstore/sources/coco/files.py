@@ -51,7 +51,8 @@ class AnnotationFile:
 
 
 def find_annotation_files(tree: Tree) -> list[AnnotationFile]:
-    """Finds COCO's files of annotations by names and first bytes, in the top folder and the folders directly in it."""
+    """Finds COCO's files of annotations by names and first bytes, in the top folder and the folders directly in it.
+    Passes over hidden folders."""
     folders = ["", *_BESIDE]
     folders += [name for name in tree.names("").folders if name not in folders and not is_passed_over(name)]
     return [file for folder in folders for file in _find_in_folder(tree, folder)]
@@ -160,7 +161,7 @@ def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
 
 
 def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
-    """Finds the folder of the masks of an annotation file, or returns None if there is none.
+    """Finds the folder with most of the masks ``names`` of an annotation file, or returns None if no folder has any.
 
     The folder has the name of the file plus ``end``. Without ``end``, it may also be the folder that holds the file.
     """

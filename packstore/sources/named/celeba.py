@@ -43,7 +43,8 @@ class CelebA(NamedSource):
         return found | {name: more[file] for file, name in self._optional_columns.items()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line, or an image that a list
+        """Yields the rows of a split: ``labels`` has the numbers of the attributes that an image has, and each optional
+        list that exists gives one more value. Raises :class:`SourceError` for an invalid line, or an image that a list
         lacks."""
         attributes, partition = self.read_table(_ATTRIBUTES, skip=2), self.read_table(_PARTITION)
         tables = {file: self.read_table(file, skip=0 if file == _IDENTITY else 2) for file in self._optional_columns}
@@ -64,7 +65,7 @@ class CelebA(NamedSource):
 
     @cached_property
     def _attributes(self) -> tuple[str, ...]:
-        """Names of the attributes."""
+        """Names of the attributes, from the second line of their list; empty if that line is missing."""
         return tuple(next(iter(self.read_table(_ATTRIBUTES, skip=1)), []))
 
     @cached_property
@@ -75,8 +76,8 @@ class CelebA(NamedSource):
 
 
 def _parse_image_line(table: TextTable, image: str, count: int) -> list[int]:
-    """Returns the ``count`` numbers in the line of an image. Raises :class:`SourceError` if the line is missing, or has
-    others."""
+    """Returns the ``count`` whole numbers in the line of an image. Raises :class:`SourceError` if the line is missing,
+    or has other values."""
     line = table.require_line(image, count + 1, f"{image} and {count} numbers")
     return table.parse_ints(line[1:], "whole numbers", line)
 

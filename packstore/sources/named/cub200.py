@@ -41,8 +41,8 @@ class Cub200(NamedSource):
         return found | parts
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line, or an image that a table
-        lacks."""
+        """Yields the rows of a split, with ``keypoints`` if the files of parts exist. Raises :class:`SourceError` for
+        an invalid line, or an image that a table of splits, labels or boxes lacks."""
         wanted = {"train": "1", "test": "0"}[split]
         for line in self.read_table("images.txt", " "):
             image, file = line[0], " ".join(line[1:])
@@ -61,8 +61,8 @@ class Cub200(NamedSource):
             yield FileRow(self.tree_path(f"images/{file}"), values)
 
     def _read_points(self, table: TextTable, image: str) -> list[list[float]]:
-        """Returns the parts of an image as (x, y, visibility); (0, 0, 0) for a part that is not listed. Raises
-        :class:`SourceError` for an invalid line."""
+        """Returns (x, y, visibility) of each part of an image, in the order of ``parts.txt``; (0, 0, 0) for a part that
+        is not listed. Raises :class:`SourceError` for an invalid line."""
         found = [[0.0, 0.0, 0.0] for _ in range(self._part_count)]
         for line in table.find_lines(image):
             if len(line) != 5 or not 1 <= table.parse_int(line[1], "five numbers", line) <= len(found):
@@ -106,8 +106,8 @@ class Cub200(NamedSource):
 
 
 def _read_image_values(table: TextTable, image: str, count: int) -> list[str]:
-    """Returns the ``count`` values in the line of an image. Raises :class:`SourceError` if the line is missing, or has
-    more or fewer."""
+    """Returns the ``count`` values in the line of an image, as texts. Raises :class:`SourceError` if the line is
+    missing, or has another number of values."""
     return table.require_line(image, count + 1, f"image {image} and {count} values")[1:]
 
 

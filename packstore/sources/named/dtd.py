@@ -36,7 +36,8 @@ class Dtd(NamedSource):
         return found | ({} if self._joint_table is None else {"labels": Labels(self._classes, of=False)})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line."""
+        """Yields the rows of a split with ``label``, and with ``labels`` too if the joint list exists; an image that
+        this list lacks has its class alone there. Raises :class:`SourceError` for an invalid line."""
         numbers = {name: number for number, name in enumerate(self._classes)}
         for image in self._list_split(split):
             label = numbers[image.partition("/")[0]]

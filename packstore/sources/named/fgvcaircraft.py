@@ -57,6 +57,8 @@ class FgvcAircraft(NamedSource):
         return found | ({"boxes": Boxes()} if self.exists(_BOXES) else {})
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
+        """Yields the rows of a split: variant, family and manufacturer as class numbers, and the box if the list of
+        boxes exists. Raises :class:`SourceError` for an image that a list lacks, or has with an unknown name."""
         tables = {column: self.read_table(f"images_{level}_{split}.txt") for column, (level, _) in _LEVELS.items()}
         for image, *_ in tables["label"]:
             values: dict[str, Any] = {
@@ -76,14 +78,15 @@ class FgvcAircraft(NamedSource):
         return number
 
     def _read_box(self, image: str) -> list[float]:
-        """Returns the box of an image. Raises :class:`SourceError` if its line is missing or invalid."""
+        """Returns the box of an image as in the file, as four floats. Raises :class:`SourceError` if its line is
+        missing or invalid."""
         table, expected = self.read_table(_BOXES), "an image and four whole numbers"
         line = table.require_line(image, 5, expected)
         return [*map(float, table.parse_ints(line[1:], expected, line))]
 
     @cached_property
     def _class_numbers(self) -> dict[str, dict[str, int]]:
-        """Class numbers by name for each column, in the order of its list."""
+        """Class numbers by name for each of the three columns, in the order of its file of names."""
         return {
             column: {name: n for n, name in enumerate(dict.fromkeys(" ".join(line) for line in self.read_table(file)))}
             for column, (_, file) in _LEVELS.items()

@@ -162,7 +162,7 @@ class FolderSetSource(FileRowSource):
         return ()
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a file belongs to the set by its pattern of known files."""
+        """Tells if a path matches the pattern of known files of the set, or that of its images that are no samples."""
         return re.fullmatch(f"{self.row.known}|{self.row.left}", _relative_path(self.base, path)) is not None
 
     def left_reason(self, folder: str, name: str) -> str | None:
@@ -172,7 +172,8 @@ class FolderSetSource(FileRowSource):
         return super().left_reason(folder, name)
 
     def _find_split(self, match: re.Match[str]) -> str:
-        """Returns the split in the path of an image, or ``""`` if the pattern has no group for it."""
+        """Returns the split in the path of an image: the name that the set gives to that text, else the text in lower
+        case; ``""`` if the pattern has no group for it."""
         found = match.groupdict().get("split") or ""
         return self.row.splits.get(found, found.lower())
 
@@ -184,7 +185,7 @@ class FolderSetSource(FileRowSource):
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)
 
     def _match_images(self) -> Iterator[tuple[str, re.Match[str]]]:
-        """Yields each image of the set: its path in the tree, and the match of the pattern."""
+        """Yields each image of the set: its path in the tree, and the match of the pattern. Skips other images."""
         for image in _list_images(self.tree, self.base, self.options.skip_bad):
             match = self._path.fullmatch(_relative_path(self.base, image))
             if match is not None:
@@ -225,8 +226,9 @@ class FolderSetSource(FileRowSource):
 
 
 def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, FolderSetMatch] | None:
-    """Finds the first set that matches all images of a tree, else the first that matches some; returns None if none
-    does. Skips sets with missing required files. Lists all images."""
+    """Finds the first set that matches all images of a tree, else the first that matches some; returns None if no set
+    does. Looks for the markers in the folders of :func:`walk_lone_folders`, up to the first in which a set matches.
+    Skips sets with missing required files, and those that :attr:`FolderSet.unless` excludes. Lists all images."""
     found: list[tuple[FolderSet, FolderSetMatch]] = []
     for base in walk_lone_folders(tree):
         names = tree.names(base)
@@ -245,7 +247,8 @@ def find_folder_set(tree: Tree, rows: Sequence[FolderSet]) -> tuple[FolderSet, F
 
 
 def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
-    """Matches all images of a tree with a set; memory holds hashes of the images that are not samples."""
+    """Matches all images of a tree with a set. Skips cycles of links. Memory holds a hash of each image that is no
+    sample, and of each further file."""
     pattern, left = re.compile(row.path), re.compile(row.left)
     others: set[int] = set()
     beside: set[int] = set()
@@ -303,8 +306,9 @@ def _list_images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
 
 
 def make_folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
-    """Makes the :class:`Kind` of some sets. It is certain if one matches all images, and raises
-    :class:`AmbiguousSourceError` if one matches half of them or more."""
+    """Makes the :class:`Kind` of some sets. It is certain if a set matches all images of a path, and raises
+    :class:`AmbiguousSourceError` if a set matches only half of them or more. Any other path, and a damaged archive, is
+    not of this kind."""
     source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "known_sets": tuple(rows)})
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:

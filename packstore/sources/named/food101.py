@@ -47,8 +47,8 @@ class Food101(NamedSource):
         return {split: self._read_list(f"meta/{split}") for split in self.splits()}
 
     def _read_list(self, name: str) -> list[str]:
-        """Reads a list of images, as ``CLASS/NUMBER``, from JSON or text. Raises :class:`SourceError` for an invalid
-        one."""
+        """Reads a list of images, as ``CLASS/NUMBER``, from JSON if that exists, else from text. Raises
+        :class:`SourceError` for any other content."""
         if self.exists(f"{name}.json"):
             try:
                 found = json.loads(self.read_text(f"{name}.json"))

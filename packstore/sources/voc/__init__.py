@@ -119,7 +119,8 @@ class VocSource(FileRowSource):
             yield FileRow(self._join_base(self._images, f"{stem}{suffixes.get(stem, '.jpg')}"), values)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its masks and parses its annotation. Raises :class:`ValueError` for an invalid one."""
+        """Reads an image with its masks and parses its annotation; with a palette, adds the columns of the mask as
+        class numbers. Raises :class:`ValueError` for an invalid annotation or mask."""
         found = dict(super().read_values(ref))
         if self._palette is not None and found["mask"] is not None:
             found |= read_mask_columns(self._palette, found["mask"], self.options.max_pixels)
@@ -131,7 +132,8 @@ class VocSource(FileRowSource):
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the lists; those of a class or of another task add nothing to the annotations."""
+        """Claims the lists that are read, and as evidence all other lists in the folders of sets: those of a class or
+        of another task add nothing to the annotations."""
         super().claim_files(claims)
         used, places = set(self.describing_files()), dict.fromkeys((self._join_base("ImageSets"), *self._set_folders))
         for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
@@ -162,8 +164,8 @@ class VocSource(FileRowSource):
         return [next(iter(self._sets.values())).rpartition("/")[0]] if self._sets else []
 
     def _list_stems(self, split: str) -> Iterator[str]:
-        """Yields the names of the images of a split, without suffixes. Raises :class:`SourceError` for a path out of
-        the source."""
+        """Yields the names of the images of a split, without suffixes, and without the flag 0, 1 or -1 after a name in
+        a list. Raises :class:`SourceError` for a path out of the source."""
         if not self._sets:
             yield from (name.rpartition(".")[0] for name in self.tree.list(self._join_base(self._images)).images)
             return

@@ -51,8 +51,8 @@ def read_classes(tree: Tree, files: Iterable[str]) -> tuple[str, ...]:
 
 
 def parse_annotation(data: bytes) -> dict[str, Any]:
-    """Parses an XML file to values of ``boxes``, ``labels``, ``difficult`` and ``json``. Raises :class:`ValueError` for
-    an invalid one."""
+    """Parses an XML file to ``boxes``, ``labels`` (names of classes), ``difficult`` (numbers), and ``json``: the whole
+    file as ``{"annotation": …}``, its ``object`` always a list. Raises :class:`ValueError` for an invalid file."""
     root, document = load_xml(data)
     document = {} if document == "" else document  # <annotation/>: an image without objects
     if root != "annotation" or not isinstance(document, dict):
@@ -72,8 +72,9 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _get_text(value: Any, name: str, default: str | None = None) -> str:
-    """Returns the text of the element ``name``; ``default`` if that is missing or empty. Raises :class:`ValueError` if
-    it is missing without a default, or occurs several times."""
+    """Returns the text of the element ``name``. Returns ``default`` for a missing element, and for an empty one;
+    without a default, an empty text stays empty. Raises :class:`ValueError` if the element is missing without a
+    default, or occurs several times."""
     found = value.get(name, default) if isinstance(value, dict) else None
     if not isinstance(found, str):
         raise ValueError(f"an object of its annotation has {'several values' if found else 'no value'} of {name!r}")
@@ -90,6 +91,6 @@ def _class_name(value: Any) -> str:
 
 def parse_box(value: Mapping[str, Any]) -> list[float]:
     """Parses the box of an ``object`` to left, top, right, bottom in pixels from 0. Raises :class:`ValueError` for a
-    missing corner."""
+    corner that is missing or not a finite number."""
     left, top, right, bottom = (parse_finite(_get_text(value.get("bndbox"), corner)) for corner in _CORNERS)
     return [left - 1, top - 1, right, bottom]

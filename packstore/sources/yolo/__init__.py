@@ -80,12 +80,13 @@ class YoloSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, with its file of labels if it has one."""
+        """Yields a row for each image of a split, with the path of its file of labels, which need not exist."""
         for image in self._list_images(split):
             yield FileRow(image, {"labels": InTree(self._label_path(image), optional=True)})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and parses its labels, with boxes in pixels. Raises :class:`ValueError` for invalid ones."""
+        """Reads an image and parses its labels, with boxes and keypoints in pixels, and polygons as in the file. Raises
+        :class:`ValueError` for an invalid line, and for an image of unknown size."""
         found = dict(super().read_values(ref))
         try:
             width, height = upright_size(found["image"])
@@ -97,7 +98,7 @@ class YoloSource(FileRowSource):
         return found
 
     def describing_files(self) -> Iterable[str]:
-        """Includes the lists of images."""
+        """Returns the files that describe the data set, and the lists of images."""
         places = (place for places in self._layout.splits.values() for place in places)
         return [*self._layout.files, *(place for place in places if place.endswith(".txt"))]
 
@@ -112,7 +113,8 @@ class YoloSource(FileRowSource):
 
     @cached_property
     def _label_folders(self) -> frozenset[str]:
-        """Folders of the files of labels. Raises :class:`SourceError` for an image that is listed twice."""
+        """Folders of the files of labels of all images. Raises :class:`SourceError` for an image that is listed
+        twice."""
         seen: dict[str, str] = {}
         for split in self._layout.splits:
             for image in self._list_images(split):
@@ -137,7 +139,7 @@ class YoloSource(FileRowSource):
         return super().left_reason(folder, name)
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts splits without images, or with those of another."""
+        """Counts splits that are left out, by reason: their images are missing, or are those of another split."""
         return dict(+self._layout.ignored)
 
     @cached_property
@@ -167,8 +169,10 @@ def label_path(image: str) -> str:
 
 
 def _parse_label_lines(text: bytes, width: int, height: int, points: tuple[int, int] | None) -> dict[str, Any]:
-    """Parses a file of labels to values by column, in pixels of an image of ``width`` and ``height``; ``points`` is the
-    shape of keypoints. Raises :class:`ValueError` with the number of the wrong line."""
+    """Parses a file of labels to ``boxes``, ``labels``, ``polygons``, and, with ``points`` (number of keypoints, and of
+    numbers in each), ``keypoints``. Boxes and keypoints are in pixels of an image of ``width`` and ``height``. Polygons
+    stay fractions, and are None for an object with a box. Raises :class:`ValueError` with the number of the wrong
+    line."""
     boxes, labels, keypoints = [], [], []
     polygons: list[list[float] | None] = []
     for number, line in enumerate(text.removeprefix(_BOM).splitlines(), 1):
@@ -218,7 +222,8 @@ def _has_labels(tree: Tree, images: str) -> bool:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a file like ``data.yaml``, or labels beside a folder of images. Partial if annotations of COCO or
-    Pascal VOC are there too, so that the user is asked: each may cover only some images."""
+    Pascal VOC are there too, so that the user is asked: each may cover only some images. Raises
+    :class:`AmbiguousSourceError` if several groups of folders have the images of one folder ``labels``."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -147,9 +147,9 @@ def read_layout(tree: Tree) -> YoloLayout:
 
 
 def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> YoloLayout:
-    """Adds splits to a layout and returns it. Counts splits without images, or with those of another. If none has
-    images, takes the usual folders instead, since the paths may be those of another machine; raises
-    :class:`SourceError` if there are none either.
+    """Adds splits to a layout and returns it. Leaves out a split whose images are missing or those of another split, and
+    counts it in ``ignored``. If no split is left, and all paths may be those of another machine, takes the usual
+    folders instead, and counts nothing. Raises :class:`SourceError` if no images are found.
 
     Args:
         tree: The source.
@@ -289,7 +289,7 @@ def _is_name(value: Any) -> bool:
 
 
 def _read_names(tree: Tree, file: str) -> tuple[str, ...]:
-    """Reads names of classes, one a line, at most 1,048,576. Numbers are added to names that occur twice."""
+    """Reads names of classes, one a line; takes the first 1,048,576. Numbers are added to names that occur twice."""
     names = [line for _, line in islice(read_lines(tree, file), _MAX_CLASSES)]
     return number_repeated_names(names, range(len(names)))
 
