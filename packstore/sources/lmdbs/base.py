@@ -60,7 +60,8 @@ class Database:
             yield item
 
     def read_first_entries(self) -> list[tuple[bytes, bytes]]:
-        """Reads key and value of the first 4 entries."""
+        """Reads key and value of the first 4 entries, in the order of keys. Raises :class:`SourceError` or
+        :class:`ValueError` for a damaged page."""
         found = []
         for key, _ in islice(self.walk_entries(), _LOOKED_AT):
             found.append((key, self.read_value(key) or b""))
@@ -76,7 +77,8 @@ class Database:
         return None if found is None else found.tobytes()
 
     def read_text(self, key: bytes) -> str | None:
-        """Reads the value of a key as text; returns None if the key is missing, or the value is not UTF-8."""
+        """Reads the value of a key as text; returns None if the key is missing, or the value is not UTF-8. Raises
+        :class:`ValueError` for a damaged page."""
         found = self.read_value(key)
         try:
             return None if found is None else found.decode("utf-8")
@@ -122,13 +124,14 @@ class LmdbSource(RowSource):
     @classmethod
     @abstractmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells by its first entries if this kind reads a database. Raises :class:`RefusedLmdbError` if it is certainly
-        of this kind, but cannot be read."""
+        """Tells by its first entries if this kind reads a database. Raises :class:`RefusedLmdbError` for a database
+        that is certainly of this kind, but cannot be read."""
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
-        """Finds the LMDBs at a path, in packing order. Raises :class:`AmbiguousSourceError` for several whose names do
-        not have one split each."""
+        """Finds the LMDBs at a path, in packing order; returns ``[]`` if there are none. A path that is an LMDB itself
+        has the split ``""``. Raises :class:`AmbiguousSourceError` for several whose names do not have one split
+        each."""
         if is_lmdb(path):
             return [SplitDatabase("", path)]
         found = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]
@@ -201,8 +204,8 @@ def is_lmdb(path: Path) -> bool:
 
 
 def find_lmdbs(path: Path) -> list[Path]:
-    """Lists the LMDBs in a folder, sorted; ``[]`` if the folder also has images or other folders, or is none. Raises
-    :class:`OSError`."""
+    """Lists the LMDBs in a folder, sorted. Passes over hidden and ignored names. Returns ``[]`` if ``path`` is no
+    folder, or also has images or other folders. Raises :class:`OSError`."""
     if not path.is_dir():
         return []
     found = []
@@ -221,7 +224,7 @@ def find_lmdbs(path: Path) -> list[Path]:
 
 
 def _split_from_name(path: Path) -> str:
-    """Returns the split in the name of an LMDB, or ``""`` if there is none."""
+    """Returns the first word in the name of an LMDB that is a split, or ``""`` if no word is one."""
     name = path.name.lower().removesuffix(".lmdb").removesuffix("_lmdb").removesuffix(".mdb")
     words = name.replace("-", "_").replace(".", "_").split("_")
     return next((word for word in words if word in SPLIT_ORDER), "")

@@ -61,11 +61,13 @@ class BasicSrSource(LmdbSource):
                 raise SourceError(f"{printable(str(file))} lists {count} images; the LMDB has {database.entries}")
 
     def read_values(self, ref: Any) -> dict[str, Any]:
+        """Reads the image of a line; its key is the name up to the first dot. Raises :class:`ValueError` if it is
+        missing, damaged or too large."""
         number, name = ref
         return {"image": self.read_image(number, name.split(".")[0].encode("utf-8", "surrogateescape"))}
 
     def files(self) -> list[Path]:
-        """Adds the lists."""
+        """Lists the LMDB files and the lists."""
         return [*super().files(), *(database.path / _LIST for database in self.databases)]
 
 

@@ -31,7 +31,8 @@ class Folder2LmdbSource(LmdbSource):
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if they are not pickles."""
+        """Tells if ``__len__`` and ``__keys__`` exist. Raises :class:`RefusedLmdbError` if ``__len__`` is no pickle, as
+        from pyarrow."""
         length = database.read_value(_LENGTH)
         if length is None or database.read_value(_KEYS) is None:
             return False
@@ -51,7 +52,8 @@ class Folder2LmdbSource(LmdbSource):
         return {"image": Image(), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each number; its size is that of the pickle."""
+        """Yields a row for each number, also for a missing one; its size is that of the pickle. Raises
+        :class:`SourceError` for other keys, or a wrong number of samples."""
         for number, _ in self.list_databases(split):
             for index, size in enumerate(self._sizes[number]):
                 yield Row(index_key(split, index), (number, index), max(0, size), 8)

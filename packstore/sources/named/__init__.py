@@ -66,8 +66,8 @@ class NamedSource(FileRowSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the markers and required paths that are missing. A ``.mat`` file with another content counts as
-        missing."""
+        """Lists the markers and required paths that are missing; an alternative stays as it is written, ``a|b``. A
+        ``.mat`` file that does not begin as a MAT file counts as missing."""
         return [path for path in (*cls.markers, *cls.required) if not has_path(tree, base, path, check_content=True)]
 
     @classmethod
@@ -112,7 +112,9 @@ class NamedSource(FileRowSource):
         return read_text(self.tree, self.tree_path(name), _MAX_LIST_BYTES)
 
     def read_table(self, name: str, separator: str | None = None, skip: int = 0) -> TextTable:
-        """Reads a text file as a table; caches it by name. Raises :class:`SourceError` if it cannot be read."""
+        """Reads a text file as a table, without its first ``skip`` lines. Caches the table by ``name`` and ``skip``.
+        Raises :class:`SourceError` if the file cannot be read, and :class:`AmbiguousSourceError` for an unknown
+        encoding."""
         found = self._tables.get((name, skip))
         if found is None:
             table = TextTable(self.file_name(name), self.read_text(name), separator, skip)
@@ -126,7 +128,8 @@ class NamedSource(FileRowSource):
         return shown, load_variable(shown, self.read_file(name), key)
 
     def list_images(self, folder: str) -> Iterator[str]:
-        """Yields the paths in the tree of the images below a folder, in torchvision's order."""
+        """Yields the paths in the tree of the images below a folder, in torchvision's order. With ``skip_bad``, skips
+        cycles of links, else raises an error."""
         above = self.tree.above
         for directory, listing in self.tree.walk(self.tree_path(folder), above, skip_cycles=self.options.skip_bad):
             for name in listing.images:
@@ -143,7 +146,7 @@ class NamedSource(FileRowSource):
                 continue
 
     def resolve_alternative(self, names: str) -> str:
-        """Returns the first of ``a|b`` that exists; all of it if none does."""
+        """Returns the first of the names in ``a|b`` that exists; returns ``a|b`` unchanged if none exists."""
         return next((name for name in names.split("|") if self.exists(name)), names)
 
 
@@ -188,7 +191,8 @@ def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -
 
 
 def _find_lone_subfolder(tree: Tree, base: str) -> str | None:
-    """Returns the only folder in a folder; None if there are several, or files other than archives."""
+    """Returns the path of the only folder in a folder; None if there are several folders, none, or files other than
+    archives. Passes over hidden names."""
     names = tree.names(base)
     folders = [name for name in names.folders if not is_passed_over(name)]
     files = [name for name in names.files if not is_passed_over(name) and not name.lower().endswith(_ARCHIVES)]

@@ -32,7 +32,7 @@ class Gtsrb(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists missing files. If test images exist, their labels are required too."""
+        """Lists missing files. If a folder of test images exists, their table is required too."""
         unlabelled = has_path(tree, base, _TEST) and not has_path(tree, base, _TRUTH)
         return [*super().find_missing(tree, base), *(["GT-final_test.csv"] if unlabelled else [])]
 
@@ -68,7 +68,7 @@ class Gtsrb(NamedSource):
             yield FileRow(self.tree_path(folder + line[0]), {"label": label, "boxes": [box]})
 
     def _read_csv(self, name: str) -> TextTable:
-        """Reads a table without its header. Raises :class:`SourceError` for a wrong header."""
+        """Reads a table without its header. Raises :class:`SourceError` for another header."""
         header = next(iter(self.read_table(name, ";")), [])
         table = self.read_table(name, ";", skip=1)
         if header != _HEADER:

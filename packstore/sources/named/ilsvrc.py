@@ -117,7 +117,8 @@ class IlsvrcSource(RowSource):
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and label, and the class name with a devkit. With test images, both are optional."""
+        """Declares image and label, and the class name with a devkit. Declares the image alone if there are no classes.
+        With test images, label and name are optional."""
         optional = "test" in self._layout.splits
         declared: dict[str, Field] = {"image": Image()}
         if not self._classes:
@@ -126,8 +127,8 @@ class IlsvrcSource(RowSource):
         return declared | ({"name": Text(optional=optional)} if self._devkit is not None else {})
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows class by class, as torchvision does. Raises :class:`SourceError` for a validation image that
-        the devkit does not label."""
+        """Yields the rows class by class, as torchvision does; test images in the order of names. Raises
+        :class:`SourceError` for a validation image that the devkit does not label."""
         part = self._layout.splits[split]
         tree = self._trees[part.path]
         if part.in_classes:
@@ -142,7 +143,9 @@ class IlsvrcSource(RowSource):
         yield from self._make_rows(split, part.folder, listing, labels, order)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image, with the number and name of its class. Raises :class:`ValueError` if it cannot be read."""
+        """Reads an image, with ``label``, and with ``name`` if there is a devkit; a test image has neither value. A
+        class that the devkit does not name has its wnid as name. Raises :class:`ValueError` if the image cannot be
+        read."""
         split, file, size, modified, label = ref
         try:
             image = self._trees[self._layout.splits[split].path].read(file, size, modified, self._max_bytes)
@@ -207,7 +210,7 @@ class IlsvrcSource(RowSource):
 
     @cached_property
     def _class_folders(self) -> dict[str, frozenset[str]]:
-        """Names of the folders of classes in each split."""
+        """Names of the folders of classes in each split; empty for a split whose images are not in such folders."""
         return {
             split: frozenset(self._trees[part.path].list(part.folder).directories if part.in_classes else ())
             for split, part in self._layout.splits.items()
@@ -256,8 +259,8 @@ def _read_devkit(path: Path) -> _Devkit:
 
 
 def _find_layout(path: Path) -> _Layout:
-    """Finds the splits and the devkit at ``path``, or the devkit beside it. Returns an empty layout for other paths.
-    Raises :class:`OSError`."""
+    """Finds the splits and the devkit at ``path``; looks for the devkit beside ``path``, too, if that has only
+    validation images. Returns an empty layout for other paths. Raises :class:`OSError`."""
     found = _Layout()
     if not path.is_dir():
         if _is_val_archive(path):
@@ -296,7 +299,7 @@ def _is_val_folder(path: Path) -> bool:
 
 
 def _list_top_names(folder: Path) -> Names:
-    """Lists the names directly in a folder; none if it is no folder or archive."""
+    """Lists the names directly in a folder or an archive; empty for any other path."""
     tree = open_tree(folder)
     return Names() if tree is None else tree.names("")
 

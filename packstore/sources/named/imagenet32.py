@@ -79,8 +79,8 @@ class ImageNet32Source(PixelSource):
         return tuple(found[number] for number in range(1, len(found) + 1))
 
     def read_pixel_files(self) -> list[PixelFile]:
-        """Reads labels and positions of pixels of all batches; sets :attr:`side`. Raises :class:`SourceError` for a
-        damaged batch, and for images of different sizes."""
+        """Reads labels and positions of pixels of all batches; sets :attr:`side`. Labels begin at 0. Raises
+        :class:`SourceError` for a damaged batch, a label that is no class, and images of different sizes."""
         found, sides = [], set()
         names = self.read_class_names()
         for split, file in self._batches:
@@ -161,8 +161,8 @@ def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int6
 
 
 def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
-    """Finds the batches at ``path``, in order; returns them, and the names of missing training batches if the first
-    exists. Raises :class:`OSError`."""
+    """Finds the batches at ``path``, in order: the pickle, or else the ``.npz``. Returns them, and the names of missing
+    training batches, which are looked for only if the first one exists. Raises :class:`OSError`."""
     if not path.is_dir():
         return [], []
     there: dict[str, Path] = {}

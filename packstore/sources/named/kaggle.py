@@ -38,7 +38,8 @@ class KaggleSource(NamedSource):
         return tuple(split for split in ("train", "val", "test") if self.exists(f"{_ROOT}/{split}"))
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, label, class name, boxes and their labels."""
+        """Declares image, label, class name, boxes and their labels; label and name are optional if there are test
+        images."""
         optional = "test" in self.splits()
         return {
             "image": Image(),
@@ -65,8 +66,8 @@ class KaggleSource(NamedSource):
                 yield self._make_row(split, image, number)
 
     def _make_row(self, split: str, image: str, number: int) -> FileRow:
-        """Makes the row of an image with its class number and its boxes, if the table has any. Raises
-        :class:`SourceError` for an invalid line."""
+        """Makes the row of an image with ``label`` and ``name`` of its class, and with ``boxes`` and ``labels`` if the
+        table has a line for the image. Raises :class:`SourceError` for an invalid line."""
         values: dict[str, Any] = {"label": number, "name": self._class_titles[number]}
         table = self._solution_tables[split]
         line = None if table is None else table.find_line(_stem(image))

@@ -55,7 +55,7 @@ class StanfordDogs(NamedSource):
         return [*super().find_missing(tree, base), *(lists if len(lists) == 1 else ())]
 
     def splits(self) -> tuple[str, ...]:
-        """Returns ``train`` and ``test``, or ``("",)`` without lists."""
+        """Returns ``train`` and ``test``; without lists ``("",)``."""
         return tuple(_LISTS) if any(map(self.exists, _LISTS.values())) else ("",)
 
     def fields(self) -> Mapping[str, Field]:
@@ -78,7 +78,8 @@ class StanfordDogs(NamedSource):
             yield FileRow(self.tree_path(f"{images}/{image}"), {"label": self._classes[folder], "json": note})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and parses its annotation, if it has one. Boxes have the published corners."""
+        """Reads an image and parses its annotation, if it has one: ``boxes`` with the published corners, and ``json``
+        with the content of ``annotation``. Raises :class:`ValueError` for an invalid annotation."""
         found = dict(super().read_values(ref))
         if found["json"] is not None:
             read = parse_annotation(found["json"])

@@ -65,8 +65,8 @@ class Stl10Source(PixelSource):
         return found
 
     def read_pixel_files(self) -> list[PixelFile]:
-        """Reads labels and folds of all splits. Raises :class:`SourceError` for a file that is cut off, or wrong
-        labels."""
+        """Reads labels, from 0, and folds of all splits that exist; ``unlabeled`` has no labels, and only ``train`` has
+        folds. Raises :class:`SourceError` for a file that is cut off, or wrong labels or folds."""
         found = []
         for split in ("train", "test", "unlabeled"):
             name = f"{split}_X.bin"
@@ -93,7 +93,8 @@ class Stl10Source(PixelSource):
         return lambda size, offset: part(offset, size), lambda: None
 
     def files(self) -> Iterator[Path]:
-        """Yields the files of pixels and labels that exist, or the archive."""
+        """Yields the files of pixels and labels that exist, but not those of folds and names; yields the path alone if
+        that is an archive."""
         if self.path.is_dir():
             for split in ("train", "test", "unlabeled"):
                 for name in (f"{split}_X.bin", f"{split}_y.bin"):
@@ -107,8 +108,8 @@ class Stl10Source(PixelSource):
         self._tree.close()
 
     def _read_folds(self, length: int) -> dict[str, NDArray[np.bool_]]:
-        """Reads the column ``folds`` of the training images, bool ``(length, 10)``; returns no column without its file.
-        Raises :class:`SourceError` for an invalid one."""
+        """Reads the folds of the training images as ``{"folds": bool (length, 10)}``; returns ``{}`` if their file does
+        not exist. Raises :class:`SourceError` for an invalid file."""
         if not has_path(self._tree, self._base.rstrip("/"), _FOLDS):
             return {}
         found = np.zeros((length, 10), np.bool_)

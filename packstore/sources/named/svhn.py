@@ -44,8 +44,8 @@ class SvhnSource(PixelSource):
         return tuple(map(str, range(10)))
 
     def read_pixel_files(self) -> list[PixelFile]:
-        """Reads labels and positions of pixels of all files, and verifies checksums. Raises :class:`SourceError` for
-        damage."""
+        """Reads labels and positions of pixels of all files, and verifies checksums of compressed arrays. Label 10
+        becomes 0. Raises :class:`SourceError` for damage, and for arrays of another shape or dtype."""
         found = []
         for split, file in self._files.items():
             arrays, shown = find_arrays(file), printable(str(file))
@@ -87,8 +87,8 @@ def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
 
 
 def _find_files(path: Path) -> dict[str, Path]:
-    """Finds the MAT file of each split that exists; ``path`` is one of them, or their folder. Raises
-    :class:`OSError`."""
+    """Finds the MAT file of each split that exists; ``path`` is one of them, or their folder. Skips files that do not
+    begin as a MAT file. Raises :class:`OSError`."""
     if not path.is_dir():
         split = path.name.removesuffix("_32x32.mat")
         return {split: path} if split in _SPLITS and first_bytes(path, 6) == b"MATLAB" else {}

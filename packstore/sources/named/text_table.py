@@ -43,7 +43,8 @@ class TextTable:
         return next(self.find_lines(key), None)
 
     def find_lines(self, key: str) -> Iterator[list[str]]:
-        """Yields the fields of all lines whose first field is ``key``. The first call indexes the table."""
+        """Yields the fields of all lines whose first field is ``key``. The first call indexes the table. Raises
+        :class:`SourceError` if a line has a path out of the source."""
         hashes, starts = self._line_index
         wanted = _hash_key(key)
         first, last = np.searchsorted(hashes, np.uint64(wanted), "left"), len(hashes)
@@ -74,7 +75,7 @@ class TextTable:
         return line
 
     def refuse_line(self, line: Sequence[str], expected: str) -> NoReturn:
-        """Raises :class:`SourceError` with the line and the ``expected`` format."""
+        """Raises :class:`SourceError` with the first 80 characters of the line, and the ``expected`` format."""
         shown = printable(" ".join(line)[:_SHOWN])
         raise SourceError(f"{self.name} has the line {shown!r}; expected {printable(expected)}")
 
@@ -102,8 +103,8 @@ class TextTable:
             start = end + 1
 
     def _split_line(self, start: int) -> list[str]:
-        """Splits the line at an offset into fields; ``[]`` for a blank line. Raises :class:`SourceError` for a path out
-        of the source."""
+        """Splits the line at an offset into fields without white space around them; returns ``[]`` for a blank line.
+        Raises :class:`SourceError` for a null character, and for a path out of the source."""
         end = self._data.find(b"\n", start)
         line = self._data[start : end if end >= 0 else None].decode("utf-8", "surrogateescape").rstrip("\r")
         if not line.strip():

@@ -36,8 +36,8 @@ class TinyImageNet(NamedSource):
         return {"image": Image(), "label": Label(self._classes, optional=optional), "boxes": Boxes(optional=optional)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line, or a training image without a
-        box."""
+        """Yields the rows of a split, with label and box; test images have neither. Raises :class:`SourceError` for an
+        invalid line, or a training image without a box."""
         if split == "test":
             for image in self.list_images(_TEST):
                 yield FileRow(image, {})

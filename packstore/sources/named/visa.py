@@ -43,7 +43,8 @@ class VisA(NamedSource):
         return found | {"mask": infer_mask_field(self.tree, masks)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each line of the list that belongs to the split."""
+        """Yields a row for each line of the list that belongs to the split. A normal image has no mask; an image that
+        no table of defects names has an empty list of defects."""
         for row in self._rows:
             if row["split"] == split:
                 values: dict[str, Any] = {"label": row["label"], "object": row["object"]}
@@ -67,7 +68,8 @@ class VisA(NamedSource):
 
     @cached_property
     def _defects(self) -> dict[str, list[str]]:
-        """Kinds of defects by image, from the tables of the objects."""
+        """Kinds of defects by image, from the tables of the objects; the word ``normal`` is no defect. Empty if no
+        object has a table."""
         found: dict[str, list[str]] = {}
         for name in self._list_unique_values("object"):
             if self.exists(f"{name}/{_NOTES}"):

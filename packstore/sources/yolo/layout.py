@@ -147,8 +147,8 @@ def read_layout(tree: Tree) -> YoloLayout:
 
 
 def _add_splits(tree: Tree, layout: YoloLayout, wanted: Mapping[str, list[tuple[Any, str | None]]]) -> YoloLayout:
-    """Adds splits to a layout and returns it. Leaves out a split whose images are missing or those of another split, and
-    counts it in ``ignored``. If no split is left, and all paths may be those of another machine, takes the usual
+    """Adds splits to a layout and returns it. Leaves out a split whose images are missing or those of another split,
+    and counts it in ``ignored``. If no split is left, and all paths may be those of another machine, takes the usual
     folders instead, and counts nothing. Raises :class:`SourceError` if no images are found.
 
     Args:
