@@ -85,8 +85,9 @@ class AnnotationColumns(ABC):
         self._listed = (*self._listed, *names)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns that any annotation needs, ``image`` first. Reads all annotations at the first call.
-        Raises :class:`SourceError` for too many classes, or names of classes that are no text."""
+        """Declares the columns that any annotation needs, ``image`` first. Declares ``boxes`` too if there are no
+        objects, points, tags or further values at all. Reads all annotations at the first call. Raises
+        :class:`SourceError` for too many classes, and for a listed class whose name is no text."""
         seen, classes = self._summary, self._classes
         found: dict[str, Field] = {"image": Image()}
         if seen.boxes or not (seen.points or seen.tags or seen.values):
@@ -107,8 +108,9 @@ class AnnotationColumns(ABC):
         return found | ({"json": Json(optional=True)} if seen.json else {})
 
     def make_column_values(self, raw: Any, image: bytes) -> dict[str, Any]:
-        """Converts the raw annotation of an image to values of the declared columns. Raises :class:`ValueError` for an
-        invalid annotation."""
+        """Converts the raw annotation of an image to values of the declared columns; leaves out values of others.
+        Raises :class:`ValueError` for an invalid annotation, and for an image of unknown size if the format needs its
+        size."""
         found = self._make_all_values(self._parse_checked(raw, lambda: upright_size(image)))
         return {name: value for name, value in found.items() if name in self._column_names}
 
@@ -127,7 +129,8 @@ class AnnotationColumns(ABC):
             raise ValueError(f"its annotation is not in the format of {self.title} ({found})") from error
 
     def _make_all_values(self, annotation: Annotation) -> dict[str, Any]:
-        """Converts an annotation to values of all possible columns, also of those that are not declared."""
+        """Converts an annotation to values of all possible columns, also of those that are not declared. Objects and
+        points without a class have :data:`NO_CLASS`; ``label`` is the first tag, or None."""
         objects = annotation.objects
         single = annotation.tags[0] if annotation.tags else None
         found = {
@@ -202,7 +205,7 @@ class AnnotationColumns(ABC):
 
 
 def _check_class_names(names: Iterable[Any]) -> None:
-    """Raises :class:`ValueError` if the name of a class is neither a text nor None."""
+    """Raises :class:`ValueError` for the first name of a class that is neither a text nor None."""
     odd = [name for name in names if name is not None and not isinstance(name, str)]
     if odd:
         raise ValueError(f"found {printable(repr(odd[0])[:60])} as the name of a class, expected a text")

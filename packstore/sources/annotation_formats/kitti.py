@@ -42,7 +42,8 @@ class KittiSource(SidecarSource):
         return {**super().fields(), **({"calib": Text(optional=True)} if calibrated else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Adds the calibration of each image."""
+        """Yields the rows of a split, each with the file of its calibration, which may be missing, if there is a folder
+        ``calib``."""
         for row in super().file_rows(split):
             images, _, name = row.file.rpartition("/")
             if folder := self._calibration_folder(images):
@@ -51,7 +52,8 @@ class KittiSource(SidecarSource):
             yield row
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Decodes the calibration. Raises :class:`ValueError` if it is not UTF-8."""
+        """Reads an image with its objects, and decodes its calibration, if it has one. Raises :class:`ValueError` for
+        an invalid annotation, and for a calibration that is not UTF-8."""
         found = dict(super().read_values(ref))
         if found.get("calib") is not None:
             found["calib"] = found["calib"].decode()
@@ -63,8 +65,8 @@ class KittiSource(SidecarSource):
         return join(above, "calib") if name == "image_2" and "calib" in self.tree.names(above).folders else ""
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its 2D box; all numbers go to ``json``. Raises :class:`ValueError` for
-        any other number of them."""
+        """Converts each line to an object with its 2D box; ``json`` has a list of the class and all numbers for each
+        line. Raises :class:`ValueError` for other than 14 or 15 numbers."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
             words = line.split()

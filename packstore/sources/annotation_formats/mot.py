@@ -47,8 +47,9 @@ class MotSource(DocumentSource):
         return data.decode().splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of the sequence, with the lines of its frame; counts frames without an image.
-        Raises :class:`ValueError` for a line that has not 6 to 10 numbers."""
+        """Yields an entry for each image of the sequence: ``lines``, the numbers of its frame, and ``classes``, the
+        names in ``labels.txt``, or None without that file. Counts frames without an image as left out. Raises
+        :class:`ValueError` for a line that does not have 6 to 10 numbers."""
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")
         names = self._read_class_names(listed) if is_file(self.tree, listed) else None
@@ -72,12 +73,13 @@ class MotSource(DocumentSource):
         return [line.strip() for line in lines if line.strip()]
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in ``labels.txt``, or those of MOT16 if no other class occurs, else none."""
+        """Returns the classes in the first ``labels.txt``; without one, the classes of MOT16 if no other class occurs,
+        else ``()``."""
         listed = next((raw["classes"] for raw in self.raw_annotations() if raw["classes"]), None)
         return listed or (_CLASSES if self._summary.classes and self._summary.classes <= set(_CLASSES) else ())
 
     def describing_files(self) -> Sequence[str]:
-        """Includes ``labels.txt`` and ``seqinfo.ini`` of each sequence."""
+        """Returns the files of annotations, and ``labels.txt`` and ``seqinfo.ini`` of each sequence that has them."""
         files = [*self._files]
         for file in self._files:
             folder = file.rpartition("/")[0]
@@ -91,7 +93,7 @@ class MotSource(DocumentSource):
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each line to an object with its track; coordinates count from 0. A class number without a name gives
-        no class."""
+        no class. ``json`` has the numbers of all lines."""
         annotation = Annotation(json=raw["lines"])
         for values in raw["lines"]:
             left, top, right, bottom = box_from_corner(*values[2:6])

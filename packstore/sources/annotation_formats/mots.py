@@ -44,8 +44,8 @@ class MotsSource(DocumentSource):
         return data.decode().splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of the sequence, with the lines of its frame; counts frames without an
-        image."""
+        """Yields an entry for each image of the sequence, with the lines of its frame, ``[]`` if it has none. Yields
+        nothing if the folder of images is missing. Counts frames without an image as left out."""
         frames: dict[int, list[str]] = {}
         for line in filter(str.strip, document):
             frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())
@@ -68,12 +68,12 @@ class MotsSource(DocumentSource):
         return next((place for each in places if is_folder(self.tree, place := join(above, each))), None)
 
     def describing_files(self) -> list[str]:
-        """Includes ``seqinfo.ini`` of each sequence."""
+        """Returns the files of annotations, and ``seqinfo.ini`` of each sequence that has one."""
         heads = [join(file.removesuffix("/gt/gt.txt"), "seqinfo.ini") for file in self._files]
         return [*self._files, *(file for file in heads if is_file(self.tree, file))]
 
     def fields(self) -> Mapping[str, Field]:
-        """Adds ``instance_mask`` if a frame has a mask file."""
+        """Declares the columns of the annotations, and ``instance_mask`` if a frame has a mask file."""
         rows = (row for split in self.splits() for row in self.file_rows(split))
         masks = [row.values["instance_mask"].file for row in rows if "instance_mask" in row.values]
         found = dict(super().fields())
@@ -95,8 +95,8 @@ class MotsSource(DocumentSource):
         return next((mask for mask in masks if is_file(self.tree, mask)), None)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its run lengths, the box around them and its track. Raises
-        :class:`ValueError` for other lines."""
+        """Converts each line to an object with its run lengths, the box around them and its track. A class without a
+        name is named by its number. ``json`` has the lines. Raises :class:`ValueError` for other lines."""
         annotation = Annotation(json=raw)
         for line in raw:
             words = line.split(" ")

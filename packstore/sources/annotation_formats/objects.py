@@ -88,7 +88,7 @@ def to_floats(values: Iterable[Any], count: int | None = None) -> list[float]:
 
 def flatten_points(points: Iterable[Sequence[Any]]) -> Polygon:
     """Converts ``[[x, y], …]`` to ``x, y, …``; ignores further values of a point. Raises :class:`ValueError` if a
-    coordinate is missing or no number."""
+    coordinate is missing, or is no number."""
     return [number for point in points for number in to_floats(point[:2], 2)]
 
 
@@ -130,8 +130,8 @@ def object_from_polygons(label: str | None, *polygons: Polygon, **values: Any) -
 
 
 def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0, **values: Any) -> AnnotatedObject:
-    """Builds an object from its box, or, if ``degrees`` rotate that clockwise about its centre, from the polygon of its
-    corners; ``values`` go to further columns."""
+    """Builds an object from its box. If ``degrees`` is not 0, rotates the box clockwise about its centre: the object
+    has the polygon of the corners, and the box around them. ``values`` go to further columns."""
     if not degrees:
         return AnnotatedObject(label, box, None, values)
     return object_from_polygons(label, rotate_box(box, degrees), **values)
@@ -140,8 +140,9 @@ def object_from_box(label: str | None, box: Sequence[float], degrees: float = 0,
 def object_from_run_lengths(
     label: str | None, size: Sequence[int], counts: Any, box: Sequence[float], **values: Any
 ) -> AnnotatedObject:
-    """Builds an object from the run lengths of its mask: ``counts`` (COCO's string, or a list) of an image of ``size``
-    (height, width). Raises :class:`ValueError` for an invalid size."""
+    """Builds an object from its box and the run lengths of its mask: ``counts`` (COCO's string, or a list, not checked)
+    of an image of ``size`` (height, width). ``values`` go to further columns. Raises :class:`ValueError` for a size
+    that is no number."""
     return AnnotatedObject(label, box, {"size": [int(to_float(each)) for each in size], "counts": counts}, values)
 
 
@@ -160,8 +161,8 @@ def parse_json(data: bytes) -> Any:
 
 
 def numbered_lines(data: bytes, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
-    """Yields number and text of each line that is not blank. Raises :class:`ValueError` if ``data`` has another
-    encoding."""
+    """Yields number, from 1, and text of each line that is not blank. Raises :class:`ValueError` if ``data`` has
+    another encoding."""
     return ((number, line) for number, line in enumerate(data.decode(encoding).splitlines(), 1) if line.strip())
 
 

@@ -51,8 +51,8 @@ class OpenMMLabSource(DocumentSource):
             yield AnnotationEntry(image.get("img_path") or image["file_name"], {"image": image, "names": names})
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts instances to objects, and ``gt_label`` to tags. A single instance with a text and no shape becomes
-        the value ``text``."""
+        """Converts instances to objects, and ``gt_label`` to tags; ``json`` has the entry of the image. A single
+        instance with a text and no shape is no object: its text is the value ``text``."""
         image, names = raw["image"], raw["names"]
         annotation = Annotation(json=image)
         annotation.tags = [_class_name(names, number) for number in as_list(image.get("gt_label"))]
@@ -75,7 +75,7 @@ class WildReceiptSource(DocumentSource):
     per_object = ("texts",)
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses each line that is not blank as JSON. Raises :class:`ValueError`."""
+        """Parses each line that is not blank as JSON. Raises :class:`ValueError` for an invalid line."""
         return [parse_json(line) for line in data.splitlines() if line.strip()]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
@@ -84,7 +84,8 @@ class WildReceiptSource(DocumentSource):
             yield AnnotationEntry(image["file_name"], image)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each annotation to an object with its corners, class and text."""
+        """Converts each annotation to an object with its corners, class and text; a class without a name is named by
+        its number. ``json`` has the line."""
         annotation = Annotation(json=raw)
         for each in raw["annotations"]:
             label = each.get("label")
@@ -97,7 +98,7 @@ class WildReceiptSource(DocumentSource):
         return list(dict.fromkeys(self._names_by_number.values()))
 
     def describing_files(self) -> Iterable[str]:
-        """Includes the files ``class_list.txt``."""
+        """Returns the files of annotations, and the files ``class_list.txt`` beside them."""
         return [*self._files, *self._class_lists]
 
     @property
@@ -114,7 +115,8 @@ class WildReceiptSource(DocumentSource):
 
 
 def _list_class_names(head: Any) -> list[str]:
-    """Returns the names of classes by number, from a list of names or a list of ids with names."""
+    """Returns the names of classes by number, from a list of names or a list of ids with names; ``[]`` if ``metainfo``
+    has neither. A number between the ids without a name is its own name."""
     listed = head.get("classes") or head.get("CLASSES") or head.get("category") or head.get("categories") or []
     if all(isinstance(each, str) for each in listed):
         return list(listed)
@@ -129,8 +131,8 @@ def _class_name(names: Sequence[str], number: Any) -> str:
 
 
 def _make_object(each: Any, names: Sequence[str]) -> AnnotatedObject:
-    """Makes an object from an instance of ``data_list``, with its box or the one around its polygons. Raises
-    :class:`ValueError` if it has neither."""
+    """Makes an object from an instance of ``data_list``, with its box or the box around its polygons. Raises
+    :class:`ValueError` if it has neither a box nor polygons."""
     number, mask, text = each.get("bbox_label"), each.get("mask"), each.get("text")
     label = None if number is None else _class_name(names, number)
     polygons = [to_floats(each["polygon"])] if each.get("polygon") else []

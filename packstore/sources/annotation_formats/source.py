@@ -155,7 +155,7 @@ class SidecarSource(AnnotatedSource):
         return [pattern.replace("{stem}", stem).replace("{name}", image) for pattern in cls.patterns]
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in the paths of the folders, in packing order."""
+        """Returns the splits in packing order, ``""`` for folders without one."""
         return in_packing_order(folder.split for folder in self._folders)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -178,8 +178,8 @@ class SidecarSource(AnnotatedSource):
         return values.pop("raw", None)
 
     def raw_annotations(self) -> Iterator[Any]:
-        """Yields the content of each file of annotations, ``b""`` for an image without one; skips files that cannot be
-        read."""
+        """Yields the content of each file of annotations, ``b""`` for an image without one. Skips files that cannot be
+        read, but raises :class:`AmbiguousSourceError` for one of unknown encoding."""
         for row in chain.from_iterable(map(self.file_rows, self.splits())):
             try:
                 yield read_text(self.tree, row.values["raw"].file, _MAX_BYTES) if "raw" in row.values else b""
@@ -220,5 +220,6 @@ def make_sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
 
 
 def count_unused_values(document: Mapping[str, Any], used: Iterable[str]) -> Counter[str]:
-    """Counts the values of a document that are not ``used``; the keys are reasons for the ledger."""
+    """Counts each value of a document that is not ``used`` once; the keys are reasons for the report of what is left
+    out."""
     return Counter(f"values {printable(str(key))!r} of files of annotations" for key in document.keys() - set(used))

@@ -30,7 +30,7 @@ class SroieSource(IcdarSource):
     patterns = ("{stem}.txt", "{stem}.csv")
 
     def fields(self) -> Mapping[str, Field]:
-        """Adds the column ``entities``."""
+        """Declares the columns of the words, and ``entities``."""
         return {**super().fields(), "entities": Json(optional=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -50,7 +50,8 @@ class SroieSource(IcdarSource):
             yield row
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads words and entities. Raises :class:`ValueError` for invalid ones."""
+        """Reads an image with its words, and parses its entities, if it has a file of them. Raises :class:`ValueError`
+        for invalid words or entities."""
         found = dict(super().read_values(ref))
         if isinstance(found.get("entities"), bytes):
             found["entities"] = _parse_entities(found["entities"])
@@ -72,12 +73,12 @@ class EntitiesSource(SidecarSource):
     further_fields: ClassVar[Mapping[str, Field]] = {"entities": Json(optional=True)}
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Parses the entities, the only value. Raises :class:`ValueError`."""
+        """Parses the entities, the only value: no object, no ``json``. Raises :class:`ValueError` for invalid ones."""
         return Annotation(values={"entities": _parse_entities(raw)})
 
 
 def _parse_entities(raw: bytes) -> dict[str, Any]:
-    """Parses a JSON object of texts by name. Raises :class:`ValueError` for nested values."""
+    """Parses a JSON object of texts by name. Raises :class:`ValueError` for any other JSON, such as nested values."""
     entities = parse_json(raw)
     if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
         raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")

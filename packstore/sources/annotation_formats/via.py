@@ -47,7 +47,8 @@ class ViaSource(DocumentSource):
     )
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses JSON, or else CSV to the structure of a JSON export. Raises :class:`ValueError`."""
+        """Parses JSON, or else CSV to the structure of a JSON export. Raises :class:`ValueError` for invalid JSON or
+        CSV."""
         start = data.removeprefix(b"\xef\xbb\xbf").lstrip()
         return parse_json(data) if start[:1] in (b"{", b"[", b"") else _read_csv(data.decode("utf-8-sig"))
 
@@ -65,7 +66,8 @@ class ViaSource(DocumentSource):
             yield AnnotationEntry(entry["filename"], entry)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts regions with an area to objects, others to points."""
+        """Converts rectangles, circles, ellipses (to boxes) and polygons to objects, and points and polylines to
+        points. ``json`` has the entry of the image. Raises :class:`ValueError` for a coordinate that is no number."""
         annotation = Annotation(json=raw)
         regions = raw["regions"]
         for region in regions.values() if isinstance(regions, dict) else regions:
@@ -93,8 +95,9 @@ class ViaSource(DocumentSource):
 
 
 def _read_csv(text: str) -> dict[str, Any]:
-    """Parses a CSV export, with a region on each line, to the structure of a JSON export. Raises
-    :class:`ValueError`."""
+    """Parses a CSV export, with a region on each line, to the structure of a JSON export; an image without regions has
+    an empty list. Raises :class:`ValueError` for another header, a line of another length, and invalid JSON in a
+    field."""
     try:
         head, *lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line and "".join(line).strip()]
     except csv.Error as error:
@@ -121,8 +124,9 @@ def _read_csv(text: str) -> dict[str, Any]:
 
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
-    """Returns the class of a region: the value of an attribute with a name such as ``class``, or else of the only
-    attribute; None if neither exists. The value of check boxes is the only one that is checked."""
+    """Returns the class of a region: the value of the first attribute with a name such as ``class``, or else of the
+    only attribute. Returns None if there is no such attribute. The value of check boxes is the only one that is
+    checked; with several, the attribute does not count."""
     texts: dict[str, str] = {}
     for name, value in attributes.items():
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]

@@ -47,7 +47,7 @@ class CaffeSource(LmdbSource):
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if most of the first values are messages with an image."""
+        """Tells if more than half of the first values are messages with an image."""
         found = [_is_image_datum(value) for _, value in database.read_first_entries()]
         return 2 * sum(found) > len(found)
 
@@ -92,7 +92,7 @@ class CaffeSource(LmdbSource):
 
 
 def _is_image_datum(data: bytes) -> bool:
-    """Tells if a value is a valid message with an image file or with pixels."""
+    """Tells if a value is a valid message with an image file or with pixels; False for any other value."""
     try:
         found = parse_datum(data)
     except ValueError:
@@ -102,7 +102,8 @@ def _is_image_datum(data: bytes) -> bool:
 
 
 def parse_datum(data: bytes) -> _Datum:
-    """Parses a message. Raises :class:`ValueError` if ``data`` is no ``Datum``, or has floating point numbers."""
+    """Parses a message; a number that is missing is 0. Raises :class:`ValueError` if ``data`` is no ``Datum``, or has
+    floating point numbers."""
     message, numbers, place = Message.from_bytes(data), dict.fromkeys(_NUMBERS, 0), (0, 0)
     for field, wire, start, stop in message.fields(0, len(data)):
         if field in _NUMBERS and wire == 0:

@@ -30,13 +30,14 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if the database has a name of LSUN's, and most of its first values are images."""
+        """Tells if the database has a name of LSUN's, and more than half of its first values are images."""
         found = [begins_like_image(data[:16]) for _, data in database.read_first_entries()]
         return _match_name(database.path) is not None and 2 * sum(found) > len(found)
 
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
-        """Finds the LMDBs with names of LSUN's, by split and then class in the publisher's order; ignores others."""
+        """Finds the LMDBs with names of LSUN's at a path, or directly in it, by split and then class in the publisher's
+        order; ignores others."""
         places = [path] if is_lmdb(path) else sorted(each for each in visible_paths(path) if is_lmdb(each))
         found = [(match[2] or match[3], match[1] or "", each) for each in places if (match := _match_name(each))]
         order = in_packing_order(split for split, _, _ in found)
@@ -45,7 +46,8 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Checks the names of folders first, then the databases."""
+        """Returns ``NO`` for names that are not LSUN's, without opening a database; else recognises the databases as
+        the base does."""
         inside = [each.name for each in visible_paths(path)] if path.is_dir() and not _match_name(path) else []
         if not _match_name(path) and not any(map(_NAME.fullmatch, inside)):
             return Certainty.NO
@@ -64,6 +66,7 @@ class LsunSource(LmdbSource):
         return {"image": Image(), "label": Label(self._classes, optional="test" in self.splits())}
 
     def rows(self, split: str) -> Iterator[Row]:
+        """Yields a row for each entry; the key has ``test`` in place of a class if the LMDB has none."""
         for number, database in self.list_databases(split):
             match = _match_name(database.path)
             name = match[1] if match and match[1] else "test"
@@ -71,7 +74,8 @@ class LsunSource(LmdbSource):
                 yield Row(f"{split}/{name}/{decode_key(key)}", (number, key), size, 8)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads the image, and the class in the name of its LMDB, if it has one."""
+        """Reads the image, and as ``label`` the class in the name of its LMDB; an image of ``test`` has no label.
+        Raises :class:`ValueError` for a missing or damaged image."""
         number, key = ref
         found: dict[str, Any] = {"image": self.read_image(number, key)}
         match = _match_name(self.databases[number].path)

@@ -290,8 +290,9 @@ class RecordioSource(ShardSource):
         return index
 
     def drop_identities(self, index: _RecordIndex) -> int:
-        """Removes InsightFace's records without an image from an index: the first record, and those of identities at
-        the end; returns how many. Removes nothing if neither has labels as InsightFace writes them."""
+        """Removes InsightFace's records without an image from an index: the first record, and the records of identities
+        at the end; returns their number. Removes nothing, and returns 0, if the labels of these records are not those
+        that InsightFace writes."""
         stop = len(index.sizes)
         while stop and not index.sizes[stop - 1]:
             stop -= 1
