@@ -40,7 +40,8 @@ class Bdd100kSource(DocumentSource):
             yield AnnotationEntry(frame["name"], frame)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts boxes, run lengths and closed polygons to objects; open lines and curves stay in ``json``."""
+        """Converts boxes, run lengths and closed polygons to objects; open lines and curves are in ``json`` alone,
+        which has the whole frame. An object with run lengths has the box of the whole image."""
         annotation = Annotation(json=raw)
         for each in raw.get("labels") or ():
             label = nonempty_text(each["category"])

@@ -29,7 +29,7 @@ class CrowdHumanSource(DocumentSource):
     signature = re.compile(rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:')
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses each line that is not blank as JSON. Raises :class:`ValueError`."""
+        """Parses each line that is not blank as JSON. Raises :class:`ValueError` for an invalid line."""
         return [parse_json(line) for line in data.splitlines() if line.strip()]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
@@ -38,7 +38,7 @@ class CrowdHumanSource(DocumentSource):
             yield AnnotationEntry(f"{image['ID']}.jpg", image)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the full box (``fbox``) of each person to an object."""
+        """Converts the full box (``fbox``) of each person to an object; ``json`` has the whole line."""
         boxes = raw["gtboxes"]
         return Annotation(
             [object_from_box(nonempty_text(e["tag"]), box_from_corner(*e["fbox"])) for e in boxes], json=raw

@@ -47,12 +47,13 @@ class CvatSource(DocumentSource):
     per_object = ("track",)
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses XML, up to 1 GiB, to dictionaries and lists. Raises :class:`ValueError`."""
+        """Parses XML, up to 1 GiB, to dictionaries and lists. Raises :class:`ValueError` for invalid or larger XML."""
         return load_xml(data, _MAX_XML)[1]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image and each frame of a video; lists the classes in the head, and counts its other
-        values as left out."""
+        """Yields an entry for each image and each frame of a video; lists the classes in the head, and counts the rest
+        of the head as one value that is left out. Raises :class:`ValueError` if two images have the number of one
+        frame."""
         meta = document.get("meta") or {}
         self.ignored[f"the rest of the head of {file}"] += 1
         self._read_classes(meta)
@@ -69,8 +70,9 @@ class CvatSource(DocumentSource):
         self.add_listed_classes(each["name"] for each in labels if each.get("name"))
 
     def _read_frames(self, file: str, tracks: list[Any]) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of a frame, with the shapes of all tracks; counts frames without an image.
-        Raises :class:`ValueError` if two images have the number of one frame."""
+        """Yields an entry for each image with a number, in the folders below that of the file, with the shapes that all
+        tracks have in this frame. Counts frames without an image as left out. Raises :class:`ValueError` if two images
+        have the number of one frame."""
         shapes: dict[int, list[Any]] = {}
         for track in tracks:
             for kind in _SHAPES:
@@ -93,7 +95,8 @@ class CvatSource(DocumentSource):
             )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts tags, shapes, and shapes of tracks that are not ``outside``."""
+        """Converts tags, shapes, and shapes of tracks that are not ``outside``; ``json`` has the entry with all of
+        them."""
         annotation = Annotation(json=raw)
         annotation.tags = [each["@label"] for each in as_list(raw.get("tag"))]
         tracked = [(each["kind"], each) for each in raw.get("track", ()) if each.get("@outside") != "1"]

@@ -32,8 +32,9 @@ class DatumaroFormat(AnnotationColumns):
     ignored: Counter[str]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each item; adds the file's classes to the listed ones, and counts other parts of its
-        head. The name of the file is the split, unless it is ``default``."""
+        """Yields an entry for each item; adds the file's classes to the listed ones, and counts other parts of its head
+        as left out. The name of the file is the split, unless it is ``default``. An item without a path has the file
+        name ``ID.jpg``."""
         labels = [each["name"] for each in (document["categories"].get("label") or {}).get("labels", ())]
         self.add_listed_classes(labels)
         self.ignored["values 'info' of files of annotations"] += bool(document.get("info"))
@@ -46,8 +47,9 @@ class DatumaroFormat(AnnotationColumns):
             yield AnnotationEntry(name, {"item": item, "labels": labels}, "" if split == "default" else split)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts labels to tags, shapes with an area to objects, points and lines to points; leaves other annotations
-        in ``json``."""
+        """Converts labels to tags, shapes with an area to objects, points and lines to points; other annotations are in
+        ``json`` alone, which has the whole item. A mask without a box has that of the whole image. Raises
+        :class:`ValueError` for an odd number of coordinates, or none."""
         annotation = Annotation(json=raw["item"])
         for each in raw["item"]["annotations"]:
             number, kind = each.get("label_id"), each["type"]

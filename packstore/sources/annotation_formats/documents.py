@@ -113,14 +113,15 @@ class DocumentSource(AnnotatedSource):
         ``ignored``. May raise any error of reading a value that lacks the structure of the format."""
 
     def count_ignored(self, reason: str, identifier: str) -> None:
-        """Counts an entry that is left out in :attr:`ignored`; adds the first 4 identifiers to
+        """Counts an entry that is left out in :attr:`ignored`; adds the first 4 identifiers for each reason to
         :attr:`first_ignored`."""
         self.ignored[reason] += 1
         if identifier and len(self.first_ignored[reason]) < _NAMED:
             self.first_ignored[reason].append(identifier)
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses the bytes of a file of annotations. Raises :class:`ValueError`."""
+        """Parses the bytes of a file of annotations, JSON in this base. Raises :class:`ValueError` for an invalid
+        file."""
         return parse_json(data)
 
     @classmethod
@@ -134,9 +135,9 @@ class DocumentSource(AnnotatedSource):
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
     def _read_files(self) -> Iterator[Any]:
-        """Yields further images and raw annotation of each entry of all files; records image and split of each, and
-        counts entries that are left out. Raises :class:`SourceError` for a damaged file, a repeated image or too many
-        splits."""
+        """Yields, for each entry of all files, a list of two: the paths of its further images, and its raw annotation.
+        Records image and split of each entry, and counts entries that are left out. Raises :class:`SourceError` for a
+        damaged file and more than 255 splits, and, unless :attr:`allows_repeats` is set, for a repeated image."""
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
         for file in self._files:
@@ -197,8 +198,8 @@ class DocumentSource(AnnotatedSource):
 
     def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
         """Returns the path of each image that a file names. Looks in the usual folders, in those of an entry's own
-        split, and at last for a unique file of that name anywhere. A missing image gets a path in the folder of most
-        others."""
+        split, and at last, unless :attr:`absent_reason` is set, for a unique file of that name anywhere. A missing
+        image gets a path in the folder of most others."""
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
         split = split_from_file(file)
@@ -261,7 +262,8 @@ class DocumentSource(AnnotatedSource):
             yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.value_size(entry))
 
     def pop_annotation(self, values: dict[str, Any]) -> Any:
-        """Removes the number of the entry from the values, and reads its raw annotation from the temporary file."""
+        """Removes the number of the entry from the values, and reads and returns its raw annotation from the temporary
+        file."""
         return self._spool.read_value(values.pop("entry"))[1]
 
     def read_further_images(self, entry: int) -> list[str]:
@@ -274,7 +276,7 @@ class DocumentSource(AnnotatedSource):
         return (self._spool.read_value(number)[1] for number in range(len(self._spool)))
 
     def describing_files(self) -> Iterable[str]:
-        """Lists the files of annotations."""
+        """Returns the files of annotations."""
         return self._files
 
     def count_left_parts(self) -> Mapping[str, int]:
@@ -295,8 +297,8 @@ def _folder_has_file(files_by_folder: Mapping[str, frozenset[str]], path: str) -
 
 
 def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
-    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips ignored ones, and links to a
-    folder above."""
+    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips hidden and ignored folders, and
+    links to a folder above."""
     for folder, _ in tree.folders(is_passed_over):  # near ones first
         if len([*path_and_parents(folder)]) > max_depth:
             return

@@ -48,7 +48,8 @@ class FiftyOneFormat(AnnotationColumns):
             yield AnnotationEntry(sample["filepath"], sample, own[0] if split else None)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts a sample with any label fields, or the labels of one image in ``labels.json``."""
+        """Converts a sample with any label fields, or the labels of one image in ``labels.json``; ``json`` has the
+        sample or the labels."""
         if "filepath" in raw:
             annotation = Annotation(json=raw)
             for value in raw.values():
@@ -66,8 +67,8 @@ class FiftyOneFormat(AnnotationColumns):
         return annotation
 
     def _add_labels(self, annotation: Annotation, value: Any, read_size: SizeReader) -> None:
-        """Adds the labels in a field of a sample to ``annotation``: as tags, objects or points. Skips fields without
-        labels, open lines, and points that are NaN."""
+        """Adds the labels in a field of a sample to ``annotation``: as tags, objects or points. Converts fractions of
+        the image's sides to pixels. Skips fields without labels, open lines, and points that are NaN."""
         kind = value.get("_cls") if isinstance(value, Mapping) else None
         if kind == "Classification" and nonempty_text(value.get("label")):
             annotation.tags.append(value["label"])
@@ -126,14 +127,16 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
             )
 
     def describing_files(self) -> Iterable[str]:
-        """Includes ``metadata.json``, in which FiftyOne describes the fields of samples."""
+        """Returns the files of annotations, and ``metadata.json`` beside them, in which FiftyOne describes the fields
+        of samples."""
         files = super().describing_files()
         metadata = (join(file.rpartition("/")[0], "metadata.json") for file in files)
         return [*files, *(file for file in metadata if is_file(self.tree, file))]
 
 
 def _class_name(label: Any, classes: Sequence[Any]) -> str:
-    """Returns the name of a class from its number in ``classes``, or from its name."""
+    """Returns the name of a class from its number in ``classes``; any other label, and a number beyond them, as
+    text."""
     return str(classes[label]) if isinstance(label, int) and classes and 0 <= label < len(classes) else str(label)
 
 

@@ -45,7 +45,8 @@ class LabelStudioSource(DocumentSource):
             yield AnnotationEntry(_path_from_url(names[0]), task)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the first annotation of a task that was not cancelled, or the results of a task of JSON-MIN."""
+        """Converts the first annotation of a task that was not cancelled, or the results of a task of JSON-MIN.
+        ``json`` has the whole task. A task without such an annotation has no objects."""
         annotation = Annotation(json=raw)
         if "data" in raw:
             made = [
@@ -64,8 +65,9 @@ class LabelStudioSource(DocumentSource):
         return annotation
 
     def _add_result(self, annotation: Annotation, value: Any, result: Any, read_size: SizeReader) -> None:
-        """Adds the ``value`` of a result to ``annotation``, as tags, an object or a point. Skips texts, ratings and
-        relations. Converts percentages to pixels by the size in ``result``, else by that of the image."""
+        """Adds the ``value`` of a result to ``annotation``: choices as tags, a shape with its first label as an object,
+        a point as a point. Skips texts, ratings and relations. Converts percentages to pixels by the size in
+        ``result``, else by that of the image. Raises :class:`ValueError` for a coordinate that is no number."""
         annotation.tags += value.get("choices", [])
         named = next((name for name in _VALUES if name in value), None)
         if named is None and "x" not in value and "points" not in value:

@@ -33,7 +33,8 @@ class LabelMeSource(SidecarSource):
     signature = re.compile(rb'"shapes"\s*:\s*\[|"imageData"\s*:\s*(null|"/9j|"iVBOR)')
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts shapes to objects, lines and points to points, true flags to tags; drops ``imageData``."""
+        """Converts shapes with an area to objects, lines and points to points, true flags to tags; ``json`` has the
+        file without ``imageData``. Raises :class:`ValueError` for an invalid shape."""
         document = parse_json(raw)
         document.pop("imageData", None)
         annotation = Annotation(json=document)
@@ -50,7 +51,8 @@ class LabelMeSource(SidecarSource):
 
 
 def _make_object(label: str | None, kind: str, flat: list[float]) -> AnnotatedObject:
-    """Makes an object from a shape with an area: the type of the shape and its points. Raises :class:`ValueError`."""
+    """Makes an object from a shape with an area: ``kind`` is its type, ``flat`` its points. Circles, rectangles and
+    masks become boxes. Raises :class:`ValueError` for a wrong number of points."""
     if kind in ("rectangle", "mask"):
         left, top, right, bottom = flat if len(flat) == 4 else [*flat[:2], *flat[4:6]]
         return object_from_box(label, [min(left, right), min(top, bottom), max(left, right), max(top, bottom)])

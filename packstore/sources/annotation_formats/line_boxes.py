@@ -35,7 +35,8 @@ class LineBoxesSource(DocumentSource):
         return data.decode("utf-8-sig").splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each line that is not blank. Raises :class:`ValueError` for a line without an image."""
+        """Yields an entry for each line that is not blank. Raises :class:`ValueError` for a line without an image, or a
+        box that does not have 5 numbers."""
         names = self._read_class_names(file)
         for number, line in enumerate(document, 1):
             match = _LINE.fullmatch(line.strip())
@@ -48,7 +49,7 @@ class LineBoxesSource(DocumentSource):
                 )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each box of the line to an object."""
+        """Converts each box of the line to an object; ``json`` has the numbers of all boxes."""
         boxes = zip(raw["labels"], raw["boxes"], strict=True)
         return Annotation([object_from_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 
@@ -59,7 +60,7 @@ class LineBoxesSource(DocumentSource):
         return list(dict.fromkeys([*named, *(f"{number:g}" for number in sorted(numbers) if not named)]))
 
     def describing_files(self) -> Iterable[str]:
-        """Includes the files of class names."""
+        """Returns the lists, and the files of class names, each once."""
         return dict.fromkeys([*self._files, *filter(None, map(self._find_class_file, self._files))])
 
     def _read_class_names(self, file: str) -> list[str]:

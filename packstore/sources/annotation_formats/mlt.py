@@ -45,8 +45,8 @@ class MltSource(SidecarSource):
     per_object = ("texts",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its language as class and its word, None for ``###``; lines go to
-        ``json``. Raises :class:`ValueError` for other lines."""
+        """Converts each line to an object with its language as class and its word, None for ``###``; ``json`` has the
+        lines as texts. Raises :class:`ValueError` for a line of another form."""
         annotation, lines = Annotation(), []
         for number, line in numbered_lines(raw, "utf-8-sig"):
             match = _LINE.fullmatch(line.strip())

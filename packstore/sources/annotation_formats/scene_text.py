@@ -35,7 +35,8 @@ class TextOcrSource(DocumentSource):
     per_object = ("texts",)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image with its words; counts words of unlisted images as left out."""
+        """Yields an entry for each image with its words, ``set`` as its split if it has one; counts words of unlisted
+        images as left out."""
         words: dict[str, list[Any]] = {str(number): [] for number in document["imgs"]}
         for each in document["anns"].values():
             owner = words.get(str(each["image_id"]))
@@ -47,7 +48,8 @@ class TextOcrSource(DocumentSource):
             yield AnnotationEntry(image["file_name"], {"image": image, "words": words[str(number)]}, image.get("set"))
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word to an object: with its polygon, or with its box if it has no valid polygon."""
+        """Converts each word to an object: with its polygon, or with its box if it has no valid polygon. ``json`` has
+        the entries of the image and its words."""
         annotation = Annotation(json=raw)
         for each in raw["words"]:
             points, text = to_floats(each.get("points") or each.get("mask") or ()), each.get("utf8_string")
@@ -74,7 +76,8 @@ class ArtSource(DocumentSource):
             yield AnnotationEntry(name if name.lower().endswith((".jpg", ".png")) else f"{name}.jpg", words)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word to an object with its polygon and text; None for ``###``."""
+        """Converts each word to an object with its polygon and text, None for ``###``; ``json`` has the words as they
+        are."""
         annotation = Annotation(json=raw)
         for each in raw:
             text = None if each["transcription"] == "###" else each["transcription"]

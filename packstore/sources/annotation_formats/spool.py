@@ -16,7 +16,7 @@ class Spool:
     """List of values, kept as JSON in a temporary file; takes 8 bytes of memory a value."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        """Writes all values. Raises :class:`OSError`."""
+        """Writes all values. Raises :class:`OSError` if the file cannot be written."""
         self._ends = array("q", [0])
         end = 0
         with tempfile.TemporaryFile() as file:

@@ -35,11 +35,12 @@ class SuperviselySource(SidecarSource):
     signature = re.compile(rb'\A(?=.*"objects"\s*:\s*\[)(?=.*"size"\s*:\s*\{)', re.S)
 
     def describing_files(self) -> Iterable[str]:
-        """Returns ``meta.json``, if there is one."""
+        """Returns ``meta.json`` in a list; ``[]`` if there is none, or several."""
         return [] if self._meta is None else [self._meta]
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in ``meta.json``. Raises :class:`SourceError` if the file is invalid."""
+        """Returns the classes in ``meta.json``; ``[]`` without that file. Raises :class:`SourceError` if the file is
+        invalid."""
         if self._meta is None:
             return []
         try:
@@ -57,8 +58,9 @@ class SuperviselySource(SidecarSource):
         return found[0] if len(found) == 1 else None
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts shapes and bitmaps to objects, points and lines to points, tags without a value to tags. A polygon
-        with holes, or a bitmap, becomes its box."""
+        """Converts shapes and bitmaps to objects, points and lines to points, tags without a value to tags; ``json``
+        has the whole file. A polygon with holes, or a bitmap, becomes its box. Other geometries are in ``json``
+        alone."""
         document = parse_json(raw)
         annotation = Annotation(json=document)
         for each in document["objects"]:

@@ -21,7 +21,8 @@ _IMAGE = 2
 
 def convert_to_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
     """Yields the images of a VIA 3 project, with regions in the structure of VIA 2; ``file`` and ``metadata`` keep the
-    content of the project. Counts videos, sounds and views of several images in ``ignored``."""
+    content of the project. Metadata without a shape give no region. Counts videos, sounds and views of several images
+    in ``ignored``."""
     names = {number: each["aname"] for number, each in document["attribute"].items()}
     options = {number: each.get("options") or {} for number, each in document["attribute"].items()}
     by_view: dict[str, list[Any]] = {}

@@ -36,7 +36,8 @@ class VottSource(DocumentSource):
             yield AnnotationEntry(asset["asset"]["name"], asset)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each region to an object: a polygon, or its box. Its first tag is the class."""
+        """Converts each region to an object: a polygon, or its box. Its first tag is the class; a region without tags
+        has none. ``json`` has the whole asset."""
         annotation = Annotation(json=raw)
         for region in raw.get("regions", ()):
             label, box = next(iter(region.get("tags") or ()), None), region.get("boundingBox")

@@ -37,8 +37,9 @@ class WiderFaceSource(DocumentSource):
         return data.decode().splitlines()
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image with its faces, or without annotation for the test set; counts images of an
-        absent test set. Raises :class:`ValueError` for a line that is out of place."""
+        """Yields an entry for each image with its faces; an image of the test set has no annotation. Without the folder
+        ``WIDER_test``, counts the images of the test set as left out. Raises :class:`ValueError` for a line that is out
+        of place."""
         split = next(each for each in ("train", "val", "test") if f"_{each}_" in file)
         if split == "test":
             names = [line.strip() for line in document if line.strip()]
@@ -63,7 +64,8 @@ class WiderFaceSource(DocumentSource):
             )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each face to an object without a class, and the event to a tag."""
+        """Converts each face to an object without a class, and the event to a tag; ``json`` has the numbers of all
+        faces."""
         objects = [object_from_box(None, box_from_corner(*face[:4])) for face in raw["faces"]]
         return Annotation(objects, tags=[raw["event"]], json=raw["faces"])
 

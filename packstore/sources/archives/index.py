@@ -102,8 +102,9 @@ class IndexBuilder:
             self._files[plain] = target
 
     def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> ArchiveIndex:
-        """Builds the index, sorted by name; links to nothing become files without data. ``file`` has the data, if the
-        archive itself does not."""
+        """Builds the index, sorted by name; links to nothing, and links in a circle, become files without data.
+        ``file`` has the data, if the archive itself does not; ``zipped`` says that each file has a header before its
+        data."""
         fields = len(Member._fields)
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
@@ -147,7 +148,8 @@ class IndexBuilder:
         return plain
 
     def _resolve_number(self, name: bytes) -> int:
-        """Follows symbolic links from a name to a member; returns the number of the member, or -1 if there is none."""
+        """Follows symbolic links from a name to a member; returns the number of the member. Returns -1 if there is
+        none, or a link is absolute, leads out of the archive, or leads back to itself."""
         seen = set()
         found = self._files.get(name)
         while isinstance(found, str):
@@ -206,7 +208,8 @@ class ArchiveIndex:
 
     def list_children(self, directory: bytes) -> Iterator[tuple[bytes, int | None]]:
         """Yields the names in a directory (``b""``: the top), sorted, each with the number of a file or None for a
-        directory. Caches small listings."""
+        directory. Caches listings of directories with at most 16,384 files below them; empties the cache when it is
+        full."""
         known = self.listed.get(directory)
         if known is not None:
             return iter(known)

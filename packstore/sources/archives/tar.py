@@ -81,7 +81,8 @@ class OpenTar:
 
 
 def read_first_names(path: Path, count: int) -> list[str]:
-    """Returns the names of the first ``count`` files of a tar; decompresses no more than these."""
+    """Returns the names of the first ``count`` plain files of a tar; decompresses no more than these. Raises one of
+    :data:`TAR_FAULTS` if the tar is damaged before them."""
     kind = detect_compression(path)
     with path.open("rb") as file:
         # a stream has to read the data between headers, too
@@ -100,7 +101,8 @@ def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 
 
 def read_tar(path: Path) -> ArchiveIndex:
-    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a damaged one."""
+    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a tar that is
+    damaged, or has paths that lead out of it."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
@@ -235,10 +237,10 @@ def _add_member(
 
 
 def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
-    """Decompresses a file into a temporary file without a name. ``name`` is for messages.
+    """Decompresses a file into a temporary file without a name, and returns that file. ``name`` is for messages.
 
-    Raises :class:`SourceError` for a damaged file, for one that decompresses to far more than images do, and if the
-    disk is full.
+    Raises :class:`SourceError` for a damaged file, for one that decompresses to more than 1 GiB and more than 200 times
+    its size, and if the disk is full.
     """
 
     def pieces() -> Iterator[bytes]:
@@ -250,8 +252,8 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
 
 
 def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[bytes]:
-    """Writes decompressed pieces to a temporary file without a name; ``compressed`` is the compressed size in bytes.
-    Raises :class:`SourceError` as :func:`decompress_to_temporary` does."""
+    """Writes decompressed pieces to a temporary file without a name, and returns that file; ``compressed`` is the
+    compressed size in bytes. Raises :class:`SourceError` as :func:`decompress_to_temporary` does."""
     folder = tempfile.gettempdir()
     with beyond_standard_streams():
         file = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open

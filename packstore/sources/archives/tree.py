@@ -51,8 +51,9 @@ class ArchiveTree(Tree):
         self._inflating = threading.Lock()
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory of the archive. Reads the first bytes of files whose names do not tell if they are
-        images."""
+        """Lists a directory of the archive, images in the order of their names. Reads the first bytes of files whose
+        names do not tell if they are images. Counts other files and hidden directories in ``ignored``. An image without
+        data has the size ``NO_FILE``."""
         table = self._index.table
         passed: list[str] = []
         images: list[str] = []
@@ -100,8 +101,8 @@ class ArchiveTree(Tree):
             yield shown.decode("utf-8", "surrogateescape"), _split_children(children)
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and time of a member; pipes and broken links have no size. A folder exists if a member lies in
-        it. Raises :class:`FileNotFoundError`."""
+        """Returns size and time of a member; pipes and broken links have the size ``NO_FILE``. A folder exists if a
+        member lies in it. Raises :class:`FileNotFoundError` if neither exists."""
         place = self._to_archive_path(file)
         number = self._index.find_number(place)
         if number is None:
@@ -117,8 +118,9 @@ class ArchiveTree(Tree):
         return b"" if number is None else self._read_beginning(number, size)
 
     def read_part(self, file: str, place: int, size: int) -> bytes:
-        """Reads part of a member from offset ``place`` on, also of a compressed one. Raises :class:`FileNotFoundError`,
-        and :class:`ValueError` for one that is no plain file, or compressed by other methods than deflate."""
+        """Reads ``size`` bytes of a member from offset ``place`` on, fewer at its end; also of a compressed member.
+        Raises :class:`FileNotFoundError`, and :class:`ValueError` for a member that is no plain file, or is damaged, or
+        compressed by another method than deflate."""
         number = self._index.find_number(self._to_archive_path(file))
         if number is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -152,7 +154,8 @@ class ArchiveTree(Tree):
         return data
 
     def locate(self, key: str) -> Location | None:
-        """Locates the data of a member that is not compressed, in an archive that is not; else returns None."""
+        """Locates the data of a member. Returns None if the member is missing, compressed or no plain file, or the
+        archive was decompressed as a whole."""
         number = self._find_number(self._to_archive_path(key))
         if number is None or self._index.file is not None:  # a decompressed copy
             return None
@@ -187,8 +190,8 @@ class ArchiveTree(Tree):
                 raise ValueError(f"it cannot be decompressed: {error}") from None
 
     def _find_root(self) -> bytes:
-        """Follows folders that are alone at the top, except splits and hidden files; returns the path of the last
-        one."""
+        """Returns the path of the root: follows folders that are alone at the top, and stops at a split. Hidden files
+        do not count."""
         top = b""
         while True:
             inside = [*islice((child for child in self._index.list_children(top) if not _is_hidden(child[0])), 2)]
@@ -209,8 +212,8 @@ class ArchiveTree(Tree):
             return b""
 
     def _find_number(self, raw: bytes) -> int | None:
-        """Returns the number of a file by its path; None if there is none. Tries the last one and the next one first,
-        since files are mostly read in the order of their names."""
+        """Returns the number of a file by its path, and notes it; returns None if there is no such file. Tries the last
+        file found and the next one first, since files are mostly read in the order of their names."""
         number: int | None = self._next
         if number and self._index.get_name(number - 1) == raw:
             return number - 1
@@ -221,8 +224,8 @@ class ArchiveTree(Tree):
         return number
 
     def _read_content(self, member: Member, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file; one more if it inflates to more. Raises :class:`ValueError` for one
-        that is no plain file or has another compression."""
+        """Reads the first ``size`` bytes of a file; one byte more if its compressed data inflate to more. Raises
+        :class:`ValueError` for a member that is no plain file, is damaged, or has another compression than deflate."""
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
         if not self._index.zipped:

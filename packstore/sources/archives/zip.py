@@ -31,8 +31,8 @@ def is_zip(start: bytes) -> bool:
 
 
 def read_zip(path: Path) -> ArchiveIndex:
-    """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted
-    zip."""
+    """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted zip,
+    and for names with backslashes that may or may not separate folders."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -106,8 +106,8 @@ class _EntryCount(NamedTuple):
 
 
 def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
-    """Finds the central directory: returns the stated number of entries, and the offsets of its beginning and end.
-    Raises :class:`SourceError` if it is cut off, one part of several, or inconsistent."""
+    """Finds the central directory; returns the stated number of entries, and the offsets of its beginning and end.
+    Raises :class:`SourceError` if the directory is cut off or inconsistent, or the zip is one part of several."""
     at = data.rfind(b"PK\x05\x06", max(0, len(data) - END.size - _MAX16))
     if at < 0:
         raise SourceError(f"{name} is a zip that was cut off: the directory at its end is missing")
@@ -148,7 +148,8 @@ def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[in
 
 
 def _decode_name(raw: bytes, flags: int) -> str:
-    """Decodes a name: as UTF-8 if it is valid or its flag says so, else as code page 437."""
+    """Decodes a name: as UTF-8 if it is valid or its flag says so, else as code page 437. Bytes that are not UTF-8 in
+    spite of the flag become surrogates."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -165,5 +166,6 @@ def _convert_dos_time(date: int, time: int) -> int:
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """Inflates deflated data to at most ``size`` bytes, and one more if there are more."""
+    """Inflates deflated data to at most ``size + 1`` bytes: one byte more than ``size`` shows that there are more.
+    Raises :class:`zlib.error` for damage."""
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)

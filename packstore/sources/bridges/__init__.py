@@ -67,8 +67,9 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
 
 @contextmanager
 def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
-    """Converts errors of a library to a :class:`SourceError` of one line, and a missing module to a :class:`UsageError`
-    with the command that installs it. packstore's own errors pass. ``hint`` follows the library's message."""
+    """Converts errors of a library, in a ``with`` block, to a :class:`SourceError` of one line: the first cause, at
+    most 300 characters, and ``hint``. A missing module becomes a :class:`UsageError` with the command that installs it.
+    packstore's own errors pass unchanged."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -86,8 +87,8 @@ def explain_errors(library: str, what: str, hint: str = "") -> Iterator[None]:
 
 
 def split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
-    """Splits ``NAME:PATH`` into name and path. Raises :class:`UsageError` for another form, and if nothing is at that
-    path."""
+    """Splits ``NAME:PATH`` into name and path. Raises :class:`UsageError` for another form, and if nothing exists at
+    the path."""
     name, colon, path = rest.partition(":")
     if not (name and colon and path):
         raise UsageError(f"{library}:{printable(rest)}: write {BRIDGES[library]}")
@@ -95,7 +96,7 @@ def split_name_and_path(rest: str, library: str) -> tuple[str, Path]:
 
 
 def require_path(path: str) -> Path:
-    """Converts a text to a path. Raises :class:`UsageError` if nothing is there."""
+    """Converts a text to a path. Raises :class:`UsageError` if nothing exists at the path."""
     if not Path(path).exists():
         raise UsageError(f"{printable(path)}: no such file or directory on this machine")
     return Path(path)
@@ -113,13 +114,13 @@ class BridgeSource(DatasetSource):
         self._left = bridged.left
 
     def identity(self) -> str:
-        """Adds the path with its library."""
+        """Returns the path with its library, and the identity of the data."""
         return f"{self.path} {super().identity()}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Adds the parts that were left out to the ledger."""
+        """Surveys the data; the ledger (report of what is left out) also has the parts that the library left out."""
         return replace(super().survey(split, progress), ledger=self.ledger(Claims(), split))
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Returns what the bridge has counted."""
+        """Returns the number of values that are left out, by reason, as in :attr:`BridgedData.left`."""
         return self._left

@@ -46,7 +46,8 @@ def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
 
 
 def _load_dataset(path: Path, config: str | None) -> Any:
-    """Loads a dataset with ``datasets``: one of ``save_to_disk``, else one of its cache, else files."""
+    """Loads a dataset with ``datasets``: one that ``save_to_disk`` wrote, else one of its cache, else files. ``config``
+    counts for files alone. Raises the errors of :func:`_load_cached` and of the library."""
     import datasets
 
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
@@ -86,8 +87,8 @@ class DatasetsSource(ArrowSource):
         self.path = Path(f"datasets:{name}")
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
-        """Yields split and path of each Arrow file. Writes rows that were selected, shuffled or are in memory to
-        temporary ones."""
+        """Yields split and path of each Arrow file. If rows were selected or shuffled, or are in memory, writes them to
+        a temporary file first."""
         for number, (split, data) in enumerate(self._splits.items()):
             if data._indices is not None or not data.cache_files:  # chosen or shuffled rows; rows in memory
                 file = Path(self._copies.name, f"{number}.arrow")
@@ -95,7 +96,7 @@ class DatasetsSource(ArrowSource):
             yield from ((split, Path(file["filename"])) for file in data.cache_files)
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Lists nothing: the library does not tell which files it has read."""
+        """Lists no files: the library does not tell which files it has read."""
         return iter(())  # the library does not tell which files it has read
 
     def files(self) -> Iterator[Path]:
@@ -119,7 +120,7 @@ class DatasetsSource(ArrowSource):
         return found
 
     def close(self) -> None:
-        """Removes the temporary copies as well."""
+        """Closes the source, and removes the temporary copies."""
         super().close()
         self._splits = {}
         self._copies.cleanup()

@@ -23,8 +23,9 @@ _PICKLED = ("cifar",)
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
-    """Imports the dataset; converts its annotations by way of Datumaro's own format. Raises :class:`UsageError` for
-    formats that are unpickled, and for data other than images."""
+    """Imports the dataset; converts its annotations by way of Datumaro's own format, in a temporary folder. Drops a
+    split ``trainval`` that repeats ``train`` and ``val``. Raises :class:`UsageError` for formats that are unpickled,
+    and for data other than images."""
     name, path = split_name_and_path(rest, "datumaro")
     from datumaro.components.dataset import Dataset
     from datumaro.components.media import Image
@@ -70,7 +71,7 @@ def _serialise_without_attributes(item: Any) -> str:
 
 
 def _find_image(item: Any) -> Path | Callable[[], bytes]:
-    """Returns the path of an image file. For an image without a file of its own, returns a function that makes its
+    """Returns the path of the file of an image. For an image without its own file, returns a function that makes its
     bytes: those within another file, or else its pixels as PNG.
 
     For an image without data, returns a path that does not exist, so that reading it reports the problem.

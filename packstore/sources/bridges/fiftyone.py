@@ -17,7 +17,8 @@ from packstore.sources.bridges.items import AnnotatedItem, AnnotatedItems
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     """Loads all samples of the dataset. Its tags ``train``, ``val``, ``validation`` and ``test`` are splits if each
-    sample has one. Raises :class:`UsageError` for media other than images. Turns off FiftyOne's usage reports."""
+    sample has exactly one. Keys are paths from the folder that holds all images. Raises :class:`UsageError` for media
+    other than images. Turns off FiftyOne's usage reports, unless ``FIFTYONE_DO_NOT_TRACK`` is set."""
     os.environ.setdefault("FIFTYONE_DO_NOT_TRACK", "true")  # else its import reports to its makers
     import fiftyone
 

@@ -40,7 +40,8 @@ class AnnotatedItems(AnnotationColumns):
         return (item.raw for items in self.items.values() for item in items if item.raw is not None)
 
     def to_bridged_data(self) -> BridgedData:
-        """Returns all splits with images as datasets, with the columns of the whole dataset. Reads all annotations."""
+        """Returns the splits with images as datasets, with the columns of the whole dataset; leaves out empty splits.
+        Reads all annotations."""
         parts = {split: _SplitItems(self, items) for split, items in self.items.items() if items}
         return BridgedData(parts, self.fields(), dict(+self.ignored))
 
@@ -55,7 +56,7 @@ class Objects(AnnotatedItems):
     per_object = ("difficult",)
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in the first raw annotation that lists them."""
+        """Returns the classes in the first raw annotation that lists them; ``()`` if none does."""
         return next((raw[2] for raw in self.raw_annotations() if len(raw) > 2), ())
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:

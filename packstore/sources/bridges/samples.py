@@ -128,8 +128,8 @@ def make_samples_by_split(
 
 
 def _find_source_file(image: Any, opened: Sequence[Path]) -> Any:
-    """Finds the file among ``opened`` that has the same pixels as an image of Pillow; returns the image itself if there
-    is none."""
+    """Finds the first file among ``opened`` with the same size and pixels as an image of Pillow; returns the image
+    itself if there is none. Skips files that are no images."""
     for path in opened:
         try:
             with PIL.Image.open(path) as other:
@@ -146,8 +146,8 @@ def relative_name(path: Path, root: Path) -> str:
 
 
 def find_class_names(dataset: Any) -> list[str]:
-    """Finds the names of a dataset's classes in its usual attributes, ``[]`` if it has none. Numbers are added to names
-    that occur twice."""
+    """Finds the names of a dataset's classes in its usual attributes; returns ``[]`` if it has none. A number is added
+    to each name that occurs twice; several names of one class are joined by commas."""
     names = ("classes", "categories", "all_categories", "_characters")
     found = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
     if found is None:
@@ -160,8 +160,9 @@ def find_class_names(dataset: Any) -> list[str]:
 
 
 def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
-    """Names the values after an image by their types; the first number is the label. Drops None. Raises
-    :class:`ValueError` if two values would have one name."""
+    """Names the values after an image by their types: ``mask`` for an image or a path, ``text``, ``captions`` for a
+    list of texts, ``label`` for the first number, ``target`` for others. Drops None. Raises :class:`ValueError` if two
+    values would have one name."""
     found: dict[str, Any] = {}
     for value in others:
         if is_pil(value) or isinstance(value, Path):
@@ -179,8 +180,8 @@ def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that gives the values of a sample the ``names``, in order, and drops None. ``convert`` has
-    functions that convert some values."""
+    """Returns a function that gives the values of a sample the ``names``, in order, and drops None and values beyond
+    the names. ``convert`` has functions that convert some values, by name."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         found = {name: value for name, value in zip(names, others, strict=False) if value is not None}

@@ -152,7 +152,8 @@ def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[
 
 
 def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and annotations of each image of COCO."""
+    """Yields, for each image of COCO, its path and the raw annotation for :class:`Objects`: objects, annotations as
+    read, and all classes."""
     names = {number: each["name"] for number, each in sorted(data.coco.cats.items())}
     classes = [*names.values()]
     for number in data.ids:
@@ -162,7 +163,8 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and annotations of each image of KITTI, sorted by path; None for images without labels."""
+    """Yields, for each image of KITTI, sorted by path, its path and the raw annotation for :class:`Objects`: objects,
+    and annotations as read; None for test images."""
     for number, path in sorted(
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk
@@ -171,7 +173,8 @@ def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and annotations of each image of VOC. Raises :class:`ValueError` for an invalid XML file."""
+    """Yields, for each image of VOC, its path and the raw annotation for :class:`Objects`: objects, annotations as
+    read, and the 20 classes, or ``()`` if there are others. Raises :class:`ValueError` for an invalid XML file."""
     annotations = [parse_annotation(Path(file).read_bytes()) for file in data.annotations]
     own = {label for found in annotations for label in found["labels"]} <= set(CLASSES)
     for image, found in zip(data.images, annotations, strict=True):
@@ -181,7 +184,8 @@ def _read_voc(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_wider_face(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields path and annotations of each image of WIDER FACE; None for images without labels."""
+    """Yields, for each image of WIDER FACE, its path and the raw annotation for :class:`Objects`: objects without a
+    class, and annotations as read; None for an image without labels."""
     for each in data.img_info:
         annotations = each.get("annotations")
         found = None if annotations is None else {name: values.tolist() for name, values in annotations.items()}

@@ -152,8 +152,8 @@ class CifarSource(Source):
         self._files.close()
 
     def _load_page(self, batch: int, number: int) -> NDArray[np.uint8]:
-        """Returns a page of 1,024 images ``(rows, 32, 32, 3)``, from the cache or the file. Caches the page and its
-        batch; drops the oldest ones. Raises :class:`SourceError`."""
+        """Returns a page of 1,024 images ``(rows, 32, 32, 3)``, from the cache or the file. Caches up to 12 pages and 2
+        batches; drops the oldest ones. Raises :class:`SourceError` for an unreadable batch."""
         with self._lock:
             page = self._pages.get((batch, number))
             if page is not None:
@@ -281,7 +281,7 @@ def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open_cifar(name: str, path: Path, options: SourceOptions) -> CifarSource:
-    """Opens the dataset ``name``. Raises :class:`SourceError` if ``path`` is another."""
+    """Opens the dataset ``name``. Raises :class:`SourceError` if ``path`` does not have it."""
     files = find_cifar(path, name)
     if files is None:
         raise no_cifar_error(path, name)

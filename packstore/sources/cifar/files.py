@@ -94,8 +94,9 @@ class CifarFiles(ABC):
 
     @abstractmethod
     def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yields name and content of each file, in the order that is fastest to read; the content is valid until the
-        next. Raises :class:`SourceError` for missing files, and for an archive that is cut off or damaged."""
+        """Yields name and content of each file, in the order that is fastest to read; a content can be read until the
+        next one is yielded. Raises :class:`SourceError` for missing files, and for an archive that is cut off or
+        damaged."""
 
     @abstractmethod
     def open_file(self, name: str) -> IO[bytes]:
@@ -110,7 +111,7 @@ class CifarFiles(ABC):
         return printable(f"{self.path}/{name}")
 
     def close(self) -> None:
-        """Closes open files; a directory keeps none open."""
+        """Closes open files. Does nothing in this base, since a directory keeps none open."""
         return
 
     def _check_complete(self, there: Iterable[str]) -> None:

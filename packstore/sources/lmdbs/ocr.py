@@ -48,12 +48,13 @@ class OcrSource(LmdbSource):
                 )
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts entries besides image, label and ``num-samples``."""
+        """Counts entries besides image, label and ``num-samples``, by reason; ``{}`` if there are none."""
         others = sum(database.entries - 2 * _read_count(database) - 1 for database in self.databases)
         return {"entries besides image, label and num-samples": others} if others > 0 else {}
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads image and text. Raises :class:`ValueError` if one is missing, or the text is not UTF-8."""
+        """Reads image and text. Raises :class:`ValueError` if one is missing, the text is not UTF-8, or the image is
+        too large."""
         number, index = ref
         text = self.databases[number].read_value(b"label-%09d" % index)
         if text is None:

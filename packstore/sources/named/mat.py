@@ -107,8 +107,8 @@ def find_arrays(path: Path) -> dict[str, MatArray]:
 
 
 def check_adler32(shown: str, file: Path, array: MatArray) -> None:
-    """Reads a compressed array, and raises :class:`SourceError` if it does not have its Adler-32 checksum (RFC 1950).
-    Does nothing for an array that is not compressed."""
+    """Reads a compressed array, and raises :class:`SourceError` if it cannot be decompressed, or has another Adler-32
+    checksum (RFC 1950) than its stream states. Does nothing for an array that is not compressed."""
     if array.deflated is None:
         return
     start, size = array.deflated
@@ -149,8 +149,8 @@ def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes]
 def _parse_array_start(
     start: bytes, order: str, position: int, deflated: tuple[int, int] | None
 ) -> tuple[str, MatArray | None]:
-    """Parses the name and the position of an array from the first bytes of its element. The position is None for a
-    cell, a struct, a text or complex numbers. Raises :class:`_MatError` for damage."""
+    """Parses the first bytes of an element: returns the name of the array, and its position. The position is None for a
+    cell, a struct, a text or complex numbers. Raises :class:`_MatError` or :class:`struct.error` for damage."""
     reader = _MatReader(memoryview(start), order)
     kind, size = struct.unpack_from(f"{order}II", start)
     if kind != _MATRIX:

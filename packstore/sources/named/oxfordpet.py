@@ -53,7 +53,8 @@ class OxfordPet(NamedSource):
             yield FileRow(self.tree_path(f"images/{name}.jpg"), values)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads image and mask, and parses the boxes. Raises :class:`ValueError` for invalid ones."""
+        """Reads image and mask, and parses the boxes, with the published corners; an image without an XML file has
+        none. Raises :class:`ValueError` for invalid boxes."""
         found = dict(super().read_values(ref))
         if found.get("boxes") is not None:
             found["boxes"] = _parse_boxes(found["boxes"])
@@ -61,13 +62,15 @@ class OxfordPet(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Names of the breeds from the names of images, by number; ``Class N`` for a number without images."""
+        """Names of the breeds from the names of images, by number; ``Class N``, counted from 0, for a number without
+        images."""
         names = {label: name for split in self.splits() for name, label, _ in self._read_list(split)}
         found = [names.get(label, f"class_{label}_1") for label in range(max(names, default=-1) + 1)]
         return tuple(" ".join(part.title() for part in name.rpartition("_")[0].split("_")) for name in found)
 
     def _read_list(self, split: str) -> Iterator[tuple[str, int, int]]:
-        """Yields name, class and species of each image of a split. Raises :class:`SourceError` for an invalid line."""
+        """Yields name, class and species, both from 0, of each image of a split; skips comments. Raises
+        :class:`SourceError` for an invalid line."""
         table = self.read_table(f"annotations/{split}.txt")
         for line in table:
             if line[0].startswith("#"):
@@ -81,7 +84,8 @@ class OxfordPet(NamedSource):
 
 
 def _parse_boxes(xml: bytes) -> list[list[float]]:
-    """Parses left, top, right and bottom of each object in XML. Raises :class:`ValueError` if one lacks a side."""
+    """Parses left, top, right and bottom of each object in XML, whole numbers of at most 7 digits; ignores all else.
+    Raises :class:`ValueError` if sides are missing."""
     sides = [re.findall(rb"<%s>\s*(\d{1,7})\s*</%s>" % (side, side), xml) for side in _SIDES]
     if len(set(map(len, sides))) != 1:
         raise ValueError("its .xml has boxes that lack a side")

@@ -70,7 +70,7 @@ class PixelSource(RowSource):
         """Opens a file; returns a function that reads it, and one that closes it."""
 
     def read_class_names(self) -> tuple[str, ...] | None:
-        """Returns the names of the classes, or None if there are none."""
+        """Returns the names of the classes, or None if they are unknown, as in this base."""
         return None
 
     def splits(self) -> Sequence[str]:
@@ -86,7 +86,7 @@ class PixelSource(RowSource):
         return any(part.labels is None for part in self._pixel_files)
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each image of a split, with its number as key."""
+        """Yields a row for each image of a split, with split and number as key."""
         index, size = 0, 3 * self.side * self.side
         for number, part in enumerate(self._pixel_files):
             if part.split == split:
@@ -95,8 +95,8 @@ class PixelSource(RowSource):
                     index += 1
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads an image ``(side, side, 3)`` with its label and other values. Raises :class:`ValueError` for a file
-        that is cut off."""
+        """Reads an image ``(side, side, 3)`` with its other values, and its label if its file has labels. Raises
+        :class:`ValueError` for a file that is cut off."""
         number, row = ref
         part = self._pixel_files[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))
@@ -140,7 +140,7 @@ class _OpenPixels(OpenArrays):
         self._read, self._close, self._part, self._side = read, close, part, side
 
     def list_arrays(self) -> Sequence[ArrayInfo]:
-        """Returns nothing: :class:`PixelSource` knows the arrays."""
+        """Returns ``()``: :class:`PixelSource` knows the arrays."""
         return ()
 
     def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:

@@ -42,7 +42,8 @@ class Places365(NamedSource):
 
     @classmethod
     def find_missing(cls, tree: Tree, base: str) -> list[str]:
-        """Lists the missing list of each folder of images; if there are no such folders, names two of them."""
+        """Lists the missing list of each folder of images. Without any such folder, returns one text that names two of
+        them."""
         folders = _find_folders(tree, base)
         without = [_LISTS[split] for split in folders if not has_path(tree, base, _LISTS[split])]
         return without if folders else ["data_256_standard or val_256"]
@@ -55,7 +56,8 @@ class Places365(NamedSource):
         return {"image": Image(), "label": Label(self._classes, optional="test" in self._folders)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an invalid line."""
+        """Yields the rows of a split; test images have no label. Raises :class:`SourceError` for an invalid line, or
+        the number of no class."""
         table = self.read_table(_LISTS[split])
         for line in table:
             if len(line) != (1 if split == "test" else 2):
@@ -85,7 +87,9 @@ class Places365(NamedSource):
 
 
 def _find_folders(tree: Tree, base: str) -> dict[str, str]:
-    """Finds the folder of images of each split that exists. Raises :class:`SourceError` if a split has two."""
+    """Finds the folder of images of each split that exists: ``val`` and ``test`` first. An archive's own folder
+    (``data_256``) counts for the training set whose list exists, unless both lists exist. Raises :class:`SourceError`
+    if a split has two folders."""
     found: dict[str, str] = {}
     variants = [split for split in ("train-standard", "train-challenge") if has_path(tree, base, _LISTS[split])]
     for split, names in _FOLDERS.items():

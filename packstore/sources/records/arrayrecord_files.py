@@ -91,8 +91,9 @@ class ArrayRecordFiles:
         self._lock = threading.Lock()
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Yields the number, size and message of each record of file ``number``. If its chunk cannot be read, the size
-        is 0 and the message None. Raises :class:`SourceError` if no chunk can be read."""
+        """Yields the number, size and message of each record of file ``number``. If a chunk cannot be read, each of its
+        records has the size 0 and the message None. Raises :class:`SourceError` if the index or all chunks cannot be
+        read."""
         footer, read, why = self._load_chunk_index(number), 0, ""
         for chunk in range(len(footer.places)):
             first, stop = int(footer.firsts[chunk]), int(footer.firsts[chunk + 1])
@@ -109,7 +110,7 @@ class ArrayRecordFiles:
 
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
         """Reads record ``place`` of file ``number``; returns None if its chunk is damaged or has no such record.
-        Ignores ``length``."""
+        Ignores ``length``. Raises :class:`SourceError` if the file has no valid index."""
         footer = self._load_chunk_index(number)
         chunk = bisect.bisect_right(footer.firsts, place) - 1
         try:
@@ -265,8 +266,8 @@ def _check_hash(data: bytes, expected: int, what: str) -> None:
 
 
 def _read_without_block_headers(file: OpenFile, place: int, size: int) -> tuple[bytes, int]:
-    """Reads ``size`` bytes from ``place`` on, and skips the headers of blocks among them. Returns fewer bytes at the
-    end of the file. Returns the offset after them as well."""
+    """Reads ``size`` bytes from ``place`` on, and skips the headers of blocks among them. Returns the bytes, fewer at
+    the end of the file, and the offset after them."""
     start, left, spans = place, size, []
     while left:
         if place % _BLOCK < _BLOCK_HEADER:

@@ -103,7 +103,7 @@ class BetonSource(ShardSource):
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads the values of a sample, by column. ``ref`` is the number of the file and the number of the sample in
-        it. Raises :class:`ValueError` for a value that cannot be read."""
+        it. Raises :class:`ValueError`, with file and field, for a value that cannot be read."""
         number, index = ref
         beton = self._betons[number]
         row = self._read_rows(number, index, 1)[0]
@@ -116,7 +116,8 @@ class BetonSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the main image from its offset on, without its end, which the row does not have."""
+        """Locates the main image from its offset on, without its end, which the row does not have. Returns None if the
+        open file is not the one at the path."""
         number, index = ref
         beton = self._betons[number]
         image = self._read_rows(number, index, 1)[0][f"f{beton.names.index(self._main_field)}"]
@@ -145,7 +146,7 @@ class BetonSource(ShardSource):
         return found
 
     def close(self) -> None:
-        """Closes the open files as well."""
+        """Closes the source and its open files."""
         super().close()
         self._files.close()
 
@@ -172,8 +173,8 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _image_modes(self) -> dict[str, tuple[set[int], tuple[int, ...] | None]]:
-        """For each field of images, by name: the modes (JPEG, raw) of its images, and their shape if all have the same.
-        Reads all rows."""
+        """For each field of images, by name: the modes (0 JPEG, 1 raw) of its images, and their shape ``(H, W, 3)`` if
+        all have the same, else None. Leaves out modes that FFCV does not have. Reads all rows."""
         beton = self._betons[0]
         found: dict[str, tuple[set[int], tuple[int, ...] | None]] = {}
         for i, (name, kind) in enumerate(zip(beton.names, beton.types, strict=True)):
@@ -204,7 +205,8 @@ class BetonSource(ShardSource):
         return found
 
     def _read_value(self, number: int, name: str, kind: int, value: Any) -> Any:
-        """Reads a value of a row by the type of its field. Raises :class:`ValueError`."""
+        """Reads a value of a row by the type of its field: a number, an image, an array, bytes, or a parsed JSON value.
+        Raises :class:`ValueError` if it is damaged or too large."""
         if kind in (_FLOAT, _INT):
             return value.item()
         if kind == _RGB:

@@ -40,7 +40,7 @@ _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 
 
 def is_tfrecord(path: Path) -> bool:
-    """Tells if the first record of a file may be an example; False if the file cannot be read. An empty file is one if
+    """Tells if the first record of a file may be an example; False if the file cannot be read. An empty file counts if
     its name is that of record files."""
     try:
         kind = find_compression(path)
@@ -55,8 +55,8 @@ def is_tfrecord(path: Path) -> bool:
 
 
 def find_compression(path: Path) -> str | None:
-    """Detects the compression of a file of records: a known one by its magic number, ``zlib``, or None for plain
-    records. Raises :class:`OSError`."""
+    """Detects the compression of a file of records by its first bytes: ``gz``, ``bz2``, ``xz``, ``zst`` or ``zlib``;
+    returns None for plain records, and for any other file. Raises :class:`OSError`."""
     with path.open("rb") as file:
         start = file.read(HEADER)
     try:
@@ -96,7 +96,8 @@ class RecordFiles(Protocol):
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
         """Yields place, size and message of each record of file ``number``; None for the message of a damaged record.
-        Raises :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError` if nothing can."""
+        Raises :class:`DamageError` if the rest of the file cannot be read, and :class:`SourceError` if no record can be
+        read."""
 
     def read_record(self, number: int, place: int, length: int) -> bytes | None:
         """Reads the data of a record and verifies its checksum, or returns None if it is damaged."""
@@ -184,8 +185,9 @@ class ExampleSource(ShardSource):
         column."""
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record, and one bad row for the damaged rest of the shard. Records have their own keys
-        if :attr:`has_keys`; a damaged one has the name of the file and its offset."""
+        """Yields a row for each record, and one more for the damaged rest of a shard, which raises an error when it is
+        read. Records have their own keys if :attr:`has_keys`, and then a record without one has the name of the file
+        and its offset as key; else keys are numbers."""
         index, name = self.index[number], self.shards[number][1].name
         for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
             key, own = next(keys), index.keys[i]
@@ -197,7 +199,8 @@ class ExampleSource(ShardSource):
             yield Row(f"{next(keys)}…", (number, at, -1, f"{name}, byte {at}: {reason}"), 0)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads a record, verifies its checksum, and decodes it. Raises :class:`ValueError` if it is damaged."""
+        """Reads a record, verifies its checksum, and decodes it. Raises :class:`ValueError` if the record is damaged,
+        or a value does not fit its column."""
         number, place, length, *reason = ref
         if reason:
             raise ValueError(f"{reason[0]}; the rest of this file cannot be read")
@@ -252,8 +255,8 @@ class ExampleSource(ShardSource):
 
     @cached_property
     def has_keys(self) -> bool:
-        """True if every readable record has a key, and all keys differ. May remove keys of damaged records from
-        :attr:`index`."""
+        """True if every readable record has a key, and all keys differ; False if there are none. Reads records with the
+        same key again, and removes the keys of damaged ones from :attr:`index`."""
         names = (name for index in self.index for name in index.keys)
         digests = np.fromiter(map(_digest_key, names), np.uint64)
         values, counts = np.unique(digests[digests != 0], return_counts=True)
@@ -312,7 +315,7 @@ class ExampleSource(ShardSource):
 
 
 def _make_range_reader(file: OpenFile, place: int, length: int) -> Callable[[int, int], bytes]:
-    """Returns a function ``(size, offset)`` that reads bytes of one record."""
+    """Returns a function ``(size, offset)`` that reads bytes of one record, fewer at its end."""
     return lambda size, at: file.read(min(size, length - at), place + at)
 
 

@@ -51,7 +51,7 @@ class ExportedTfds(ExportedRows, ExampleSource):
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
         """Decodes the image and the values of the exported columns; leaves out values that are missing. Raises
-        :class:`ValueError`."""
+        :class:`ValueError` for a missing image, and for a value that does not fit its column."""
         image = self.export_manifest.manifest.image
         files = image.layout is None or self.export_manifest.image == "png"
         found = {"image": _get_bytes("image", features, message) if files else _decode_array(image, features, message)}
@@ -63,8 +63,8 @@ class ExportedTfds(ExportedRows, ExampleSource):
 
 
 def _decode_column(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes the value of a column: an array, files, or :class:`StoredBytes` in the stored form. Raises
-    :class:`ValueError`."""
+    """Decodes the value of a column: an array, a list of files, or :class:`StoredBytes` in the stored form. Raises
+    :class:`ValueError` for a missing feature, or another type of values."""
     if column.layout is not None or column.kind == "fixed":
         return _decode_array(column, features, message)
     if column.form == "numbers":

@@ -31,7 +31,9 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def __getitem__(self, number: int) -> OpenFile:
-        """Opens a file, decompressed. Raises :class:`SourceError` for a missing file, or a damaged compressed one."""
+        """Returns file ``number``, open and decompressed; opens it if necessary, and drops the file that was used
+        longest ago if more than 8 are open. Raises :class:`SourceError` for a missing file, or a damaged compressed
+        one."""
         with self._lock:
             found = self._open.pop(number, None) or self._open_file(self._paths[number])
             self._open[number] = found
@@ -40,7 +42,8 @@ class OpenFiles:
         return found
 
     def _open_file(self, path: Path) -> OpenFile:
-        """Opens a file; decompresses it to a temporary file if it is compressed. Raises :class:`SourceError`."""
+        """Opens a file; decompresses it to a temporary file if it is compressed. Raises :class:`SourceError` if it
+        cannot be read, or is damaged."""
         try:
             kind = self._compression(path)
             if kind is not None:

@@ -57,7 +57,7 @@ class Numbering:
 
     def __call__(self, number: int) -> int | None:
         """Converts a number to the number of its class, or returns None for -1, which means no label. Raises
-        :class:`ValueError`."""
+        :class:`ValueError` for the number of no class."""
         if number == -1:
             return None
         found = number - self.first if self.numbers is None else self.numbers.get(number, -1)
@@ -68,9 +68,10 @@ class Numbering:
 
 def find_class_names(folder: Path) -> ClassNameFile | None:
     """Reads names of classes from ``labels.txt`` (lines of TF-slim, ``0:daisy``, or names alone) or a label map
-    (``.pbtxt``); returns None if there is no such file.
+    (``.pbtxt``); returns None if there is no such file. Reads at most 16 MiB.
 
-    Raises :class:`SourceError` for a file that cannot be read, and :class:`AmbiguousSourceError` for several files.
+    Raises :class:`SourceError` for a file that cannot be read or has two names for one number, and
+    :class:`AmbiguousSourceError` for several files.
     """
     maps = sorted(file for file in folder.glob("*.pbtxt") if file.is_file())
     files = [file for file in (folder / "labels.txt",) if file.is_file()] + maps
@@ -169,9 +170,9 @@ def _are_imagenet_classes(values: Sequence[bytes | None]) -> bool:
 
 
 def _number_by_file(path: Path, label: str, seen: Sequence[int], beside: ClassNameFile) -> Numbering:
-    """Numbers classes by the names in a file. Leaves out the names, with a warning, if one occurs twice. Raises
-    :class:`SourceError` if the names do not fit the numbers ``seen`` in the data, and :class:`AmbiguousSourceError` if
-    names without numbers may count from 0 or 1."""
+    """Numbers classes by the names in a file. If a name occurs twice, logs a warning, and returns a numbering without
+    names. Raises :class:`SourceError` if the names do not fit the numbers ``seen`` in the data, and
+    :class:`AmbiguousSourceError` if names without numbers may count from 0 or 1."""
     file, count = printable(beside.file), len(beside.names)
     if beside.numbers is None:
         if seen and seen[0] <= 0 and seen[-1] >= count:

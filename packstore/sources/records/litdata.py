@@ -46,8 +46,8 @@ class LitdataSource(MdsSource):
 
     @staticmethod
     def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
-        """Yields the chunks that an index names. Raises :class:`SourceError` for a missing chunk, encryption, unknown
-        formats, and compressions other than zstd."""
+        """Yields the chunks that an index names. Raises :class:`SourceError` for an invalid index, a missing chunk,
+        encryption, unknown formats, and compressions other than zstd."""
         try:
             plain = read_index(index)
             config = plain["config"]
@@ -80,7 +80,8 @@ class LitdataSource(MdsSource):
 
     @staticmethod
     def decode_by_encoding(encoding: str, data: bytes) -> Any:
-        """Decodes a value by its encoding. Raises :class:`ValueError` if it is damaged."""
+        """Decodes a value by its encoding: an array for ``numpy``, other values as MDS does. Raises :class:`ValueError`
+        if it is damaged."""
         if encoding in ("int64", "float64", "uint8") and len(data) != np.dtype(encoding).itemsize:
             raise ValueError(f"found {len(data)} bytes, expected one {encoding}")
         if encoding.startswith("numpy:"):  # one dimension, without a header

@@ -30,7 +30,7 @@ class ChunkFiles(OpenFiles):
 
     def _open_file(self, path: Path) -> OpenFile:
         """Opens a chunk. Decompresses it to a temporary file if it is compressed as a whole, by batches or by items.
-        Raises :class:`SourceError`."""
+        Raises :class:`SourceError` if it cannot be read, or is damaged."""
         file, name = super()._open_file(path), printable(str(path))
         size = os.fstat(file.descriptor).st_size
         count = int.from_bytes(file.read(4, 0), "little")
@@ -87,8 +87,8 @@ def _inflate_items(file: OpenFile, size: int, count: int, name: str) -> Iterator
 
 
 def _inflate_frame(data: bytes, most: int, name: str, *, exactly: bool = False) -> Iterator[bytes]:
-    """Yields the uncompressed content of a Zstandard frame in pieces. Raises :class:`ValueError` if it has more than
-    ``most`` bytes, or, with ``exactly``, fewer; and the library's errors."""
+    """Yields the uncompressed content of a Zstandard frame in pieces, at most ``most`` bytes. Raises
+    :class:`ValueError` if it has more, or, with ``exactly``, fewer bytes; raises the library's errors for damage."""
     found = 0
     with load_zstandard(name).ZstdDecompressor().stream_reader(data) as stream:
         while piece := stream.read(_STEP):

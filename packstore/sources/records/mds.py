@@ -93,8 +93,9 @@ class MdsSource(ShardSource):
         return in_packing_order(split for split, _ in self._indexes)
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each sample of a shard. Samples at impossible offsets, and all of a damaged shard, are bad
-        rows."""
+        """Yields a row for each sample of a shard, with the bytes of its image and of its other values. Samples at
+        impossible offsets, and all of a damaged shard, become rows without bytes, which raise an error when they are
+        read."""
         shard, (offsets, reason, _) = self._shards[number], self._shard_offsets[number]
         for i, key in enumerate(islice(keys, shard.samples)):
             start, stop = (int(offsets[i]), int(offsets[i + 1])) if not reason else (0, 0)
@@ -114,7 +115,8 @@ class MdsSource(ShardSource):
         return self.decode_sample(shard, dict(zip(shard.names, raw, strict=True)))
 
     def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
-        """Decodes the values of a sample, by column. Raises :class:`ValueError`."""
+        """Decodes the values of a sample, by column; leaves out lists of images. Raises :class:`ValueError` with the
+        name of the value for a damaged one."""
         found = {}
         for name, encoding in zip(shard.names, shard.encodings, strict=True):
             if name in self._columns:
@@ -125,7 +127,7 @@ class MdsSource(ShardSource):
         return found
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the bytes of the sample that has the image, or returns None if its shard is compressed."""
+        """Locates the whole sample that has the image, or returns None if its shard is compressed."""
         return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
@@ -152,7 +154,7 @@ class MdsSource(ShardSource):
         yield from super().files()
 
     def close(self) -> None:
-        """Closes the open shards as well."""
+        """Closes the source and its open shards."""
         super().close()
         self._files.close()
 
@@ -169,8 +171,8 @@ class MdsSource(ShardSource):
         return {**found, main: "image"}
 
     def _find_main_image(self, names: Sequence[str], encodings: Mapping[str, str]) -> str:
-        """Finds the value that is the main image, by encodings, first bytes and names. Raises :class:`SourceError` if
-        there is none."""
+        """Finds the value that is the main image, by encodings, first bytes and names: the first one with a usual name
+        of images, else the first one. Raises :class:`SourceError` if there is none."""
         images = [name for name in names if encodings[name] in (*FILES, "pil")]
         images += [name for name in names if encodings[name] == "bytes" and self._begins_like_image(name)]
         images += [name for name in names if encodings[name].startswith(("ndarray", "numpy")) and names_an_image(name)]
@@ -213,7 +215,7 @@ class MdsSource(ShardSource):
             raise SourceError(f"{printable(str(self.path))}: {printable(name)}: {error}") from error
 
     def _read_first_samples(self, split: str) -> Iterator[dict[str, Any]]:
-        """Yields the readable ones of the first 16 samples of a split."""
+        """Yields those of the first 16 samples of a split that can be read; skips others."""
         for row in islice(self.rows(split), _PROBED):
             try:
                 yield self.read_values(row.ref)
@@ -267,7 +269,7 @@ class MdsSource(ShardSource):
 
     def _measure_sample(self, number: int, start: int, stop: int) -> tuple[int, int, str | None]:
         """Returns the bytes of a sample's main image and of its other values, and its key if the shards have keys, else
-        None. Takes the whole sample for the image if it is damaged."""
+        None. For a damaged sample, returns the bytes of the whole sample, 0 and None."""
         shard, file = self._shards[number], self._files[number]
         try:
             spans = dict(zip(shard.names, self._locate_values(number, start, stop), strict=True))
@@ -301,7 +303,8 @@ class MdsSource(ShardSource):
 
 
 def find_indexes(path: Path) -> list[tuple[str, Path]]:
-    """Finds ``index.json`` in a folder, or in its folders named after splits; returns split and path of each."""
+    """Finds ``index.json`` in a folder, or in its folders named after splits; returns split and path of each. Returns
+    ``[]`` if there is none, or the folder cannot be listed."""
     if (path / INDEX).is_file():
         return [("", path / INDEX)]
     if not path.is_dir():
@@ -314,7 +317,8 @@ def find_indexes(path: Path) -> list[tuple[str, Path]]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if the first ``index.json`` names the format mds in its first 64 KiB."""
+    """Certain if the first ``index.json`` names the format mds in its first 64 Ki characters; ``NO`` also if it cannot
+    be read."""
     for _, index in find_indexes(path)[:1]:
         start = ""
         try:
@@ -337,8 +341,8 @@ class ExportedMds(ExportedRows, MdsSource):
         return list(dict.fromkeys((split, file.parent / INDEX) for split, file in self.list_shards()))
 
     def decode_sample(self, shard: MdsShard, raw: Mapping[str, bytes]) -> dict[str, Any]:
-        """Decodes the image and the exported columns; leaves out missing values. Raises :class:`ValueError` for a
-        damaged one."""
+        """Decodes the image and the exported columns; leaves out missing values. Texts, JSON and the like stay as the
+        bytes that the store had. Raises :class:`ValueError` for a damaged value."""
         found: dict[str, Any] = {}
         for column in (self.export_manifest.manifest.image, *self.export_manifest.columns):
             if column.name not in raw or (column.name not in self.export_manifest.held and column.name != "image"):

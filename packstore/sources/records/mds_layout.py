@@ -56,8 +56,8 @@ class MdsShard:
 
 
 def decode_value(encoding: str, data: bytes) -> Any:
-    """Decodes a value by its encoding; files and bytes stay as they are. Raises :class:`ValueError` if it is
-    damaged."""
+    """Decodes a value by its encoding: a text, a number, JSON, pixels or an array; files and bytes stay as they are.
+    Raises :class:`ValueError` if it is damaged."""
     if encoding in (*FILES, "bytes"):
         return data
     if encoding in ("str", "str_decimal"):
@@ -78,8 +78,8 @@ def decode_value(encoding: str, data: bytes) -> Any:
 
 
 def decode_array(encoding: str, data: bytes, dtype: str = "") -> NDArray[Any]:
-    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``. If encoding and ``dtype`` lack them, dtype and shape
-    precede the values. Raises :class:`ValueError` if they do not fit the data."""
+    """Decodes an array with the encoding ``ndarray:DTYPE:SHAPE``, read-only. If encoding and ``dtype`` lack dtype or
+    shape, these precede the values in ``data``. Raises :class:`ValueError` if they do not fit the data."""
     parts = encoding.split(":")
     dtype = dtype or (parts[1] if len(parts) > 1 else "")
     at = 0
@@ -117,8 +117,9 @@ def _decode_pixels(data: bytes) -> NDArray[np.uint8]:
 
 
 def read_shards(split: str, index: Path) -> Iterator[MdsShard]:
-    """Yields the shards that an index names; of a compressed shard, the file that exists. Raises :class:`SourceError`
-    for a missing shard, and for an invalid index or another version."""
+    """Yields the shards that an index names; for a compressed shard, the uncompressed file if it exists, else the
+    compressed one. Raises :class:`SourceError` for a missing shard, an unknown compression, and an invalid index or
+    another version."""
     try:
         for plain in read_index(index)["shards"]:
             if plain["format"] != "mds" or plain["version"] != 2:
@@ -177,7 +178,7 @@ def check_file_name(name: object) -> str:
 
 
 def read_index(index: Path) -> dict[str, Any]:
-    """Reads the JSON object in an index file; does not check its content.
+    """Reads the JSON object in an index file of at most 256 MiB; does not check its content.
 
     Raises :class:`SourceError` if the file cannot be read, or has no JSON object.
     """

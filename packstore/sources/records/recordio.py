@@ -150,8 +150,8 @@ class RecordioSource(ShardSource):
         return {reason: count for reason, count in found.items() if count}
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record, with the path from the list as its key if the lists are complete; and one bad
-        row for the damaged rest of the file."""
+        """Yields a row for each record, with the path from the list as its key if the lists are complete; and one more
+        for the damaged rest of the file, which raises an error when it is read."""
         index, paths = self._indexes[number], None if self._listed_keys is None else self._listed_keys[number]
         for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
             key = next(keys)
@@ -209,14 +209,14 @@ class RecordioSource(ShardSource):
             yield from (file for file in (path.with_suffix(".lst"),) if file.is_file())
 
     def close(self) -> None:
-        """Closes the open files as well."""
+        """Closes the source and its open files."""
         super().close()
         self._files.close()
 
     @cached_property
     def _listed_keys(self) -> list[list[str]] | None:
-        """Paths of the images of each file, from the lists beside the files. None without lists, and for incomplete
-        ones if the user named the kind; otherwise those raise :class:`AmbiguousSourceError`."""
+        """Paths of the images of each file, from the lists beside the files; None without lists. Lists that are
+        incomplete raise :class:`AmbiguousSourceError`, or give None if the user named the kind."""
         if all(index.listed is None for index in self._indexes):
             return None
         found, seen, reason = [], set[str](), ""
@@ -352,7 +352,7 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         return 0
 
     def _read_list(self, path: Path) -> None:
-        """Reads nothing: the export says the keys, so lists are not used."""
+        """Returns None: the export says the keys, so lists are not used."""
         return
 
 

@@ -115,8 +115,8 @@ def _list_sorted(folder: Path) -> list[Path]:
 
 
 def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool]) -> Certainty:
-    """Certain if ``path`` is a shard, or a folder in which one of the first files is a shard and no file is an
-    image."""
+    """Certain if ``path`` is a shard, or a folder in which one of the first files is a shard and no file is an image.
+    Looks at 8 files at most."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else list_first_shards(path, suffixes)
@@ -124,7 +124,8 @@ def recognise_shards(path: Path, suffixes: tuple[str, ...], is_shard: Callable[[
 
 
 def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Lists up to 4 files with names of shards, and up to 4 without a suffix, in a folder or its folders of splits."""
+    """Lists up to 4 files with names of shards, and up to 4 without a suffix, in a folder or its folders of splits;
+    ``[]`` if ``path`` is no folder."""
     tree = open_tree(path)
     if tree is None:
         return []
@@ -136,7 +137,7 @@ def list_first_shards(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def refuse_missing_shards(path: Path, kind: str, missing: Sequence[str]) -> None:
-    """Raises :class:`AmbiguousSourceError` if ``missing`` names shards."""
+    """Raises :class:`AmbiguousSourceError` if the list ``missing`` is not empty."""
     if missing:
         raise AmbiguousSourceError(
             f"{printable(str(path))} lacks {len(missing)} of the shards that its files say there are, "

@@ -91,7 +91,8 @@ class TfdsSource(ExampleSource):
         return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """Decodes the features of an example, by column; boxes become pixels. Raises :class:`ValueError`."""
+        """Decodes the features of an example, by column; a missing feature gives None, and boxes become pixels. Raises
+        :class:`ValueError`, with the name of the feature, for a value that does not fit its column."""
         found: dict[str, Any] = {}
         for name, leaf in self._column_leaves.items():
             try:
@@ -104,8 +105,8 @@ class TfdsSource(ExampleSource):
         return found
 
     def _index_file(self, number: int) -> Any:
-        """Indexes a shard; marks all of it as damaged if it has more or fewer records than ``dataset_info.json``
-        says."""
+        """Indexes a shard. If it has more or fewer records than ``dataset_info.json`` says, notes damage from its first
+        byte on, in addition to the records."""
         index = super()._index_file(number)
         found, expected = len(index.places), self._counts[number]
         if index.damaged is None and found != expected:
@@ -158,8 +159,9 @@ class TfdsSource(ExampleSource):
         )
 
     def _decode_leaf(self, leaf: Leaf, features: Mapping[str, Feature], message: Message) -> Any:
-        """Decodes the value of a column, or returns None if it is missing or the label -1. Raises
-        :class:`ValueError`."""
+        """Decodes the value of a column, or returns None if it is missing or the label -1. Lists, and arrays of varying
+        inner lengths, come as nested lists; other numbers as an array. Raises :class:`ValueError` for a value that does
+        not fit the feature."""
         name = leaf.feature
         if len(leaf.lengths) > 1:
             flat = features.get(f"{name}/ragged_flat_values", Feature())
@@ -201,8 +203,9 @@ class TfdsSource(ExampleSource):
 
 
 def _decode_items(leaf: Leaf, feature: Feature, message: Message) -> list[Any]:
-    """Decodes the values of a feature to a list of plain values; keeps strings that are not UTF-8 as bytes if they are
-    not texts. Raises :class:`ValueError`."""
+    """Decodes the values of a feature to a list of plain values. If a string of a tensor is not UTF-8, all its values
+    stay bytes. Raises :class:`ValueError` for values of another type, a text that is not UTF-8, and the number of no
+    class."""
     if leaf.what == "text" or leaf.dtype == "string":
         if feature.kind not in ("bytes", ""):
             raise ValueError("found numbers, expected texts")
@@ -263,8 +266,8 @@ def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
 
 
 def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
-    """Converts boxes of any format in ``bboxFormat`` to left, top, right, bottom in pixels. Raises :class:`ValueError`
-    if the size of the image cannot be read."""
+    """Converts boxes of any format in ``bboxFormat`` to left, top, right, bottom in pixels, float32. Raises
+    :class:`ValueError` if the boxes are relative, and the size of the image cannot be read."""
     form = str(leaf.said.get("bboxFormat") or "REL_YXYX")
     if form.endswith("YXYX"):
         boxes = boxes[:, [1, 0, 3, 2]]

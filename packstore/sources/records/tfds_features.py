@@ -146,7 +146,8 @@ def _rename_boxes(found: FeatureColumns) -> None:
 def _walk_features(
     node: Mapping[str, Any], path: tuple[str, ...], lengths: tuple[int, ...], depth: int
 ) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Yields path and description of each feature that is no group. Raises :class:`ValueError` for too deep nesting."""
+    """Yields path and description of each feature that is no group of others. Raises :class:`ValueError` for more than
+    16 levels."""
     if depth > _MAX_DEPTH:
         raise ValueError("its features are nested too deeply")
     if "featuresDict" in node:
@@ -183,8 +184,9 @@ def _unsupported_reason(leaf: Leaf) -> str:
 
 
 def _read_class_names(file: Path, count: int) -> tuple[str, ...] | None:
-    """Reads the names of a feature's classes; returns None if the file is missing or, with a warning, if a name occurs
-    twice. Raises :class:`SourceError` if it cannot be read, or does not have ``count`` names."""
+    """Reads the names of a feature's classes; returns None if the file is missing. Also returns None, and logs a
+    warning, if a name occurs twice. Raises :class:`SourceError` if the file cannot be read, or does not have ``count``
+    names; a ``count`` of 0 allows any number."""
     if not file.is_file():
         return None
     try:

@@ -95,8 +95,9 @@ class TfrecordSource(ExampleSource):
         return +found
 
     def decode_example(self, features: Mapping[str, Feature], message: Message) -> dict[str, Any]:
-        """Decodes the features of an example, by column; raw pixels become PNG files, boxes pixels. Raises
-        :class:`ValueError` for a feature that no other record has, and for a value that does not fit."""
+        """Decodes the features of an example, by column; raw pixels become PNG files, boxes pixels. Leaves out missing
+        features, but a missing list is an empty array. Raises :class:`ValueError` for a feature that no other record
+        has, and for a value that does not fit its column."""
         parts = self._example_columns
         unknown = features.keys() - self.facts.features.keys()
         if unknown:
@@ -133,7 +134,7 @@ class TfrecordSource(ExampleSource):
 
     def _read_boxes(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
         """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if their
-        edges differ in number."""
+        edges differ in number, or if they are fractions, and the size of the image cannot be read."""
         prefix, fractions = self._box_features or ("", False)
         edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
         if not edges or not any(map(len, edges)):
@@ -151,7 +152,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _main_feature(self) -> str:
-        """Name of the feature of the main image. Raises :class:`SourceError` if there is none."""
+        """Name of the feature of the main image: a usual name of images first, else the first feature with one image
+        file, else raw pixels. Raises :class:`SourceError` if there is none."""
         assert self.index
         images = [name for name, facts in self.facts.features.items() if facts.looks == {"image"} and facts.high == 1]
         known = [name for name in _MAIN if name in self.facts.features and "image" in self.facts.features[name].looks]
@@ -352,7 +354,8 @@ def _decode_texts(feature: Feature, message: Message) -> list[str]:
 
 
 def _make_label_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes a label to the number of its class, or to None if it has none."""
+    """Returns a function that decodes a label to the number of its class, or to None for -1 and for no value; it raises
+    :class:`ValueError` for several values, and for the number of no class."""
 
     def decode(feature: Feature, message: Message) -> int | None:
         number = _decode_number(feature, message)
@@ -362,7 +365,8 @@ def _make_label_decoder(numbers: Numbering) -> Decode:
 
 
 def _make_labels_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes labels to the numbers of their classes; it raises :class:`ValueError` for -1."""
+    """Returns a function that decodes labels to the numbers of their classes, int64; it raises :class:`ValueError` for
+    -1, and for the number of no class."""
 
     def decode(feature: Feature, message: Message) -> NDArray[np.int64]:
         found = [numbers(number) for number in _decode_numbers(feature, message).tolist()]
