@@ -171,8 +171,8 @@ class Cache:
                 os.close(descriptor)
 
     def _is_sound(self, descriptor: int, name: str, nbytes: int, digest: str | None) -> bool:
-        """Returns whether an object matches its name and size, by its date stamp or else its digest. If so, sets its
-        stamp and its time of use.
+        """Returns whether an object has its size and is proven: by its date stamp, or else by its digest. With
+        ``digest`` None, only the stamp counts. If it is sound, sets its stamp and its time of use.
         """
         state = os.fstat(descriptor)
         if state.st_size != nbytes:

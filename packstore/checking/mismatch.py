@@ -70,7 +70,8 @@ def compute_row_checksums(
 def are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
     """Returns whether the stored column of checksums is damaged, and not the records ``bad`` that differ from it.
 
-    It is if the column matches its digest with these records' actual checksums in it.
+    It is if the column matches its digest with these records' actual checksums in it. Returns False if one of the
+    records cannot be read.
     """
     if any(mismatch.found is None for mismatch in bad.values()):
         return False

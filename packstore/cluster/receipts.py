@@ -29,13 +29,13 @@ class TaskReceipt:
         shard: The uploaded shard; None if all samples were skipped.
         columns: Bytes of the values of each column but ``image``.
         keys: The XXH3-64 of each key, little-endian, in base64.
-        labels: Number of records by first label.
+        labels: Number of records by first label, as text.
         skipped: Samples that were left out.
-        counted: See :class:`packstore.packing.records.PackedShard`, also for all attributes below.
-        kept: See there.
-        palette: See there.
-        oriented: See there.
-        source_bytes: See there.
+        counted: Numbers of records to add to the manifest's options, by option.
+        kept: Number of progressive files that could not be made baseline, by reason.
+        palette: Number of PNG files with a palette, by class number as text.
+        oriented: Number of images whose EXIF orientation asks for a rotation or flip.
+        source_bytes: Bytes of the images that were read.
     """
 
     number: int

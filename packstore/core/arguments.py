@@ -20,8 +20,8 @@ def take_options(options: type[Options], arguments: Mapping[str, Any]) -> Option
 
 
 def whole_number(name: str, value: Any, least: int | None = 1) -> int:
-    """Converts ``value`` to an ``int``. Raises :class:`UsageError` unless it is a whole number of at least ``least``;
-    None allows any."""
+    """Converts ``value`` to an ``int``. Raises :class:`UsageError` unless it is a whole number (not a bool) of at least
+    ``least``; a ``least`` of None allows any."""
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
@@ -33,7 +33,8 @@ def whole_number(name: str, value: Any, least: int | None = 1) -> int:
 
 
 def check_bools(**values: Any) -> None:
-    """Raises :class:`UsageError` unless all values are True or False: ``overwrite="no"`` would overwrite."""
+    """Raises :class:`UsageError` unless all values are True or False, or equal to them (0, 1): ``overwrite="no"``
+    would overwrite."""
     for name, value in values.items():
         if value not in (True, False):
             raise UsageError(f"{name} should be True or False, got {value!r}")

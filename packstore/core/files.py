@@ -35,7 +35,8 @@ _URL = re.compile(r"([a-z][a-z0-9+.-]+:)/{1,3}(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def split_url(path: str | bytes | os.PathLike[str]) -> tuple[str, str] | None:
-    """Splits a URL into its scheme, in lower case, and the rest after the slashes, or returns None for a local path."""
+    """Splits a URL into its scheme, in lower case, and the rest after the slashes. Returns None for a local path, also
+    if a folder with the scheme's name exists (``s3:``)."""
     url = _URL.fullmatch(os.fsdecode(path))
     return None if url is None or Path(url[1]).exists() else (url[1][:-1].lower(), url[2])
 
@@ -156,7 +157,8 @@ def read_text(path: Path, most: int = 64 << 20) -> str:
 def raise_open_file_limit(number: int) -> int:
     """Reserves ``number`` open files: raises the soft limit as far as the hard limit allows. Returns how many it got.
 
-    Adds to a usual number and to earlier reservations, until :func:`release_open_files`."""
+    The number adds to 512 files for other uses and to earlier reservations, until :func:`release_open_files`. Changes
+    nothing on Windows and returns ``number``."""
     global _reserved
     if resource is None:
         return number
@@ -180,7 +182,8 @@ def release_open_files(number: int) -> None:
 
 @contextmanager
 def reading(path: Path, held: int | None) -> Iterator[int]:
-    """Yields the descriptor ``held``; if that is None, opens the file at ``path`` for the block."""
+    """Yields the descriptor ``held``, which stays open. If ``held`` is None, opens the file at ``path`` for the
+    block."""
     if held is not None:
         yield held
     else:
@@ -195,8 +198,8 @@ def drop(file: IO[bytes]) -> None:
 
 
 def device_and_inode(path: Path) -> tuple[int, int]:
-    """Returns device and inode of a path, of a link those of the link itself. Raises :class:`OSError` if there is
-    none."""
+    """Returns device and inode of a path, of a link those of the link itself. Raises :class:`OSError` if the path
+    does not exist."""
     found = path.lstat()
     return found.st_dev, found.st_ino
 

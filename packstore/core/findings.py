@@ -58,7 +58,7 @@ def records_to_drop(path: Path, kinds: Sequence[str], dataset_digest: str, recor
 
     Args:
         path: The report.
-        kinds: Kinds of findings whose records are dropped.
+        kinds: Kinds of findings whose records are dropped. A kind without findings in the report adds none.
         dataset_digest: Digest of the store that the report has to be about.
         records: Number of the store's records.
 

@@ -351,7 +351,8 @@ class Manifest:
 
 def _replace_former_encoding(plain: dict[str, Any]) -> dict[str, Any]:
     """Replaces the encoding ``seekable`` of packstore 0.1 in a manifest's JSON by ``original``, or by ``jpeg`` if
-    images were resized. Returns a new dict."""
+    images were resized. Returns a new dict, without options that no longer exist; returns ``plain`` itself if its
+    options are no dict."""
     options = plain.get("options")
     if not isinstance(options, dict):
         return plain

@@ -58,7 +58,7 @@ class Mode:
 
     @property
     def white(self) -> float:
-        """Value that becomes 1.0 in floating point: the dtype's maximum; 1 for dtypes without an upper bound."""
+        """Value that becomes 1.0 in floating point: 255 of uint8, 65,535 of uint16, 1 of all other dtypes."""
         return _WHITE.get(self.dtype, 1.0)
 
     @property

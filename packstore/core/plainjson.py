@@ -82,7 +82,8 @@ def _optional_names(cls: type) -> frozenset[str]:
 
 
 def from_plain(schemas: Schemas, schema: Any, plain: Any, where: str) -> Any:
-    """Converts a parsed JSON value to the type that ``schema`` demands.
+    """Converts a parsed JSON value to the type that ``schema`` demands. A whole number becomes a float if only floats
+    are allowed; optional fields may be missing.
 
     Args:
         schemas: The dataclasses that may occur, each with the schemas of its fields.

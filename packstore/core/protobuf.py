@@ -153,7 +153,8 @@ class Feature:
         return [message.get(start, stop) for _, start, stop in self.spans]
 
     def numbers(self, message: Message) -> NDArray[np.float32] | NDArray[np.int64]:
-        """Reads values of the kinds ``floats`` and ``ints``. Raises :class:`ValueError` if they are damaged."""
+        """Reads values of the kind ``floats`` as float32, or of ``ints`` as int64. Raises :class:`ValueError` if they
+        are damaged."""
         if self.kind == "floats":
             data = b"".join(message.get(start, stop) for _, start, stop in self.spans)
             return np.frombuffer(data, "<f4").astype(np.float32)

@@ -159,7 +159,8 @@ class ShardTable(Sequence[Shard]):
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """First record of each shard, then the number of all records: ``int64``, shape ``(length + 1,)``."""
+        """First record of each shard, then the number of all records: ``int64``, shape ``(length + 1,)``. Raises
+        :class:`ManifestError` if the rows were not read."""
         starts = np.zeros(self.length + 1, np.int64)
         np.cumsum(self.table["records"], dtype=np.int64, out=starts[1:])
         return starts

@@ -296,7 +296,7 @@ class Direct:
             )
 
     def _exists(self, name: str) -> bool:
-        """Asks for an object's facts; returns whether it exists."""
+        """Returns whether an object exists: requests its facts."""
         try:
             self.head(name)
         except MissingObjectError:
@@ -331,7 +331,7 @@ class Direct:
         return self._prefix + name
 
     def _to_info(self, meta: dict[str, Any]) -> ObjectInfo:
-        """Converts obstore's facts about an object."""
+        """Converts obstore's facts about an object to an :class:`ObjectInfo`, with the name relative to the store."""
         name = str(meta["path"]).removeprefix(self._prefix)
         return ObjectInfo(name, int(meta["size"]), meta["e_tag"], meta["last_modified"].timestamp())
 

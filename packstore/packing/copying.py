@@ -98,7 +98,7 @@ class RecordCopier:
             reader: The store. Columns that the new store does not have are dropped.
             records: ``int64``, numbers of the records, in their new order.
             split: Their new split; ``""`` for none.
-            labels: By column, an array that maps old class numbers to new ones.
+            labels: By column, an array that maps old class numbers to new ones; missing values become 0.
 
         Raises:
             CorruptRecordError: The image or another value of a record does not match its checksum.

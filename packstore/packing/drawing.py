@@ -50,7 +50,8 @@ def draw_splits(
     shares: Mapping[str, float],
     what: str,
 ) -> dict[str, NDArray[np.int64]]:
-    """Draws parts like :func:`draw_parts`. Raises :class:`StoreError` if one would be empty."""
+    """Draws splits as :func:`draw_parts` does. Raises :class:`StoreError` if one would be empty. ``what`` names the
+    records in its message."""
     found = draw_parts(records, groups, draws, shares)
     empty = next((name for name in shares if name not in found), None)
     if empty is not None and len(records):
@@ -63,8 +64,17 @@ def draw_splits(
 def draw_parts(
     records: NDArray[np.int64], groups: NDArray[np.int64], draws: NDArray[np.uint64], shares: Mapping[str, float]
 ) -> dict[str, NDArray[np.int64]]:
-    """Divides records at random into parts with the given shares, each group as evenly as whole numbers allow.
-    Leaves out empty parts."""
+    """Divides records at random into parts, each group of records by the same shares as far as whole numbers allow.
+
+    Args:
+        records: Numbers of the records.
+        groups: Number of each record's group, such as its class.
+        draws: Random number of each record; a group is cut in their order.
+        shares: Share of each part by name; they add up to 1.
+
+    Returns:
+        Numbers of the records of each part by name, ascending, without empty parts.
+    """
     order = np.lexsort((draws, groups))
     names, weights = list(shares), np.array(list(shares.values()))
     counts = np.unique(groups, return_counts=True)[1]

@@ -103,6 +103,7 @@ def find_palette_classes(
     plan: Plan, manifest: Manifest, palette: Counter[int], labels: Counter[int] | None = None
 ) -> tuple[str, ...]:
     """Returns the classes whose records are all PNG files with a palette, ``""`` for a whole store without classes.
+    Returns none if labels come with the samples.
 
     Args:
         plan: The conversion.

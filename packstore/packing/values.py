@@ -119,12 +119,13 @@ def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, i
 
 
 def count_stored_bytes(values: Mapping[str, Any]) -> int:
-    """Sums the bytes of a sample's stored values."""
+    """Sums the bytes of a sample's stored values. A plain number counts as 8."""
     return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 8) for value in values.values())
 
 
 def stack_values(columns: Sequence[Column], values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Collects the values of several records into one list or array per column."""
+    """Collects the values of several records into one list (ragged) or array (fixed) per column. Leaves out columns
+    that the first record lacks."""
     stacked: dict[str, Any] = {}
     for column in columns:
         if values and column.name in values[0]:

@@ -155,6 +155,8 @@ class Writer:
                 for a missing value of an optional field.
 
         Raises:
+            UsageError: The ``with`` block has not begun or has ended, or the samples of a split do not follow each
+                other.
             SampleError: This sample, or one of the samples added shortly before, does not fit the fields.
             PackstoreError: An earlier sample could not be written.
         """

@@ -208,7 +208,8 @@ class ImageInspector:
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
     def _check_values(self, record: int, image: NDArray[Any], seen: InspectionResults) -> None:
-        """Adds findings of pixel values: many at a bound, or not finite."""
+        """Adds findings of pixel values: many at the lowest or highest value, or not finite. Examines 8-bit pixels only
+        if the store reduces deeper files to them."""
         reading = self._decoder.reading
         if image.dtype == np.uint8:
             if reading.depth is not None and self._manifest.image.layout is None:
@@ -278,7 +279,8 @@ class ImageInspector:
                 seen.findings.append(("mask_value", record, what))
 
     def _check_further_images(self, column: Column, decoder: Decoder, record: int, seen: InspectionResults) -> None:
-        """Decodes a record's image files in a column beside the main image; adds findings of mode and damage."""
+        """Decodes a record's image files in a column beside the main image; adds findings of mode and damage. Skips a
+        missing value. Raises :class:`UnreachableError` if the store at a URL cannot be reached."""
         try:
             if column.nullable and not self._reader.has_value(column.name, record):
                 return

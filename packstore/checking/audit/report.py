@@ -62,7 +62,7 @@ class AuditReport:
     drop: Mapping[str, NDArray[np.int64]]
 
     def of(self, kind: str) -> list[Finding]:
-        """Returns the findings of a kind."""
+        """Returns the kept findings of a kind, at most 10,000."""
         return [finding for finding in self.findings if finding.kind == kind]
 
     def to_json(self) -> str:
@@ -95,8 +95,8 @@ class FindingCollector:
         self._drop: dict[str, array[int]] = {}
 
     def add(self, kind: str, what: str, records: Iterable[int] = (), drop: Iterable[int] | None = None) -> None:
-        """Adds a finding: keeps its text and at most 1,000 records, counts it beyond 10,000 of its kind. ``drop`` are
-        the records to remove for it; None for all of ``records``."""
+        """Adds a finding with its text and its first 1,000 records. Only counts it if there are 10,000 of its kind
+        already. Notes ``drop``, the records to remove for it, in any case; None means all of ``records``."""
         numbers = [*records]
         self._counts[kind] = self._counts.get(kind, 0) + 1
         kept = self._kept.setdefault(kind, [])

@@ -265,7 +265,8 @@ class ColumnType(ABC):
         """Converts a stored value, as :func:`packstore.core.columns.from_stored` does."""
 
     def files(self, column: Column, raw: Buffer) -> Sequence[Buffer]:
-        """Returns the image files in a stored value. Raises :class:`StoreError` if their frame is damaged."""
+        """Returns the image files in a stored value: one, or several for a list. Returns none if the type holds no
+        files. Raises :class:`StoreError` if a list is damaged."""
         return [raw] if column.form == "file" else []
 
 

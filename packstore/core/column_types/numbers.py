@@ -23,7 +23,8 @@ class ArrayType(ColumnType):
         return column.layout is None
 
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
-        """Converts a value, which is not missing, as :func:`packstore.core.columns.to_stored` does."""
+        """Converts numbers to an array of the column's dtype; of a ragged column to its bytes. Raises
+        :class:`ValueError` for a wrong type or shape, and for values that do not fit the dtype or the column's type."""
         array = to_numbers(column, value)
         if column.kind == "fixed":
             if array.shape != column.shape:
@@ -42,10 +43,11 @@ class ArrayType(ColumnType):
         return array
 
     def check_values(self, column: Column, array: NDArray[Any]) -> None:
-        """Raises :class:`ValueError` if the numbers of a value are impossible for the type."""
+        """Raises :class:`ValueError` if the numbers of a value are impossible for the type. By default allows all."""
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> Any:
-        """Converts a stored value, as :func:`packstore.core.columns.from_stored` does."""
+        """Returns the array of a stored value, read-only if it shares memory with ``raw``. Raises :class:`StoreError`
+        if the bytes of a ragged value do not fit the shape."""
         if column.kind == "fixed":
             return np.asarray(raw)
         if len(raw) % column.record_nbytes:

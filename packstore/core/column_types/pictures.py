@@ -22,7 +22,8 @@ class PictureType(ArrayType):
     is_picture = True
 
     def to_stored(self, column: Column, value: Any) -> bytes | NDArray[Any]:
-        """Returns the bytes of a file, or the array if the column has a layout."""
+        """Returns the bytes of a file; if the column has a layout, converts an array. Raises :class:`ValueError` for a
+        value that is neither bytes nor, with a layout, a fitting array."""
         return to_bytes(column, value) if column.layout is None else super().to_stored(column, value)
 
     def check_shape(self, column: Column, array: NDArray[Any], value: Any) -> NDArray[Any]:

@@ -100,9 +100,11 @@ _DETAILS: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _probe_decoders() -> Answer:
-    """Examines all decoders: version, or the reason why one is not available; images a second on a generated photo.
+    """Examines all decoders and measures them on a generated photo.
 
-    Also names the decoder in use, the library that decodes regions, and the engine's problem.
+    Returns ``decoders`` (by name: ``available``, then ``version`` and ``images_per_second``, or ``reason``), ``used``
+    (name of the decoder in use), ``regions`` (the library that decodes regions), ``engine_problem``, and
+    ``libturbojpeg`` (its version). The last three are None for none.
     """
     from packstore.images.decoders import UNAVAILABLE, available_decoders, get_decoder
     from packstore.images.decoders.region import find_region_library
@@ -160,8 +162,12 @@ def _measure_best_seconds(decoders: dict[str, Any], data: bytes) -> dict[str, fl
 
 
 def _probe_cuda() -> Answer:
-    """Examines torch's CUDA: devices with their free memory, and rates of copies to the first one; or the reason for no
-    device."""
+    """Examines torch's CUDA and measures copies to the first GPU.
+
+    Returns ``built`` and ``driver`` (versions or None), ``devices`` (``name``, ``free`` and ``total`` bytes of each),
+    ``reason`` why there is none, and ``pinned`` (bytes a second from ``pinned`` and ``pageable`` memory, or
+    ``error``).
+    """
     torch: Any = importlib.import_module("torch")
     reason = None
     try:
@@ -220,7 +226,8 @@ def _find_driver_version() -> str | None:
 
 
 def _probe_plug_ins() -> Answer:
-    """Examines the plug-ins of all registries: name, distribution and problem of each."""
+    """Loads the plug-ins of all registries. Returns ``found``: a list with ``what`` (the registry), ``name``,
+    ``distribution`` and ``problem`` (None for none) of each."""
     return {
         "found": [
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}

@@ -178,8 +178,12 @@ def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
 
 
 def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
-    """Returns key, class and marks of a record for its tile; ``here`` False: only its marks. Marks the record if
-    reading finds damage."""
+    """Describes a record for its tile: ``record``, ``key``, ``class`` (of a list of classes the first five), and
+    ``marks`` if there are any.
+
+    With ``here`` False, reads nothing and returns ``absent`` and ``marks``. If reading finds damage, marks the record
+    and adds ``error``.
+    """
     reader = site.reader
     row: dict[str, Any] = {"record": record}
     try:

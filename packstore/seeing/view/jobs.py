@@ -38,7 +38,7 @@ class Job:
 
     @property
     def progress(self) -> dict[str, Any]:
-        """Description and progress as JSON values, for the page."""
+        """Description and progress for the page: ``what``, ``done`` and ``total``."""
         return {"what": self.what, "done": self.done, "total": self.total}
 
 

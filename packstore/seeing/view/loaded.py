@@ -89,7 +89,8 @@ class SampleLoader:
             return self._kept[request]
 
     def describe_loaded(self, request: LoadRequest) -> dict[str, Any]:
-        """Loads a record and describes it in JSON values: size, columns, and Python code that loads it."""
+        """Loads a record and describes it as a JSON object: ``shown`` (width, height), ``exact``, ``columns`` (as
+        :func:`describe_value` describes them) and ``python``, code that loads the same."""
         loaded = self.load(request)
         height, width = loaded.image.shape[:2]
         columns = [

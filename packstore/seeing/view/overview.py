@@ -34,8 +34,13 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
     """Counts the records of each class by split; for a column of lists of classes also joint occurrences.
 
     Without ``fetch``, counts only records on this machine. If a large store has lists of classes, counts an evenly
-    spread sample; ``seen`` is the number of counted records. Returns the counts as JSON values, ``column`` None in a
-    store without classes.
+    spread sample.
+
+    Returns:
+        A JSON object: ``column`` (its name), ``classes`` (their number), ``splits`` (of each: ``name``, ``counts`` by
+        class, numbers of ``missing`` and ``unreadable`` labels), ``seen`` (number of counted records), ``together``
+        (the result of :func:`_count_pairs` for lists of classes, else None). Only ``{"column": None}`` in a store
+        without classes.
     """
     manifest = reader.manifest
     column = find_class_column(manifest)
@@ -71,7 +76,12 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
 
 
 def summarize_images(headers: ImageHeaders, manifest: Manifest, start: int, stop: int) -> dict[str, Any]:
-    """Computes kinds and histograms of the images of records ``start`` to ``stop - 1``, by split, as JSON values."""
+    """Summarises the images of records ``start`` to ``stop - 1``.
+
+    Returns:
+        A JSON object: ``seen`` (number of images whose headers were read), ``total`` (number of records), ``kinds``
+        (``name`` and ``count`` of each kind), ``histograms`` (by measure, see :func:`_compute_histogram`).
+    """
     inside = (headers.records >= start) & (headers.records < stop)
     kinds = np.bincount(headers.kind[inside], minlength=len(headers.kinds)).tolist()
     records = headers.records[inside]
@@ -96,7 +106,8 @@ def _split_ranges(manifest: Manifest) -> list[tuple[str, int, int]]:
 
 
 def _count_labels(labels: NDArray[np.int32], count: int) -> tuple[list[int], int, int]:
-    """Returns the number of labels of each class, and the numbers of missing and of invalid labels."""
+    """Returns the number of labels of each class, the number of missing labels, and that of labels that are unreadable
+    or have no class."""
     valid = labels[(labels >= 0) & (labels < count)]
     missing = int((labels == MISSING).sum())
     wrong = int((labels == UNREADABLE).sum()) + int((labels >= count).sum())
@@ -128,9 +139,11 @@ def _read_class_lists(
 
 
 def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
-    """Counts the records in which two of the 20 most frequent classes occur together; the diagonal counts each class.
+    """Counts the records in which two of the 20 most frequent classes occur together. ``pairs`` are record and class
+    number.
 
-    ``pairs`` are record and class number.
+    Returns ``classes``, the numbers of these classes, the most frequent first, and ``counts``, a square matrix in their
+    order. Its diagonal counts each class.
     """
     totals = np.bincount(pairs[:, 1], minlength=count)
     top = np.argsort(-totals, kind="stable")[: min(_TOGETHER, int((totals > 0).sum()))]
@@ -145,8 +158,11 @@ def _count_pairs(pairs: NDArray[np.int64], count: int) -> dict[str, Any]:
 
 
 def _compute_histogram(given: NDArray[np.float64], owners: Mapping[str, NDArray[np.bool_]]) -> dict[str, Any] | None:
-    """Computes a histogram with logarithmic bins, of all positive values and of each split. Returns None without such
-    values."""
+    """Computes a histogram of all positive finite values in 24 logarithmic bins.
+
+    Returns ``edges``, ``counts`` of all values, and ``splits``: the counts of each split. If all values are equal,
+    there is one bin, and ``splits`` is empty. Returns None without positive values.
+    """
     sound = np.isfinite(given) & (given > 0)
     values = given[sound]
     if not len(values):

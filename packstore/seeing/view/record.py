@@ -29,7 +29,8 @@ _EXIF_TAGS, _EXIF_TEXT = 80, 200
 
 
 def describe_record(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
-    """Describes a record for the page. A damaged part is replaced by its error; other parts are still described."""
+    """Describes a record for the page as a JSON object: ``record``, ``key``, ``split``, ``shard``, ``image``,
+    ``checksums``, ``columns`` and ``exif``. A damaged part becomes, or contains, ``{"error": text}``."""
     manifest = reader.manifest
     described = [c for c in shown_columns(manifest) if c.name != "image"]
     return {
@@ -103,7 +104,8 @@ def _is_companion(column: Column, columns: tuple[Column, ...]) -> bool:
 
 
 def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, Any]:
-    """Describes the value of a column, or its error if it is damaged."""
+    """Describes a column: ``name``, ``type``, ``dtype``, ``parallel``, and its value as :func:`describe_value` does. If
+    the value is damaged, ``error`` takes its place."""
     about = {"name": column.name, "type": column.type, "dtype": column.dtype, "parallel": column.parallel}
     try:
         return about | describe_value(column, reader.item(column.name, record))
@@ -112,7 +114,8 @@ def _describe_column(reader: Reader, column: Column, record: int) -> dict[str, A
 
 
 def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[str, Any]:
-    """Describes the main image: bytes, size, kind, and the size and window in which it is shown; or its error."""
+    """Describes the main image: bytes, size, kind, and the size and window in which it is shown. If it is damaged,
+    returns what could be read, with ``error``. Decodes the image."""
     column = reader.manifest.image
     try:
         data = memoryview(reader.view(record)).cast("B")
@@ -138,8 +141,11 @@ def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[
 
 
 def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
-    """Compares the stored checksums of the image and of the other columns with computed ones. A value that cannot be
-    read counts as a difference."""
+    """Compares the stored checksums of the image and of the other columns with computed ones.
+
+    Returns an object for each: ``of``, ``ok``, ``stored`` and ``found``; ``error`` instead of both if a value cannot be
+    read, with ``ok`` False. Without row checksums there is only that of the image.
+    """
     manifest = reader.manifest
     found: list[dict[str, Any]] = []
     try:
@@ -159,7 +165,7 @@ def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
 
 
 def _describe_comparison(what: str, stored: int, found: int) -> dict[str, Any]:
-    """Describes the comparison of a stored checksum with the computed one."""
+    """Returns the comparison of a stored checksum with the computed one: ``of``, ``ok``, ``stored``, ``found``."""
     return {"of": what, "ok": stored == found, "stored": f"{stored:016x}", "found": f"{found:016x}"}
 
 
@@ -191,7 +197,7 @@ def _find_shard_name(reader: Reader, record: int) -> str | None:
 
 
 def _read_or_error(work: Any) -> Any:
-    """Returns the result of ``work``, or the error as a JSON value if a part of the store is damaged."""
+    """Returns the result of ``work``, or ``{"error": text}`` if a part of the store is damaged."""
     try:
         return work()
     except (PackstoreError, IndexError) as error:

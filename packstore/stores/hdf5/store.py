@@ -137,7 +137,8 @@ class Hdf5Reader(MappedReader):
         super().__init__(path, manifest, data)
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of the offsets of ragged columns; opening the file has checked the rest of its structure."""
+        """Yields faults of the offsets of ragged columns. ``quick`` and ``progress`` have no effect: opening the file
+        has checked the rest of its structure."""
         for column in self.manifest.columns:
             yield from check_offsets(column.name, self.column(column.name))
 

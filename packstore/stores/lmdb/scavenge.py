@@ -154,7 +154,8 @@ class _PageScan:
         return candidates[-1]
 
     def _find_leaves(self) -> Iterator[int]:
-        """Yields the pages marked as leaves and those without a valid mark. Records the long values that it passes."""
+        """Yields the numbers of pages marked as leaves, and of pages without a valid mark. Notes the first page of each
+        long value in :attr:`_long_values`."""
         total = len(self._data) // self._size
         raw: NDArray[np.uint8] = np.frombuffer(self._data, np.uint8, total * self._size).reshape(total, self._size)
         for first in range(0, total, _PAGES_AT_ONCE):
