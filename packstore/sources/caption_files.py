@@ -64,7 +64,8 @@ class CaptionFilesSource(FileRowSource):
                 yield FileRow(join(folder, name), {"caption": text, **more})
 
     def read_values(self, ref: object) -> Mapping[str, object]:
-        """Reads image and caption; the caption is decoded and stripped, or None."""
+        """Reads ``image``, ``caption`` and, if declared, ``folder``. The caption is decoded and stripped; None if its
+        file is missing."""
         found = dict(super().read_values(ref))
         text = found["caption"]
         return found | {"caption": text.decode("utf-8-sig").strip() if isinstance(text, bytes) else None}

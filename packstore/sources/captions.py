@@ -95,9 +95,9 @@ class CaptionsSource(FileRowSource):
             yield FileRow(join(self._folder, kept.names[image].decode("utf-8", "surrogateescape")), {"entry": image})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image, and its caption or captions from the temporary file."""
+        """Reads ``image``, and from the temporary file its ``captions``, a list, or its only ``caption``."""
         found = dict(super().read_values(ref))
-        captions = self._open_captions.read(found.pop("entry"))
+        captions = self._open_captions.read_captions(found.pop("entry"))
         return found | ({"captions": captions} if self._open_captions.several else {"caption": captions[0]})
 
     def describing_files(self) -> Iterable[str]:
@@ -174,7 +174,7 @@ class _CaptionStore:
         self._starts = np.searchsorted(found[self._order], np.arange(len(self.names) + 1))
         self.several = bool((np.diff(self._starts) > 1).any())
 
-    def read(self, number: int) -> list[str]:
+    def read_captions(self, number: int) -> list[str]:
         """Returns the captions of an image, in the order of the file. Thread-safe."""
         found = []
         for line in self._order[self._starts[number] : self._starts[number + 1]].tolist():

@@ -20,7 +20,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.reading import CLIPS, FILE_CLIPS, Reading
 from packstore.images.sniff import too_many_values
 from packstore.sources.base import Entry, Sample, Source, Survey, round_up_size
-from packstore.sources.frames import FrameFilesSource, as_record
+from packstore.sources.frames import FrameFilesSource, to_record_layout
 from packstore.sources.listing import key_size
 
 _NUMBERED = re.compile(r"(.*?)(\d+)\.[^.]+", re.S)
@@ -142,7 +142,7 @@ class ClipsSource(FrameFilesSource):
                     clip = self._allocate_clip(file.key, sum(counts), pixels)
                 clip[at] = pixels.transpose(2, 0, 1)
                 at += 1
-        image = as_record(clip[at // 2].transpose(1, 2, 0))
+        image = to_record_layout(clip[at // 2].transpose(1, 2, 0))
         if isinstance(found, Sample) and self._are_files():
             return found._replace(image=image, values={**found.values, _COLUMN: clip})
         return Sample(image, {_COLUMN: clip})
@@ -213,9 +213,9 @@ class ClipsSource(FrameFilesSource):
         return next(iter(self._depths))
 
     def _are_files(self) -> bool:
-        """Tells if each file is a clip, or else each folder. The first call scans all files, and sets
-        ``options.frames``. Raises :class:`SourceError` if neither is certain, and :class:`UsageError` if the source has
-        no folders of frames."""
+        """Tells if each file is a clip; if not, each folder is. The first call scans all files, and sets
+        ``options.frames``. Raises :class:`SourceError` if it is not clear which, and :class:`UsageError` if the source
+        has no folders of frames."""
         if not self._is_decided:
             self.scan_files()
             if self._animated:

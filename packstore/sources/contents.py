@@ -49,13 +49,14 @@ class NameSet:
     first: tuple[str, ...]
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> NameSet:
+    def of_names(cls, names: Sequence[str]) -> NameSet:
         """Counts names, which are sorted, and hashes their stems."""
         return cls(len(names), hash_stems(names), tuple(names[:_FIRST]))
 
     @classmethod
     def of_suffix(cls, text: str, suffix: str, names: Sequence[str]) -> NameSet:
-        """Like :meth:`of`, for names that all end in ``suffix``; faster, from their joined text :attr:`Names.text`."""
+        """Counts and hashes names that all end in ``suffix``, as :meth:`of_names` does; faster, from their joined text
+        :attr:`Names.text`."""
         stems = text.replace(f"{suffix}\0", "\0")[1:-1].split("\0")
         return cls(len(names), _sort_unique(np.array([*map(hash, stems)], np.int64)), tuple(names[:_FIRST]))
 
@@ -103,7 +104,7 @@ class Contents:
     folders: dict[str, FolderContents]
 
     @classmethod
-    def of(cls, tree: Tree) -> Contents:
+    def of_tree(cls, tree: Tree) -> Contents:
         """Lists the whole tree."""
         return cls({path: summarize_folder(path, names) for path, names in tree.folders(is_passed_over)})
 
@@ -122,9 +123,9 @@ def list_contents(tree: Tree) -> Contents:
     """Lists the whole tree; within :func:`cache_contents`, only once for all trees of the same root."""
     known = _known.get()
     if known is None:
-        return Contents.of(tree)
+        return Contents.of_tree(tree)
     if tree.root not in known:
-        known[tree.root] = Contents.of(tree)
+        known[tree.root] = Contents.of_tree(tree)
     return known[tree.root]
 
 
@@ -206,8 +207,8 @@ def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderCon
         else:
             suffix = suffix_of(name)
             others.setdefault(suffix if suffix in others or len(others) < _SUFFIXES else "", []).append(name)
-    by_suffix = {suffix: NameSet.of(each) for suffix, each in others.items()}
-    return FolderContents(path, NameSet.of(found), by_suffix, folders, _hash_stems_by_word(found))
+    by_suffix = {suffix: NameSet.of_names(each) for suffix, each in others.items()}
+    return FolderContents(path, NameSet.of_names(found), by_suffix, folders, _hash_stems_by_word(found))
 
 
 def _hash_stems_by_word(images: Sequence[str]) -> dict[str, NDArray[np.int64]]:

@@ -100,7 +100,7 @@ class ExportedRows(RowSource):
         return tuple(self.ranges)
 
     def fields(self) -> dict[str, Field]:
-        """Declares nothing: the export manifest has the columns."""
+        """Returns no declarations: the export manifest has the columns."""
         return {}
 
     def claim_files(self, claims: Claims) -> None:
@@ -170,8 +170,8 @@ class ExportedRows(RowSource):
         return Sample(self._convert_image(given.get("image")), values, at_rest=True)
 
     def _convert_image(self, value: Any) -> ImageData:
-        """Converts the image to the form of the store's encoding: decodes a PNG to an array, if the store held arrays.
-        Raises :class:`ValueError` for another dtype or shape."""
+        """Converts the image to what the exported store held: decodes a PNG to an array if that held arrays; checks
+        others. Raises :class:`ValueError` for another type, dtype or shape."""
         if self._decoder is not None and isinstance(value, bytes):
             value = self._decoder.decode(value)
         image = self._manifest.image

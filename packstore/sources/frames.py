@@ -232,7 +232,7 @@ class FramesSource(FrameFilesSource):
         found, reader = self.read_file(entry.key, Entry(*file))
         if count == _BROKEN:
             self.raise_damage(entry.key, reader)
-        image = as_record(self.read_frame(entry.key, reader, frame, Reading(self.scan_files().name)))
+        image = to_record_layout(self.read_frame(entry.key, reader, frame, Reading(self.scan_files().name)))
         if not isinstance(found, Sample):
             return image
         key = found.key if found.key is None or count <= 1 else f"{found.key}#{frame}"
@@ -244,8 +244,9 @@ class FramesSource(FrameFilesSource):
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 
 
-def as_record(pixels: NDArray[Any]) -> NDArray[Any]:
-    """Converts pixels ``(H, W, C)`` to the layout of records: ``CHW`` for floating point."""
+def to_record_layout(pixels: NDArray[Any]) -> NDArray[Any]:
+    """Converts pixels ``(H, W, C)`` to the layout in records: ``(C, H, W)`` for floating point, else unchanged. The
+    result is contiguous."""
     return np.ascontiguousarray(pixels.transpose(2, 0, 1) if pixels.dtype.kind == "f" else pixels)
 
 

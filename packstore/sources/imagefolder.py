@@ -108,7 +108,8 @@ class ImageFolderSource(FolderSource):
             return self._survey_folders(split, progress)
 
     def _survey_folders(self, split: str | None, progress: ProgressCallback) -> Survey:
-        """Does :meth:`survey`, within a cache of names."""
+        """Counts samples as :meth:`survey` does, but does not cache the names of directories itself. Raises the same
+        errors. Sets the evidence, and stores listings for :meth:`entries`."""
         ignored: Counter[str] = Counter()
         self._listed = {}
         folders = self._list_split_folders(ignored, split)

@@ -83,8 +83,8 @@ class MaskPair:
 def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     """Finds the folders of images and masks by split, in packing order.
 
-    Returns nothing if there are none, several ways to pair them, or a split without a pair; a split of images alone
-    gets a folder of masks that does not exist. Raises :class:`OtherSizeError` if masks differ in size from images.
+    Returns an empty mapping if there are none, several ways to pair them, or a split without a pair; a split of images
+    alone gets a folder of masks that does not exist. Raises :class:`OtherSizeError` if masks differ in size.
     """
     folders = _list_folders(tree, "")
     found: dict[str, MaskPair | None] = {}
@@ -181,7 +181,8 @@ def _read_folder_name(name: str) -> tuple[str | None, str]:
 
 def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPair]:
     """Pairs folders whose names contain split and role: ``images_train``, ``masks_train``. A split without a folder of
-    masks has no masks. Returns nothing for other names, and if a folder of masks has no images."""
+    masks gets one that does not exist. Returns an empty mapping for other names, and if a folder of masks has no
+    images."""
     by_role: dict[str | None, dict[str, str]] = {"image": {}, "mask": {}}
     for name in folders:
         role, split = _read_folder_name(name)

@@ -28,7 +28,7 @@ ClassColours = list[tuple[str, tuple[int, int, int] | int]]
 
 
 def read_class_colours(tree: Tree, file: str) -> ClassColours:
-    """Reads the classes in a file, with their colours or pixel values. Returns nothing for a file that is not a
+    """Reads the classes in a file, with their colours or pixel values. Returns an empty list for a file that is not a
     palette, over 1 MiB, or has more than 65,536 classes. Raises :class:`SourceError` for a palette in an unknown
     encoding."""
     if tree.stat(file).size > _MAX_BYTES:

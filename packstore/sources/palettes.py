@@ -46,7 +46,8 @@ class Palette:
             raise ValueError(f"its mask: {error}") from error
 
     def _convert_to_class_numbers(self, data: bytes, max_pixels: int) -> NDArray[Any]:
-        """Does :meth:`read_class_numbers`, but raises :class:`DecodeError` for a file that cannot be decoded."""
+        """Decodes the file of a mask to class numbers, ``(H, W)``. Raises :class:`ValueError` for an unknown colour or
+        value, and :class:`DecodeError` for a file that cannot be decoded."""
         file = printable(self.files[0])
         if self.colours is None:
             values = decode_mask(data, read_mask_header(data, max_pixels))
@@ -116,8 +117,8 @@ def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
 
 
 def _read_palettes(tree: Tree, file: str) -> Iterator[Palette]:
-    """Yields the palette of a file; nothing for another file, values that do not count from 0, and colours beyond 255.
-    Raises :class:`SourceError` for two classes of one colour."""
+    """Yields the palette of a file. Yields none for another file, pixel values that do not count from 0, and colours
+    beyond 255. Raises :class:`SourceError` for two classes of one colour, and for a palette in an unknown encoding."""
     rows = read_class_colours(tree, file)
     if not rows:
         return

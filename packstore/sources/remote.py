@@ -343,7 +343,7 @@ class ObjectTree(Tree):
 
     def _find_object(self, file: str) -> ObjectInfo | None:
         """Finds an object, or returns None for a directory. Lists the whole directory above first, since neighbours
-        follow. Raises :class:`FileNotFoundError` if there is neither."""
+        follow. Raises :class:`FileNotFoundError` if neither an object nor a directory has this path."""
         if file:
             self._list_children(file.rpartition("/")[0])
         with _as_source_errors():

@@ -105,9 +105,9 @@ class RowSource(Source):
 
     @abstractmethod
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the values of a row by the names of :meth:`fields`, in the user's form; missing values are left out
-        or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or :class:`OSError` for a row that
-        cannot be read."""
+        """Reads the values of a row by the names of :meth:`fields`, as a program would give them, not yet in a store's
+        form. Missing values are left out or None. Thread-safe. Raises :class:`SampleError`, :class:`ValueError` or
+        :class:`OSError` for a row that cannot be read."""
 
     def files(self) -> Iterable[Path]:
         """Returns the files of the source, here its path alone; :meth:`stamp` changes when one of them does."""
@@ -167,7 +167,8 @@ class RowSource(Source):
         return chain.from_iterable(map(self._make_entries, self._choose_splits(split)))
 
     def read(self, entry: Entry) -> Sample:
-        """Does :meth:`read_sample`; its :class:`OSError` and :class:`ValueError` become :class:`SampleError`."""
+        """Reads a sample by :meth:`read_sample`. Raises :class:`SampleError` also in place of its :class:`OSError` and
+        :class:`ValueError`."""
         try:
             return self.read_sample(entry)
         except (OSError, ValueError) as error:
@@ -359,8 +360,8 @@ class FileRowSource(TreeRowSource):
             yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the main image and all values that are files. Raises :class:`ValueError` for a missing file, unless it
-        is optional."""
+        """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. Returns
+        None for a missing file that is optional, and raises :class:`ValueError` for any other missing file."""
         file, size, modified, rest = ref
         if size < 0:
             raise ValueError(rest if isinstance(rest, str) else "is not a file")

@@ -99,7 +99,8 @@ class WebDatasetSource(ShardSource):
             yield Row(key, (number, files), size, rest, modified, sizes=sizes)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads and decodes the files of a sample, and joins those of lists."""
+        """Reads and decodes the files of a sample, by column; a list of numbered files becomes one value. Raises
+        :class:`ValueError` for a file that is damaged, too large, or there twice."""
         return self._join_lists(self._read_files(ref))
 
     def _read_files(self, ref: Any) -> dict[str, Any]:

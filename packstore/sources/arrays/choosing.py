@@ -319,7 +319,8 @@ def _choose_axes(
     shown: str, image: _NamedArray, length: int | None, options: SourceOptions
 ) -> tuple[int, tuple[int, ...]]:
     """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape.
-    Raises :class:`AmbiguousSourceError` if neither decides, and :class:`SourceError` if the layout does not fit."""
+    Returns axis 0 and no order for files. Raises :class:`AmbiguousSourceError` if neither layout nor shape decides, and
+    :class:`SourceError` if the layout does not fit."""
     info = image.info
     if info.content == "files":
         return 0, ()

@@ -34,7 +34,7 @@ class ExportedArrays(ExportedRows, ArraySource):
         return _choose_exported_arrays(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads a sample's values; gives an image that is stored as bytes its shape."""
+        """Reads a sample's values as the exported store held them; gives an image that is stored as bytes its shape."""
         found = super().read_values(ref)
         if (shape := found.pop(_SHAPE, None)) is not None:
             dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]

@@ -214,7 +214,7 @@ class _OpenHdf5(OpenArrays):
                 f"{self._shown}: {printable(name)} should have {size:,} bytes, of which {stored:,} were written"
             )
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result: from the file itself if
         the dataset is contiguous, else by h5py. Strings and opaque values become an array of objects, each of bytes.
         Raises :class:`ValueError` if h5py fails."""
@@ -233,7 +233,7 @@ class _OpenHdf5(OpenArrays):
             return object_array([bytes(item) for item in found])
         return found
 
-    def attributes(self, name: str) -> dict[str, Any]:
+    def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads the attributes of a dataset or group that may name classes, by name; empty if they cannot be read."""
         found = {}
         with suppress(OSError, RuntimeError, ValueError, TypeError, KeyError):  # a type that numpy lacks

@@ -210,7 +210,7 @@ class _OpenIdx(OpenArrays):
         """Describes the only array of the file."""
         return [self._info]
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` of the only array, along its first axis whatever ``axis`` is. The first read
         of a gzip file reads all of it, to check its checksum. Raises :class:`ValueError` for a damaged file."""
         info = self._info

@@ -58,7 +58,7 @@ class _OpenMat(OpenArrays):
             for name, array in arrays
         ]
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result, from numbers that are
         stored column by column."""
         array = self._arrays[name]

@@ -94,7 +94,7 @@ class _OpenN5(OpenArrays):
         """Describes all arrays, as read at opening."""
         return list(self._infos.values())
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows along an axis from all blocks that hold them; blocks that were not written are zeros."""
         info, block = self._infos[name], self._blocks[name]
         low, high = [0] * len(block), list(info.shape)
@@ -114,7 +114,7 @@ class _OpenN5(OpenArrays):
             found[tuple(into)] = data[tuple(of)]
         return found
 
-    def attributes(self, name: str) -> dict[str, Any]:
+    def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads the attributes of an array or group that may name classes from its ``attributes.json``, by name."""
         return pick_class_attributes(read_metadata(self._path / name / _FILE))
 

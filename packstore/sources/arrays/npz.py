@@ -75,7 +75,7 @@ class _OpenNumpyArrays(OpenArrays):
         """Describes all arrays, as read at opening."""
         return [content.info for content in self._contents.values()]
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result. Texts become an array of
         Python's texts, or of bytes."""
         content = self._contents[name]
@@ -159,12 +159,12 @@ class _OpenNpz(_OpenNumpyArrays):
                 del self._contents[f"{name}_offsets"]
                 self._offsets[name] = offsets
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows along an axis; of joined arrays, files by their offsets. Raises :class:`ValueError` for an offset
         outside of the array."""
         content = self._ragged.get(name)
         if content is None:
-            return super().read(name, axis, start, stop)
+            return super().read_rows(name, axis, start, stop)
         data = self._offsets[name].read(8 * (stop - start + 1), 8 * start)
         edges = np.frombuffer(data, np.int64).tolist()
         found = np.empty(stop - start, object)

@@ -154,8 +154,8 @@ class ArraySource(RowSource):
                     index += 1
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads a row of all arrays, and converts its values. Raises :class:`ValueError` for a row that was never
-        written, if such rows are bad."""
+        """Reads a row of each array, and converts it to the value of its column. Raises :class:`ValueError` for a row
+        that was never written, if such rows are bad, and for a value that cannot be converted."""
         number, row = ref
         part = self._roles.parts[number]
         if self.gaps_are_bad and self._unwritten_rows[number][row]:
@@ -391,7 +391,7 @@ class ArraySource(RowSource):
                     continue
                 place: str | None = chosen.info.name
                 while place is not None:
-                    found = self._blocks.open_file(chosen.file).attributes(place)
+                    found = self._blocks.open_file(chosen.file).read_attributes(place)
                     for name, value in found.items():
                         shown = printable(f"the attribute {name} of {place or 'the file'}")
                         names = parse_class_names(value)
@@ -404,7 +404,9 @@ class ArraySource(RowSource):
         cannot be read or decoded."""
         file, info = self._blocks.open_file(chosen.file), chosen.info
         for start in range(0, info.shape[0], _TEXTS):
-            yield [_decode_text(text) for text in file.read(info.name, 0, start, min(start + _TEXTS, info.shape[0]))]
+            yield [
+                _decode_text(text) for text in file.read_rows(info.name, 0, start, min(start + _TEXTS, info.shape[0]))
+            ]
 
     @cached_property
     def _label_numbers(self) -> dict[str, int]:
@@ -416,7 +418,7 @@ class ArraySource(RowSource):
         chosen = part.columns.get("label")
         if chosen is None or not chosen.length:
             return np.zeros(0, np.int64)
-        return self._blocks.open_file(chosen.file).read(chosen.info.name, 0, 0, chosen.length)
+        return self._blocks.open_file(chosen.file).read_rows(chosen.info.name, 0, 0, chosen.length)
 
 
 def _decode_text(text: Any) -> str:

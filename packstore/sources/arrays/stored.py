@@ -104,12 +104,12 @@ class OpenArrays(ABC):
         """Describes all arrays; :attr:`ArrayInfo.file` is empty. Raises :class:`SourceError` for a damaged file."""
 
     @abstractmethod
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` of an array along an axis, which keeps its place in the result. Returns
         files and texts as an array of objects. Called by one thread at a time. Raises :class:`OSError` or
         :class:`ValueError` for damaged values."""
 
-    def attributes(self, name: str) -> Mapping[str, Any]:
+    def read_attributes(self, name: str) -> Mapping[str, Any]:
         """Reads the attributes of an array or a group (``""``: the file) that may name classes, see
         :data:`packstore.sources.arrays.classes.ATTRIBUTES`. This base returns none."""
         return {}
@@ -173,7 +173,7 @@ class BlockCache:
     def _read_block(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
         """Reads rows of an array; gives those of flattened images their height and width."""
         stop = min(start + rows, info.shape[axis])
-        found = self.open_file(number).read(info.name, min(axis, 1) if info.flat else axis, start, stop)
+        found = self.open_file(number).read_rows(info.name, min(axis, 1) if info.flat else axis, start, stop)
         shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])
         return found.reshape(shape, order="F" if info.by_columns else "C") if info.flat else found
 

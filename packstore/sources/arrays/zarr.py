@@ -157,7 +157,7 @@ class _OpenZarr(OpenArrays):
         """Returns the error for an array whose metadata are not those of Zarr."""
         return SourceError(f"{self._shown}: {printable(name) or 'its array'} is no Zarr array, or it is damaged")
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows along an axis; texts and files as Python objects. Raises :class:`ValueError` for any error of the
         library."""
         try:
@@ -172,7 +172,7 @@ class _OpenZarr(OpenArrays):
             return object_array([item if isinstance(item, (str, bytes)) else bytes(item) for item in found.tolist()])
         return found
 
-    def attributes(self, name: str) -> dict[str, Any]:
+    def read_attributes(self, name: str) -> dict[str, Any]:
         """Reads the attributes of an array or group that may name classes, by name: those of version 3, else of version
         2."""
         third = (read_metadata(self._path / name / "zarr.json") or {}).get("attributes")

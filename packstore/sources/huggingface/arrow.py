@@ -52,7 +52,7 @@ class _ArrowFile(OpenTable):
         self._base = self._file.read_buffer(1).address
         self._file.seek(position)
 
-    def check(self) -> None:
+    def require_readable(self) -> None:
         """Raises :class:`ValueError` if the file has become shorter since it was opened."""
         size = self._path.stat().st_size
         if size < self._size:
@@ -89,7 +89,7 @@ class _ArrowFile(OpenTable):
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
         """Yields the record batch ``group``, validated, whatever ``rows`` is."""
-        self.check()
+        self.require_readable()
         if self._random:
             batch = self._reader.get_batch(group)
         else:
@@ -119,14 +119,14 @@ class _ArrowFile(OpenTable):
         :class:`ValueError` if the file was cut."""
         if self._random:
             for number in range(self._reader.num_record_batches):
-                self.check()
+                self.require_readable()
                 yield self._reader.get_batch(number)
             return
         del self._batch_starts[:]
         self._file.seek(0)
         reader = self._ipc.open_stream(self._file)
         while True:
-            self.check()
+            self.require_readable()
             position = self._file.tell()
             try:
                 batch = reader.read_next_batch()

@@ -89,7 +89,8 @@ class HfImageFolderSource(FileRowSource):
         return found | ({labels: Labels(objects.classes, of=boxes, optional=optional)} if objects.labels else {})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads a row's files and values; separates boxes, converted to corners, and labels from their column."""
+        """Reads the files and values of a row. If a column holds boxes, converts them to corners in pixels, and
+        separates boxes, labels and the rest of the column."""
         found = dict(super().read_values(ref))
         objects = self._object_column
         if objects is None:

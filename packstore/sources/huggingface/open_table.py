@@ -65,7 +65,7 @@ class OpenTable(ABC):
     def read_column(self, name: str) -> Iterator[Any]:
         """Yields the arrays of one column, in order."""
 
-    def check(self) -> None:
+    def require_readable(self) -> None:
         """Raises :class:`ValueError` if its rows cannot be read safely any more. Called before each row, maybe after
         :meth:`close`. This base never raises."""
         return

@@ -115,7 +115,8 @@ class ScannedTables(ShardSource):
         return self._declare_columns(TableFacts())
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Does :meth:`_choose_columns`; its errors get the path of the source."""
+        """Declares the columns by the first rows and ``facts``, see :meth:`_choose_columns`. Puts the path of the
+        source before the messages of errors."""
         try:
             return self._choose_columns(facts)
         except SourceError as error:

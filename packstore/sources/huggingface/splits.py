@@ -58,7 +58,7 @@ def list_folder_files(path: Path) -> Iterator[str]:
 
 def list_files_ending(path: Path, *suffixes: str) -> list[str]:
     """Returns the sorted relative paths of files with some suffixes in a folder or archive, and up to three levels
-    below. Leaves out hidden ones; returns nothing for other paths."""
+    below. Leaves out hidden ones. Returns an empty list for a path that is neither folder nor archive."""
     tree = open_tree(path)
     if tree is None:
         return []
@@ -121,7 +121,7 @@ def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
 
 def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> Patterns | None:
     """Chooses the patterns that give each file exactly one split: words in the names of folders, else in those of
-    files. Returns None if neither give each file one.
+    files. Returns None if those in names of files give some file none or two.
 
     Raises :class:`AmbiguousSourceError` if words in the names of folders give some files a split, and others none or
     two. ``shown`` and ``path`` are those of the source.
@@ -190,7 +190,7 @@ def _list_visible(folder: Path) -> Iterator[tuple[str, bool]]:
 
 def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) -> dict[str, list[str]]:
     """Groups names such as ``train-00000-of-00002.parquet`` by split; leaves out other names. With ``all_of_them``,
-    returns nothing if there are other names."""
+    returns an empty mapping if there are other names."""
     found: dict[str, list[str]] = {}
     for name in names:
         shard = _SHARD.fullmatch(name.rpartition("/")[2])
@@ -202,7 +202,7 @@ def _group_by_shard_names(names: Sequence[str], *, all_of_them: bool = False) ->
 
 
 def _group_by_patterns(names: Sequence[str], patterns: Patterns) -> dict[str, list[str]]:
-    """Groups names by the patterns of splits, empty splits included. Returns nothing if no name matches."""
+    """Groups names by the patterns of splits, empty splits included. Returns an empty mapping if no name matches."""
     found = {
         split: [name for name in names if any(matches_pattern(pattern, name) for pattern in its)]
         for split, its in patterns.items()

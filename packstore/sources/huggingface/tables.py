@@ -56,7 +56,7 @@ class _Block(NamedTuple):
         first: Number of the first row in the group.
         stop: Number behind the last row.
         cells: Functions that return the value of a row, by column.
-        check: :meth:`OpenTable.check` of the file.
+        require_readable: :meth:`OpenTable.require_readable` of the file.
         locate: :meth:`OpenTable.locate` of the file.
     """
 
@@ -64,7 +64,7 @@ class _Block(NamedTuple):
     first: int
     stop: int
     cells: tuple[Cells, ...]
-    check: Callable[[], None]
+    require_readable: Callable[[], None]
     locate: Callable[[int], Location | None]
 
     def contains(self, file: int, group: int, row: int) -> bool:
@@ -130,8 +130,8 @@ class HfTableSource(ScannedTables):
                 yield Row(key, (number, group, row), image, rest, sizes=sizes)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Returns the values of a row that :meth:`fetch` has read, or reads the row; keeps the last four blocks. Raises
-        :class:`ValueError` for a bad row."""
+        """Returns the values of a row that :meth:`fetch` has read, or reads the row; keeps the last four decoded blocks
+        of rows. Raises :class:`ValueError` for a bad row."""
         if isinstance(ref, dict):
             return ref
         if isinstance(ref, FailedSample):
@@ -206,7 +206,7 @@ class HfTableSource(ScannedTables):
         try:
             for batch in table.read_group(group, rows):
                 cells = tuple(column.cells(batch.column(column.column)) for column in columns)
-                yield _Block((number, group), first, first + len(batch), cells, table.check, table.locate)
+                yield _Block((number, group), first, first + len(batch), cells, table.require_readable, table.locate)
                 first += len(batch)
         except pyarrow_errors() as error:
             raise ValueError(f"its rows cannot be read: {error_line(error)}") from error
@@ -215,7 +215,7 @@ class HfTableSource(ScannedTables):
         """Reads the values of a row of a block, with paths of files, the image's location, and boxes as corners. Raises
         :class:`ValueError` for a bad value."""
         values = _RowValues()
-        block.check()
+        block.require_readable()
         for column, cells in zip(self._columns, block.cells, strict=True):
             try:
                 value = cells(row - block.first)

@@ -251,8 +251,9 @@ class DicomSource(HeaderScanSource):
         }
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the pixels and columns of a frame, or a volume; with ``keep=file``, for the first frame also the whole
-        file. Raises :class:`ValueError` for damaged files, and slices that are no volume."""
+        """Reads the columns of a frame: the pixels as ``image``, the numbers, the scale, the elements, and with
+        ``keep=file`` for the first frame also the whole ``file``. With volumes, reads a whole series instead. Raises
+        :class:`ValueError` for damaged files, and slices that are no volume."""
         if self._as_volumes and len(ref) == 3:
             return self._read_volume(ref)
         file, size, modified, rest = ref

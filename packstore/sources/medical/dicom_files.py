@@ -345,7 +345,7 @@ def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int])
 
 
 def _has_places(dataset: Any, frames: int) -> bool:
-    """Tells if each frame of a file may have a position of its own."""
+    """Tells if the file can state a position for each of its frames."""
     if frames == 1 or "PerFrameFunctionalGroupsSequence" in dataset:
         return True
     return len(_read_floats(dataset, 0, _OFFSETS)) == frames

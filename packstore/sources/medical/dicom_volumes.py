@@ -55,7 +55,7 @@ class Stack(NamedTuple):
         positions: Place of each slice along the normal, in mm, or its instance number, in this order.
         affine: Matrix from indices (column, row, slice) to millimetres, as NIfTI has it; None if unknown, or if
             steps from slice to slice differ.
-        spacing: Distance of slices, rows and columns; None likewise.
+        spacing: Distance of slices, rows and columns, in mm; None if unknown, or if steps from slice to slice differ.
     """
 
     order: list[int]

@@ -142,8 +142,9 @@ class NiftiSource(HeaderScanSource):
                 yield Row(key, (*volume.ref, rest), plane, 256 + values, *times)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads a slice or volume in its stored values, with its mask. Raises :class:`ValueError` for a damaged file,
-        values that the mode does not hold, and a mask of another shape."""
+        """Reads a slice as ``image``, or a volume with its middle slice as ``image``, in stored values, and the
+        header's columns. The mask is left out if there is none. Raises :class:`ValueError` for a damaged file, values
+        that the mode does not hold, and a mask of another shape."""
         *file, rest = ref
         if file[1] < 0:
             raise ValueError(rest)

@@ -143,7 +143,7 @@ class _OpenPixels(OpenArrays):
         """Returns ``()``: :class:`PixelSource` knows the arrays."""
         return ()
 
-    def read(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+    def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads the images ``start`` to ``stop``, uint8 ``(n, 3, side, side)``. Raises :class:`ValueError` if the file
         ends before ``stop``."""
         row = 3 * self._side * self._side

@@ -162,8 +162,8 @@ class PixelTableSource(TableSource):
             yield Row(index_key(split, index), image, math.prod(self._shape))
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the pixels of a row from the temporary file, and its other values. Raises :class:`ValueError` once the
-        source is closed."""
+        """Reads the pixels of a row from the temporary file as ``image``, uint8 ``(H, W, C)``, and the row's other
+        values. Raises :class:`ValueError` once the source is closed."""
         if self._pixels is None:
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)

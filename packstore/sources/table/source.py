@@ -263,7 +263,8 @@ class TableSource(FileRowSource):
         return found
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the image, its further images, and the cells of all its rows."""
+        """Reads the image and its further images, and converts the cells of all its rows. Raises :class:`ValueError`
+        for a missing file, and for a cell that cannot be converted."""
         found = dict(super().read_values(ref))
         rows = [cells for _, cells in self._image_rows(found.pop("entry"))]
         return found | self._build_values(rows, found[self.main])
