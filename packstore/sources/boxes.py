@@ -46,9 +46,9 @@ class BoxConventionCounter:
     whole: bool = True
     misfits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONVENTIONS, 0))
 
-    def add(self, boxes: NDArray[np.float64], sides: NDArray[np.float64] | None = None) -> None:
-        """Counts the conventions that boxes ``(n, 4)`` contradict. ``sides`` are width and height of the image of each
-        box, ``(n, 2)``, if known."""
+    def count_boxes(self, boxes: NDArray[np.float64], sides: NDArray[np.float64] | None = None) -> None:
+        """Adds boxes ``(n, 4)`` to the counts: counts the conventions that they contradict. ``sides`` are width and
+        height of the image of each box, ``(n, 2)``, if known."""
         if not len(boxes):
             return
         self.count += len(boxes)

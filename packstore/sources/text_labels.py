@@ -28,7 +28,7 @@ class LabelTexts:
         self.rows = 0
         self._names: set[str] | None = set()
 
-    def add(self, texts: Iterable[str], rows: int) -> None:
+    def add_texts(self, texts: Iterable[str], rows: int) -> None:
         """Adds the different texts of some rows; forgets all texts once one cannot be a class."""
         self.rows += rows
         if self._names is not None:

@@ -263,6 +263,6 @@ def test_the_right_convention_is_always_among_the_possible(boxes: list[tuple[flo
     ranges = BoxConventionCounter()
     given_boxes = np.array(as_convention(convention, corners))
     for box in given_boxes:
-        ranges.add(box[None], np.array([[WIDTH, HEIGHT]], np.float64))
+        ranges.count_boxes(box[None], np.array([[WIDTH, HEIGHT]], np.float64))
     assert convention in ranges.possible_conventions()
     np.testing.assert_allclose(to_corners(given_boxes, convention, PNG), corners, atol=1e-3)

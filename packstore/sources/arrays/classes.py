@@ -62,7 +62,7 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
         label = part.columns[names[0]]
         try:
             for some in texts(label):
-                found.add(set(some), len(some))
+                found.add_texts(set(some), len(some))
         except (OSError, ValueError):
             return roles, None
         rest = {name: chosen for name, chosen in part.columns.items() if name not in ("image", names[0])}

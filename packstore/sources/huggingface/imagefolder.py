@@ -132,7 +132,7 @@ class HfImageFolderSource(FileRowSource):
                 continue
             values = {self._field_names[name]: value for name, value in self._metadata.convert_values(row).items()}
             for name in self._metadata.images:
-                files = row.paths(name)[name == self._main_column :]
+                files = row.list_paths(name)[name == self._main_column :]
                 if names_lists(name):
                     values[self._field_names[name]] = [*map(InTree, files)]
                 elif files:
@@ -167,7 +167,7 @@ class HfImageFolderSource(FileRowSource):
         facts = ObjectFacts(found)
         for row in metadata.rows():
             sides = (row.values.get("width"), row.values.get("height"))
-            facts.add(row.values.get(found.column), row.values.get(found.labels), sides)
+            facts.add_row(row.values.get(found.column), row.values.get(found.labels), sides)
         return facts.decide_convention(layout, printable(str(self.path)), self.path)
 
     @cached_property
@@ -204,12 +204,12 @@ class HfImageFolderSource(FileRowSource):
         assert self._metadata is not None
         if not looks_like_mask(self._field_names[column]):
             return Image(optional=True)
-        files = (row.path(column) for row in self._metadata.rows())
+        files = (row.first_path(column) for row in self._metadata.rows())
         return infer_mask_field(self.tree, islice(filter(None, files), _PROBED_MASKS))
 
     def _main_file(self, row: MetadataRow) -> str:
         """Returns the path of a row's main image. Raises :class:`SourceError` if it has none."""
-        file = row.path(self._main_column)
+        file = row.first_path(self._main_column)
         if file is None:
             raise SourceError(f"{row.place}: no {printable(self._main_column)}")
         return file

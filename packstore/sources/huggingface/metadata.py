@@ -48,11 +48,11 @@ class MetadataRow:
     folder: str
     values: Mapping[str, Any]
 
-    def path(self, name: str) -> str | None:
-        """Returns the first path of :meth:`paths`, or None if the cell is empty."""
-        return next(iter(self.paths(name)), None)
+    def first_path(self, name: str) -> str | None:
+        """Returns the first path of :meth:`list_paths`, or None if the cell is empty."""
+        return next(iter(self.list_paths(name)), None)
 
-    def paths(self, name: str) -> list[str]:
+    def list_paths(self, name: str) -> list[str]:
         """Returns the paths in the tree of all files that a column names; none for an empty cell. Raises
         :class:`SourceError` for a value that is no path, or leads out of the source."""
         value = self.values.get(name)
@@ -138,7 +138,7 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
                 if len(seen) >= _MAX_COLUMNS:
                     raise SourceError(f"{row.place}: more than {_MAX_COLUMNS} columns")
                 seen[name] = ColumnValues()
-            seen[name].add(value, text=kinds == ["csv"])
+            seen[name].add_value(value, text=kinds == ["csv"])
     if not rows:
         raise SourceError(f"{tree.name()}: its metadata files have no rows, so there is nothing to pack")
     naming = sorted((name for name in seen if _names_files(name)), key=names_lists)
@@ -151,7 +151,7 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
     typed = _declare_parquet_columns(tree, files[0], features) if kinds == ["parquet"] else {}
     for name, its in seen.items():
         if name not in found.images:
-            declared, convert = typed.get(name) or its.declare(name, features.get(name))
+            declared, convert = typed.get(name) or its.declare_field(name, features.get(name))
             missing = its.count < rows or its.missing > 0 or (isinstance(declared, Label) and its.negative)
             optional = missing and not isinstance(declared, Json)
             found.fields[name] = replace(declared, optional=True) if optional else declared
@@ -196,7 +196,7 @@ class ColumnValues:
     negative: bool = False
     text: bool = False
 
-    def add(self, value: Any, *, text: bool) -> None:
+    def add_value(self, value: Any, *, text: bool) -> None:
         """Counts a value and its kind. ``text``: the file has texts alone, so numbers are parsed."""
         self.count += 1
         self.text = text
@@ -211,7 +211,7 @@ class ColumnValues:
             if len(self.names) > _MAX_CLASSES:
                 self.names = None
 
-    def declare(self, name: str, feature: Any) -> tuple[Field, Callable[[Any], Any]]:
+    def declare_field(self, name: str, feature: Any) -> tuple[Field, Callable[[Any], Any]]:
         """Returns the field that fits all values added (:class:`Json` if no other does), and the function that converts
         a value.
 

@@ -85,7 +85,7 @@ class ObjectFacts:
     names: set[str] = field(default_factory=set)
     fits: bool = True
 
-    def add(self, value: Any, labels: Any, sides: tuple[Any, Any] | None) -> None:
+    def add_row(self, value: Any, labels: Any, sides: tuple[Any, Any] | None) -> None:
         """Updates the facts by a row: the value of the column, that of the column of labels, and width and height of
         the image, if known. For a box of other than four numbers, only sets :attr:`fits` to False."""
         boxes = self.found.boxes_of(value) or []
@@ -99,7 +99,7 @@ class ObjectFacts:
         except OverflowError:  # JSON has whole numbers of any size
             self.fits = False
             return
-        self.ranges.add(corners, image_sizes)
+        self.ranges.count_boxes(corners, image_sizes)
         if self.found.labels:
             classes = _collect_member(value, self.found.labels) if self.found.boxes else labels
             self.fits &= len(classes or ()) == len(boxes)

@@ -182,7 +182,7 @@ class ScannedTables(ShardSource):
             with self._open_for_scan(number) as table:
                 for values in table.read_column(named[0]):
                     different = compute.unique(values.drop_null())
-                    texts.add(different.to_pylist(), len(values) - values.null_count)
+                    texts.add_texts(different.to_pylist(), len(values) - values.null_count)
         coded = load_pyarrow("pyarrow.types").is_dictionary(schema.field(named[0]).type)
         classes = texts.decide_classes(coded=coded)
         return None if classes is None else (named[0], classes)
@@ -213,7 +213,7 @@ class ScannedTables(ShardSource):
             with self._open_for_scan(number) as table:
                 columns = [chain.from_iterable(each.to_pylist() for each in table.read_column(name)) for name in names]
                 for values, labels, *size in zip(*columns, strict=True):
-                    facts.add(values, labels, (size[0], size[1]) if len(size) == 2 else None)
+                    facts.add_row(values, labels, (size[0], size[1]) if len(size) == 2 else None)
         return facts.decide_convention(convention, printable(str(self.path)), self.path)
 
     def _refuse_other_columns(self, schema: Any) -> None:

@@ -118,7 +118,7 @@ class ImageNet32Source(PixelSource):
 
 def _read_npz(arrays: Any, size: int, offset: int, row: int) -> bytes:
     """Reads a range of the pixels' bytes from an ``.npz``. The range must begin and end with a row of ``row`` bytes."""
-    found: NDArray[np.uint8] = arrays.read("data", 0, offset // row, (offset + size) // row)
+    found: NDArray[np.uint8] = arrays.read_rows("data", 0, offset // row, (offset + size) // row)
     return found.tobytes()
 
 
@@ -131,7 +131,7 @@ def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]
         data, labels = infos.get("data"), infos.get("labels")
         if data is None or labels is None or data.dtype != np.uint8 or len(labels.shape) != 1:
             raise BatchError("it has no uint8 array data, or no labels")
-        raw = arrays.read("labels", 0, 0, labels.shape[0])
+        raw = arrays.read_rows("labels", 0, 0, labels.shape[0])
     finally:
         arrays.close()
     return 0, data.shape, raw.astype(np.int64)

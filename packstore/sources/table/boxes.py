@@ -43,11 +43,11 @@ def find_convention(
             for box in own:
                 boxes.append(box)
                 if n in sized:
-                    measured.add(np.array([box]), np.array([sized[n]], np.float64))
+                    measured.count_boxes(np.array([box]), np.array([sized[n]], np.float64))
                 width, height = (parse_number_cell(cells.get(name)) for name in ("width", "height"))
                 sides.append((width, height) if {"width", "height"}.isdisjoint(roles.boxes) else (None, None))
         full = all(w and h for w, h in sides)
-        ranges.add(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
+        ranges.count_boxes(np.array(boxes).reshape(-1, 4), np.array(sides, np.float64) if full and sides else None)
     if said is not None:
         return said
     possible = [

@@ -60,9 +60,9 @@ class ColumnFacts:
     empty: bool = False
     numbers: int = 0
 
-    def add(self, value: Any, *, text: bool) -> None:
+    def add_value(self, value: Any, *, text: bool) -> None:
         """Updates all facts by the value of a cell. ``text``: the table holds only texts, so numbers are parsed."""
-        self.values.add(value, text=text)
+        self.values.add_value(value, text=text)
         blank = value in (None, "")
         self.empty |= value == ""
         shown = "" if blank else value if isinstance(value, str) else json.dumps(value, default=str)

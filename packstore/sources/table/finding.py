@@ -154,7 +154,7 @@ def examine_table(
             first = first or block[0].cells
             for name in _limit_columns(dict.fromkeys(name for row in block for name in row.cells)):
                 counter = counters.setdefault(name, NamingCounter(index))
-                counter.add(row.cells.get(name) for row in block)
+                counter.count_values(row.cells.get(name) for row in block)
             rows += len(block)
     except SourceError as error:
         failure = error

@@ -160,7 +160,7 @@ class NamingCounter:
         self._bases: list[Counter[str]] = [Counter() for _ in self._ways]
         self._images = [array("q") for _ in self._ways]
 
-    def add(self, values: Iterable[Any]) -> None:
+    def count_values(self, values: Iterable[Any]) -> None:
         """Counts some values of the column, in order."""
         divided = [pair for value in values if (pair := split_path(value)) is not None]
         for n, way in enumerate(self._ways):

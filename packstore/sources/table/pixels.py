@@ -117,7 +117,7 @@ class PixelTableSource(TableSource):
                     self._write_pixels(kept, cells, table.pixels, where)
                     values = {table.names[n]: cells[n] for n in rest}
                     for name, value in values.items():
-                        self._facts.setdefault(name, ColumnFacts()).add(value, text=True)
+                        self._facts.setdefault(name, ColumnFacts()).add_value(value, text=True)
                     self._owners.append(len(self._names))
                     self._names.append(b"%d" % len(self._names))
                     table_of.append(place)

@@ -144,7 +144,7 @@ class TableSource(FileRowSource):
         text = suffix_of(table.file) in TEXT
         for name, value in cells.items():
             if name not in table.further:
-                self._facts.setdefault(name, ColumnFacts()).add(value, text=text)
+                self._facts.setdefault(name, ColumnFacts()).add_value(value, text=text)
         self._owners.append(number)
 
     def _named_twice_error(self, image: str, first: str, second: str) -> AmbiguousSourceError:
@@ -424,7 +424,7 @@ class TableSource(FileRowSource):
         """Field of each column without a special meaning, and the function that converts its cells."""
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
-            declared, convert = self._facts[name].values.declare("", None)
+            declared, convert = self._facts[name].values.declare_field("", None)
             optional = self._lacks_values(name)
             if name in self._varying_columns:
                 number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()
