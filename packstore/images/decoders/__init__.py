@@ -290,7 +290,9 @@ class Decoder:
             return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
 
     def _decode_luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. Returns None for other files and for damaged ones."""
+        """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. Returns None for other files and for damaged ones.
+
+        Raises :class:`DecodeError` for too many pixels or scans."""
         header = _parse_ordinary_jpeg(data, info)
         if header is None:
             return None

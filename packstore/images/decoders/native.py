@@ -176,7 +176,7 @@ class FrameReader:
 
     @cached_property
     def _deep_avif(self) -> NDArray[Any]:
-        """All frames of an AVIF of more than 8 bits."""
+        """All frames of an AVIF of more than 8 bits, decoded at the first use. Raises :class:`DecodeError`."""
         return _decode_deep_avif(self.data, self._info, self._max_pixels)
 
     @cached_property

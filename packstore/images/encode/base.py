@@ -273,7 +273,7 @@ class Encoding(ABC):
 
     def versions(self) -> dict[str, str]:
         """Returns name and version of each library on which the records' bytes depend, by its role. Loads the
-        libraries.
+        libraries; raises :class:`UsageError` if one is not available.
 
         The manifest records them; an interrupted conversion resumes only with the same versions.
         """
@@ -304,7 +304,9 @@ class Encoding(ABC):
         )
 
     def keep_unchanged(self, key: str, image: ImageData) -> EncodedImage:
-        """Returns the record of an image that is stored unchanged; decodes it only if ``check`` is ``decode``."""
+        """Returns the record of an image that is stored unchanged; decodes it only if ``check`` is ``decode``.
+
+        Raises the errors of :meth:`SourceImages.check_file` or :meth:`SourceImages.check_array`, and of the decoder."""
         images = self.images
         if images.encoding.layout is not None:
             return self.of_array(key, images.check_array(key, image))

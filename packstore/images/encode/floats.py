@@ -55,7 +55,8 @@ class Floats(Encoding):
             )
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
-        """Normalises the pixels; converts between dtypes if the source is of floats already."""
+        """Normalises the pixels; converts between dtypes if the source is of floats already. Raises
+        :class:`UsageError` for values beyond the range of this encoding."""
         source = self.images.encoding
         if source.layout == "CHW":
             return self.of_array(key, cast_floats(self.images.check_array(key, image), source.dtype, self.dtype))
@@ -110,7 +111,7 @@ class Float32(Floats):
 
 class _Normalizer:
     """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding: by tables for uint8 and uint16, else by
-    computing."""
+    computing. Raises :class:`UsageError` for int32 values that float32 cannot represent."""
 
     def __init__(self, encoding: str, normalization: Normalization | None, mode: Mode) -> None:
         self._encoding = encoding

@@ -16,7 +16,7 @@ _NAMES_ROOM = 1 << 15  # bytes for the names in a directory, before their size i
 
 
 def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
-    """Inflates the first rows of a PNG file of one channel and undoes their filters, without the GIL.
+    """Inflates the first rows of a PNG file and undoes their filters, without the GIL.
 
     Args:
         packed: Content of its IDAT chunks.

@@ -241,7 +241,7 @@ class Requests:
 
     def set_whole_images(self, first: int, images: Sequence[NDArray[np.uint8]]) -> None:
         """Sets an image as destination of each whole JPEG file from file ``first`` on. Drops destinations that were set
-        before."""
+        before. Raises :class:`ValueError` for images of different channels."""
         self._form = _Form(_KINDS.index(np.uint8), _KINDS.index(np.uint8), factors=(ctypes.c_float * 6)())
         self.channels = _channels_of(images)
         fields = self._fields[first : first + len(images)]

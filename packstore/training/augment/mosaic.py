@@ -130,7 +130,7 @@ class Tiles:
         kept: dict[str, list[list[Tensor]]] = {}
         for name, column in columns.items():
             if column.type == "boxes":
-                found[name], kept[name] = self._mosaic_boxes(values[name], min_area, min_visible)
+                found[name], kept[name] = self._move_boxes(values[name], min_area, min_visible)
         for name, column in columns.items():
             if column.type == "mask":
                 found[name] = self.arrange_tiles(values[name], mask_fill)
@@ -138,7 +138,7 @@ class Tiles:
                 found[name] = self._join_rows(values[name], kept.get(column.parallel or ""), column.type == "keypoints")
         return found
 
-    def _mosaic_boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
+    def _move_boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Moves and clips the boxes of each mosaic's images; drops those of which too little is left. Returns the boxes
         of each mosaic, and bool masks of the kept boxes for each of its images."""
         results, kept = [], []

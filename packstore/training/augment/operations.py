@@ -30,7 +30,7 @@ def plan_each(ops: Sequence[GeometricOperation], sizes: NDArray[np.int64], draws
     Args:
         ops: The first part of :func:`split_operations`.
         sizes: int64 ``(B, 2)``: heights and widths of the images.
-        draws: Draws of the records; streams are set here.
+        draws: Random numbers of the records. Operation ``i`` draws from stream ``i`` of them.
 
     Raises:
         UsageError: As :meth:`GeometricOperation.plan_crops`.

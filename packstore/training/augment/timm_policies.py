@@ -310,7 +310,7 @@ def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any
 
 
 def _write_growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors whose distance from 1, in either direction, grows with the magnitude."""
+    """Writes factors of at least 0.1, whose distance from 1, in either direction, grows with the magnitude."""
     steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
 
 
@@ -344,7 +344,7 @@ def _write_growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, 
 
 
 def _write_solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers to add, which grow with the magnitude, and the threshold 128."""
+    """Writes numbers to add, up to 128, which grow with the magnitude, and the threshold 128."""
     steps["p"][:, 0], steps["p"][:, 1] = np.trunc(part * 110).clip(max=128), 128
 
 
@@ -360,7 +360,7 @@ def _write_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, 
 
 
 def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the kernel's side, and random deviations whose largest value grows with the magnitude."""
+    """Writes the kernel's side, and random deviations from 0.01 on, whose largest value grows with the magnitude."""
     most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
 

@@ -226,7 +226,7 @@ class DrawnOperations:
         Args:
             sizes: int64 ``(B, 2)``: heights and widths of the images.
             ops: The user's whole list.
-            draws: Draws of the records, numpy; streams are set here.
+            draws: Random numbers of the records, numpy. Operation ``i`` draws from stream ``i`` of them.
             boxes: Boxes of the images, if an operation chooses crops by them.
 
         Raises:

@@ -99,7 +99,7 @@ class Assembler(ABC):
             share: Group of batches that are planned at once, and the rows of this one; None to plan it on its own.
 
         Raises:
-            CorruptRecordError: A record is damaged; names the record and its key.
+            CorruptRecordError: ``errors`` is None, and a record is damaged; names the record and its key.
         """
         start = perf_counter()
         records = ids & MASK
@@ -141,8 +141,10 @@ class Assembler(ABC):
             Rows that failed here, not those that failed while preparing.
 
         Raises:
-            CorruptRecordError: A record is damaged; names the record and its key.
-            DecodeError: A record cannot be decoded; likewise.
+            CorruptRecordError: ``errors`` is None, and a record is damaged; names the record and its key.
+            DecodeError: ``errors`` is None, and a record cannot be decoded; names the record and its key.
+            UsageError: An image cannot become a row, such as one of another size (:class:`SizeError`), whatever
+                ``errors`` is.
         """
         start = perf_counter()
         failed = self._write_rows(prepared, first, stop, errors, skip)
@@ -153,11 +155,13 @@ class Assembler(ABC):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Does the work of :meth:`fill_rows`."""
+        """Does :meth:`fill_rows` without the statistics: returns the rows that failed, and stores their errors in
+        ``errors``, or raises the first error if that is None."""
 
     def _note_faults(self, prepared: PreparedBatch, errors: Failures) -> None:
-        """Marks records with damaged values in other columns as failed. If ``errors`` is None, raises the batch's first
-        error instead, of images too."""
+        """Marks records with damaged values in other columns as failed, and stores their errors in ``errors``.
+
+        If ``errors`` is None, raises the batch's first error instead, which may be of an image."""
         assert prepared.pending is not None
         faults = prepared.pending.faults
         if errors is None:

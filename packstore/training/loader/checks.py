@@ -96,7 +96,9 @@ class ChecksumPolicy:
         ]
 
     def choose_checksums(self, records: NDArray[np.int64], epoch: int, every: bool) -> PendingChecksums:
-        """Chooses the image checksums to verify for a batch; verifies numbers and keys of its other columns at once.
+        """Chooses the image checksums to verify for a batch.
+
+        Verifies numbers and keys of its other columns at once; :attr:`PendingChecksums.faults` has their errors.
 
         Args:
             records: Numbers of its records, ``(B,)``.

@@ -73,7 +73,10 @@ class MaskRows(TensorRows):
         return fill_missing(masks, self.missing, kept)
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
-        """Decodes the masks of rows, and moves them as their images; returns the rows that failed."""
+        """Decodes the masks of rows, and moves them as their images. Returns the rows that failed, whose errors are
+        stored in ``context``.
+
+        Raises the first error instead if ``context.errors`` is None, and a :class:`UsageError` in any case."""
         failed = []
         for row in range(first, stop):
             if row not in skip:
@@ -87,8 +90,8 @@ class MaskRows(TensorRows):
     def _fill_row(self, context: ColumnContext, row: int) -> None:
         """Decodes the mask of a row, moves it as its image, and writes it; writes zeros for a missing one.
 
-        Raises :class:`DecodeError` if it differs in size from its image, and :class:`SizeError` if it differs from the
-        batch's masks."""
+        Raises :class:`DecodeError` if the mask differs in size from its image, and :class:`SizeError` if it differs
+        from the batch's masks."""
         placement, out = context.placement, self._masks_of_rows[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None or not out.size:
@@ -189,8 +192,8 @@ class MaskField(BatchField):
     def _common_size(
         self, context: ColumnContext, stored: Sequence[Any], headers: Sequence[MaskHeader | None]
     ) -> tuple[int, int]:
-        """Returns height and width of the batch's masks, which all rows must have: those of the first augmented image,
-        or without operations of the first mask; 0 x 0 without any."""
+        """Returns height and width of the batch's masks, which all rows must have: those of the first augmented image.
+        Without operations those of the first mask; if all are missing, the column's, or 0 x 0."""
         if context.placement is not None:
             height, width = context.placement.sizes[0].tolist()
             return height, width
@@ -234,7 +237,8 @@ class ImageRows(ColumnRows):
     in_ring = True
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
-        """Decodes and writes the images of rows with the column's assembler; returns the rows that failed."""
+        """Decodes and writes the images of rows with the column's assembler. Returns the rows that failed; raises as
+        :meth:`Assembler.fill_rows`."""
         return self.assembler.fill_rows(self.prepared, first, stop, context.errors, skip)
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
@@ -275,7 +279,8 @@ class ImageField(BatchField):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Prepares the images for decoding; creates the assembler on first use. Rows without an image become zeros.
 
-        Notes images that differ in size from the main one, if both are moved."""
+        If the images move with the main ones, one of another size than its main image marks the record as failed. The
+        error is stored in ``context``, or raised if ``context.errors`` is None."""
         missing = self.find_missing(context)
         if self._assembler is None:
             self._assembler = self._new_assembler(self.column)
@@ -307,7 +312,8 @@ class ImageListRows(ColumnRows):
     images: list[list[NDArray[Any]]]
 
     def fill_rows(self, context: ColumnContext, first: int, stop: int, skip: Set[int]) -> list[int]:
-        """Decodes all files of rows; returns the rows with a file that cannot be decoded."""
+        """Decodes all files of rows. Returns the rows with a file that cannot be decoded, or raises the first error if
+        ``context.errors`` is None."""
         failed = []
         for row in range(first, stop):
             files = self.files[row]
@@ -346,7 +352,9 @@ class ImageListField(BatchField):
         self._lists = lists
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the files of each record; decodes none. Notes unreadable records."""
+        """Reads the files of each record; decodes none. A record without a list has None.
+
+        The error of an unreadable record is stored in ``context``, or raised if ``context.errors`` is None."""
         missing = self.find_missing(context)
         files: list[Sequence[Buffer] | None] = [None] * len(context.numbers)
         for row, record in enumerate(context.numbers):

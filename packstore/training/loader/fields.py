@@ -115,8 +115,8 @@ class ColumnRows(ABC):
         """Decodes rows ``first`` … ``stop - 1``, except rows in ``skip``; by default there is nothing to decode.
         Thread-safe.
 
-        Returns:
-            Rows that failed."""
+        Returns the rows that failed, whose errors are stored in ``context``. Raises the first error instead if
+        ``context.errors`` is None."""
         return []
 
     @abstractmethod
@@ -138,11 +138,13 @@ class BatchField(ABC):
 
     @abstractmethod
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the column's values of a batch; allocates rows of masks and images with ``new_buffer``. Notes records
-        that cannot be read.
+        """Reads the column's values of a batch; allocates rows of masks and images with ``new_buffer``.
+
+        Marks records that cannot be read as failed, and stores their errors in ``context``.
 
         Raises:
-            UsageError: A record has no value, and the column is not optional; names the record and its key."""
+            UsageError: A record has no value, and the column is not optional; names the record and its key.
+            StoreError, DecodeError: ``context.errors`` is None, and a record cannot be read."""
 
     def find_missing(self, context: ColumnContext) -> NDArray[np.bool_] | None:
         """Returns bool ``(B,)``, True for records without a value. Returns None for a column that is not optional.
@@ -196,7 +198,7 @@ class NumberField(BatchField):
     """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads all values at once."""
+        """Reads all values at once, as one tensor. Raises as :meth:`find_missing`."""
         missing = self.find_missing(context)
         values = context.reader.values(self.column.name, context.records)
         return TensorRows(as_tensor(self.column, values), missing)
@@ -219,7 +221,8 @@ class ObjectField(BatchField):
     """Reads a column of text, JSON or bytes for batches."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the values one by one; None for missing and failed ones."""
+        """Reads the values one by one: texts, JSON values or bytes, with None for missing and failed ones. Raises the
+        first error instead if ``context.errors`` is None."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         values: list[Any] = []
         for row, record in enumerate(context.numbers):
@@ -308,7 +311,8 @@ class RaggedField(BatchField):
         rows of other columns that describe them.
 
         Raises:
-            StoreError: A record has another number of rows than boxes, or a class beyond the column's classes.
+            StoreError: A record has another number of rows than boxes, or a class beyond the column's classes; or
+                ``context.errors`` is None, and a record cannot be read.
             UsageError: As :meth:`find_missing`."""
         column, missing = self.column, self.find_missing(context)
         flat, counts = read_ragged(context.reader, column, context.numbers, context.failed, context.note_failure)

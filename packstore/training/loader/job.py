@@ -147,7 +147,7 @@ class BatchJob:
         return found if any(each.steps.in_decoding for each in found) else []
 
     def wait_prepared(self) -> None:
-        """Waits until the batch is prepared, or that has failed; raises nothing."""
+        """Waits until the preparation of the batch has ended or failed; raises nothing."""
         assert self._prepared is not None
         self._prepared.exception()
 

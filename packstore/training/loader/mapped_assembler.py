@@ -59,8 +59,8 @@ class CropAssembler(Assembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Verifies checksums, then lets the engine write the rows. Raises :class:`MemoryError` if the engine refuses
-        any."""
+        """Verifies checksums, then lets the engine write the rows. Returns the damaged rows, or raises the first error
+        if ``errors`` is None. Raises :class:`MemoryError` if the engine refuses a row."""
         assert prepared.requests is not None
         failed = self._verify_images(
             prepared, first, _ArrayImages(self._array, prepared.ids[first:stop] & MASK), errors
@@ -91,7 +91,8 @@ class CopyAssembler(Assembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Copies the images, then verifies the checksums of the copies."""
+        """Copies the images, then verifies the checksums of the copies. Returns the damaged rows, or raises the first
+        error if ``errors`` is None."""
         records = prepared.ids[first:stop] & MASK
         out = prepared.out[first:stop] if self._finish is None else prepared.rows.pixels[first:stop]
         copies = as_numpy(out)

@@ -22,10 +22,9 @@ from packstore.training.loader.programs import NO_PROGRAMS, Programs
 
 @dataclass(frozen=True, eq=False)
 class WorkDivision:
-    """Tells where each operation of a list runs, and the conversion to the final format. A loader has one, and one for
-    each view.
+    """Tells where each operation of a list runs, and the conversion to the final format.
 
-    It is made once for a loader, and once for each view; everything else reads it.
+    It is made once for a loader, and once for each view (list of operations for further crops of a record).
 
     Attributes:
         crops: First operations: they run as crops while images are decoded, or in the engine's pass over images in

@@ -126,8 +126,8 @@ class FileImages(StoredImages):
         )
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Takes sizes from the engine's requests, and parses the headers of the files that these lack; swaps sides if
-        EXIF does."""
+        """Takes sizes from the engine's requests, and parses the headers of files that the engine refuses. Swaps height
+        and width if the EXIF orientation does."""
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
@@ -172,9 +172,9 @@ class FileImages(StoredImages):
         views, turned = prepared.views, prepared.turned
         if turned:
             views = [b"" if row in turned else view for row, view in enumerate(views)]
-        return Requests(views, indexes=self._seek_indexes(records) if self._has_indexes else None)
+        return Requests(views, indexes=self._read_seek_indexes(records) if self._has_indexes else None)
 
-    def _seek_indexes(self, records: NDArray[np.int64]) -> list[Any] | BufferAddresses:
+    def _read_seek_indexes(self, records: NDArray[np.int64]) -> list[Any] | BufferAddresses:
         """Returns the seek index of each image file: positions within it, for decoding parts.
 
         If any cannot be read, all are replaced by invalid ones, which the engine counts and ignores."""
@@ -198,7 +198,7 @@ class ArrayImages(StoredImages):
         self._for_engine = column.pixels in MODES or (column.layout == "CHW" and engine_supports(column))
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Reads the shapes of arrays, or repeats their common size; at least one pixel."""
+        """Reads the shapes of arrays, or repeats their common size. A stored height or width below 1 counts as 1."""
         prepared.headers = [None] * len(records)
         if self._has_shapes:
             # A store may say anything: decoding tells, as with headers.
@@ -208,7 +208,8 @@ class ArrayImages(StoredImages):
             prepared.sizes = np.tile(np.array(height_width(self.column), np.int64), (len(records), 1))
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
-        """Views the stored bytes as an array of the record's shape."""
+        """Views the stored bytes as an array of the record's shape; copies 16 bits to int32. Raises
+        :class:`StoreError` if the bytes do not fit the shape."""
         column = self.column
         shape = tuple(self.reader.value(column.shape_name, record).tolist()) if self._has_shapes else column.shape
         return widen_for_torch(as_image_array(view, column, shape, "it"), column)

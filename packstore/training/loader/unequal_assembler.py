@@ -73,7 +73,7 @@ class UnequalAssembler(RecordAssembler):
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
         """Draws all operations, and adds the crops and resizes that the engine can do to ``requests``, into an array
-        per image. Returns None if ``requests`` is."""
+        per image. Returns None if ``requests`` is None or there are no images."""
         ids = prepared.ids
         prepared.operations = operations = DrawnOperations(
             prepared.sizes,
@@ -99,8 +99,8 @@ class UnequalAssembler(RecordAssembler):
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
 
     def _read_boxes(self, prepared: PreparedBatch) -> BatchBoxes:
-        """Reads all boxes of a batch, by which operations choose crops. Unreadable records have none here; the column
-        raises later."""
+        """Reads all boxes of a batch, by which operations choose crops. An unreadable record has no boxes; its error
+        is reported when the column is read."""
         corners, rows = [], []
         for column in self._box_columns:
             flat, counts = read_ragged(self._images.reader, column, prepared.numbers, set(prepared.failed), None)
@@ -112,8 +112,10 @@ class UnequalAssembler(RecordAssembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Verifies and decodes the images, and runs the remaining operations on each. A :class:`UsageError` of an
-        operation is raised in any case."""
+        """Verifies and decodes the images, and runs the remaining operations on each. Returns the rows that failed;
+        their errors are in ``errors``.
+
+        Raises the first error instead if ``errors`` is None, and a :class:`UsageError` of an operation in any case."""
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         refused = {*self._run_engine(prepared, first, stop)}
         left_out = {*failed, *prepared.failed, *skip}

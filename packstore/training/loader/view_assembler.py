@@ -122,7 +122,8 @@ class ViewAssembler(RecordAssembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Decodes the images, then writes their crops; notes images that cannot be decoded."""
+        """Decodes the images, then writes their crops. Returns the rows that failed, with errors in ``errors``; raises
+        the first error instead if that is None."""
         failed: list[int] = []
         pixels: dict[int, NDArray[Any]] = {}
         for row, found in self._decode_rows(prepared, first, stop, errors, failed):
@@ -144,8 +145,9 @@ class ViewAssembler(RecordAssembler):
     ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
         """Verifies and decodes the images of rows; yields the pixels ``(H, W, C)`` of each sound row, or its error.
 
-        Appends damaged rows to ``failed``. If an image differs in size from its header, its crops are drawn again, or
-        the error is yielded if other columns follow the image."""
+        Appends rows with a wrong checksum to ``failed``, or raises the error if ``errors`` is None. If an image
+        differs in size from its header, its crops are drawn again; if other columns follow the image, the error is
+        yielded instead."""
         images, views = self._images, prepared.views[first:stop]
         failed += self._verify_images(prepared, first, views, errors)
         sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]
