@@ -184,7 +184,10 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
     """Finds all suspected annotations of the images of ``tree``: folders of masks, pairs of images, and other files."""
     contents = list_contents(tree)
     places = find_masks(contents)
-    masks = [Finding(phrase, (_mask_ignore_pattern(contents, places, place),)) for place, phrase in places.items()]
+    masks = [
+        Finding(phrase, (_mask_ignore_pattern(contents, places, place),) if place else ())
+        for place, phrase in places.items()
+    ]
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)
     }
@@ -217,15 +220,24 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     left = Contents(
         {folder: summarize_folder(folder, Names(sorted(names)), hidden=True) for folder, names in by_folder.items()}
     )
-    counts = {folder: each.images.count for folder, each in left.folders.items()}
+    counts, all_counts = _count_images_below(left), _count_images_below(whole)
     masks = [
-        Finding(phrase, (folder_pattern(place),))
+        Finding(phrase, (folder_pattern(place),) if place else ())
         for place, phrase in find_masks(whole).items()
-        if counts.get(place) == whole.folders[place].images.count and not DRAWN.fullmatch(place)
+        if counts[place] == all_counts[place] and not DRAWN.fullmatch(place)
     ]
     others = left.folders.values()
     common = _find_in_each_folder(whole, others)
     return _drop_repeated([*masks, *_find_annotation_files(tree, whole, others), *common])
+
+
+def _count_images_below(contents: Contents) -> Counter[str]:
+    """Counts the images in and below each folder; for the top folder those in it alone."""
+    found: Counter[str] = Counter()
+    for path, folder in contents.folders.items():
+        for place in (*path_and_parents(path),) or ("",):
+            found[place] += folder.images.count
+    return found
 
 
 def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterable[str]]) -> list[Finding]:

@@ -88,13 +88,13 @@ def find_masks(contents: Contents) -> dict[str, str]:
             word = _find_mask_word(mask, image)
             if word is not None and _MASKS.fullmatch(name):
                 found[mask.path] = (
-                    f"{printable(mask.path)} has files of the same names as {printable_folder(image.path)}, with "
-                    f"{printable(word)} at their end"
+                    f"{printable_folder(mask.path)} has files of the same names as "
+                    f"{printable_folder(image.path)}, with {printable(word)} at their end"
                 )
                 break
             if 2 * mask.images.count_shared(image.images) >= len(image.images.stems):
                 found[mask.path] = (
-                    f"{printable(mask.path)} has files of the same names as {printable_folder(image.path)}"
+                    f"{printable_folder(mask.path)} has files of the same names as {printable_folder(image.path)}"
                 )
                 break
     by_path = {folder.path: folder for folder, _ in holding}

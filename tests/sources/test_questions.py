@@ -13,10 +13,11 @@ import pytest
 
 from packstore import AmbiguousSourceError
 from packstore.core.errors import Answer
-from packstore.sources import Entry, Source, open_source
+from packstore.sources import Entry, Source, ask_about_left, open_source
 from packstore.sources.base import Sample
 from tests.makers.all_layouts import LAYOUTS, Make, corpus, without
 from tests.makers.annotated import coco, fill, jpeg, mask, voc, yolo
+from tests.makers.by_name import BY_NAME
 from tests.makers.layouts import make_layout
 
 IMAGES: dict[str, str | bytes] = {f"images/{n}.jpg": jpeg(n) for n in range(3)}
@@ -110,6 +111,25 @@ def test_each_answer_packs(name: str, tmp_path: Path) -> None:
         question = pytest.raises(AmbiguousSourceError) if name in FOLDERS_THAT_ASK and answer.source else nullcontext()
         with question, closing(open_source(place, **given)) as source:
             assert source.survey(split).records
+
+
+MASKS_LEFT: dict[str, tuple[str, str, str]] = {
+    "in folders of splits": ("YOLO", "masks/train/a{}.png", "masks beside images"),
+    "with other names": ("CVAT for images", "gtFine/train/aachen/a_{}_gtFine_labelIds.png", "gtFine beside images"),
+    "in the folder itself": ("DOTA", "a{}.jpg", "the folder itself has files of the same names as train/images"),
+}
+
+
+@pytest.mark.parametrize("name", MASKS_LEFT)
+def test_masks_that_a_format_leaves_out_are_asked_about(name: str, tmp_path: Path) -> None:
+    layout, masks, said = MASKS_LEFT[name]
+    root = fill(BY_NAME[layout](tmp_path, 4), {masks.format(f"{n:05}"): mask(n) for n in range(4)})
+    with closing(open_source(root)) as source, pytest.raises(AmbiguousSourceError, match=said) as caught:
+        ask_about_left(source, source.survey())
+    for answer in caught.value.answers:
+        place, given, _ = opened(answer, root)
+        with closing(open_source(place, **given)) as source:
+            ask_about_left(source, source.survey())
 
 
 def numbered(pattern: str, count: int = 4, first: int = 0, content: bytes | None = None) -> dict[str, str | bytes]:
