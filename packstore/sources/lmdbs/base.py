@@ -168,6 +168,8 @@ class LmdbSource(RowSource):
         return Certainty.CERTAIN
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in the names of the databases, in packing order; ``[""]`` for a single database without
+        one."""
         return list(dict.fromkeys(each.split for each in self._found))
 
     def list_databases(self, split: str) -> list[tuple[int, Database]]:

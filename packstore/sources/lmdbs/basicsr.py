@@ -36,6 +36,7 @@ class BasicSrSource(LmdbSource):
             return _LINE.fullmatch(lines.readline(4096).rstrip("\n")) is not None
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares the image alone."""
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:

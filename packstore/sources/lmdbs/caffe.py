@@ -59,6 +59,7 @@ class CaffeSource(LmdbSource):
         )
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image (files or pixels, as in the first message) and label."""
         return {"image": Image("original" if self._has_files else "uint8"), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:

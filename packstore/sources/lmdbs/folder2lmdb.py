@@ -49,6 +49,7 @@ class Folder2LmdbSource(LmdbSource):
         return [_read_sizes(database) for database in self.databases]
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and label, without names of classes."""
         return {"image": Image(), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:

@@ -28,6 +28,7 @@ class OcrSource(LmdbSource):
         return database.read_value(b"num-samples") is not None and database.read_value(b"image-%09d" % 1) is not None
 
     def fields(self) -> Mapping[str, Field]:
+        """Declares image and text."""
         return {"image": Image(), "text": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:

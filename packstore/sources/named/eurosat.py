@@ -26,6 +26,7 @@ class EuroSat(NamedSource):
     required = tuple(f"2750/{name}" for name in _CLASSES)
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``("",)``: the set has no splits."""
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:

@@ -114,6 +114,7 @@ class IlsvrcSource(RowSource):
         self._max_bytes = max_file_bytes(options.max_pixels)
 
     def splits(self) -> tuple[str, ...]:
+        """Returns those of ``train``, ``val`` and ``test`` that exist at the path."""
         return tuple(self._layout.splits)
 
     def fields(self) -> Mapping[str, Field]:

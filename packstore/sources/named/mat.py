@@ -167,8 +167,8 @@ def _parse_array_start(
 
 
 def load_variable(name: str, data: bytes, key: str) -> Any:
-    """Reads the variable ``key`` of a MAT file. Raises :class:`SourceError` for a damaged file, and if there is no such
-    variable."""
+    """Reads all of a MAT file, and returns its variable ``key``, as :func:`load_mat` does. Raises :class:`SourceError`
+    for a damaged file, and if there is no such variable."""
     found = load_mat(name, data)
     if key not in found:
         raise SourceError(f"{name} has no variable {key!r}")
@@ -196,7 +196,8 @@ def to_whole_number(name: str, value: Any) -> int:
 
 
 def to_texts(name: str, value: Any) -> list[str]:
-    """Returns the strings of a cell, or of a field of structs. Raises :class:`SourceError` for any other value."""
+    """Returns the strings of a cell, or of a field of structs, unchanged. Raises :class:`SourceError` for any other
+    value."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise SourceError(f"{name} has something else instead of names")
     return value
@@ -299,7 +300,8 @@ class _MatReader:
         return flags, shape, bytes(self.data[begin:stop]), after
 
     def read_value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
-        """Reads the value of an array after its header, by its class: cell, struct, text or numbers."""
+        """Reads the value of an array after its header, by its class: a list for a cell, a dict of lists for a struct,
+        a string for a text, else a read-only array of numbers. Refuses complex numbers and other classes."""
         kind, count = flags & 0xFF, math.prod(shape)
         if kind == _CELL:
             return self.read_items(at, end, depth, count)
@@ -326,7 +328,7 @@ class _MatReader:
         return np.frombuffer(self.data, dtype, count, begin).reshape(shape, order="F")
 
     def read_items(self, at: int, end: int, depth: int, count: int) -> list[Any]:
-        """Reads the values of the ``count`` arrays in a cell or struct."""
+        """Reads the values of the ``count`` arrays in a cell or struct. Refuses any other number of them."""
         found = [value for _, value in self.read_arrays(at, end, depth + 1)]
         if len(found) != count:
             raise _MatError(f"{len(found)} values, expected {count}")

@@ -27,6 +27,7 @@ class OxfordPet(NamedSource):
     required = ("annotations/test.txt", "annotations/trimaps", "images")
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``test`` and ``trainval``: train and val are not divided."""
         return ("test", "trainval")
 
     def fields(self) -> Mapping[str, Field]:

@@ -49,6 +49,7 @@ class Places365(NamedSource):
         return without if folders else ["data_256_standard or val_256"]
 
     def splits(self) -> tuple[str, ...]:
+        """Returns the splits that have a folder of images."""
         return tuple(self._folders)
 
     def fields(self) -> Mapping[str, Field]:

@@ -22,6 +22,7 @@ class Sun397(NamedSource):
     required = ("ClassName.txt", "a")
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``("",)``: the ten partitions are left out."""
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:

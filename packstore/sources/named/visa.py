@@ -31,6 +31,7 @@ class VisA(NamedSource):
     markers = (_LIST, "split_csv")
 
     def splits(self) -> tuple[str, ...]:
+        """Returns the splits that the list names, in packing order."""
         return in_packing_order(row["split"] for row in self._rows)
 
     def fields(self) -> Mapping[str, Field]:

@@ -90,6 +90,7 @@ class MdsSource(ShardSource):
         return find_indexes(self.path)
 
     def splits(self) -> Sequence[str]:
+        """Returns the split of each ``index.json``, in packing order, also of one without shards."""
         return in_packing_order(split for split, _ in self._indexes)
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:

@@ -34,7 +34,7 @@ _COMPRESSED = ("zstd", "gz", "bz2")
 
 @dataclass(frozen=True)
 class MdsShard:
-    """MdsShard as described in ``index.json``.
+    """MDS shard as described in ``index.json``.
 
     Attributes:
         split: Name of its split.

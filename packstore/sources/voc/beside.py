@@ -43,6 +43,7 @@ class VocBesideSource(FileRowSource):
         )
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in the names of the folders, in packing order; ``("",)`` without one."""
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
