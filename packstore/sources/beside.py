@@ -39,6 +39,19 @@ def is_file(tree: Tree, path: str) -> bool:
         return False
 
 
+def find_file(tree: Tree, path: str) -> str:
+    """Finds a file whose suffix may be in upper case: returns ``path``, or ``a.PNG`` for ``a.png`` if only that
+    exists."""
+    other = raise_suffix(path)
+    return other if not is_file(tree, path) and is_file(tree, other) else path
+
+
+def raise_suffix(path: str) -> str:
+    """Returns a path with its suffix in upper case."""
+    stem, dot, suffix = path.rpartition(".")
+    return path if "/" in suffix else stem + dot + suffix.upper()
+
+
 def join(folder: str, name: str) -> str:
     """Joins a folder, ``""`` for the root of a tree, and a name."""
     return f"{folder}/{name}" if folder else name

@@ -26,6 +26,7 @@ from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.images.sniff import max_file_bytes
 from packstore.sources.archives import open_required_tree
 from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, round_up_size, stamp_files
+from packstore.sources.beside import raise_suffix
 from packstore.sources.encodings import is_text, to_utf8
 from packstore.sources.ledger import Claims, Role, list_files
 from packstore.sources.listing import IMAGE_SUFFIXES, key_size
@@ -350,7 +351,7 @@ class FileRowSource(TreeRowSource):
             modified, changed = found.modified_ns, found.changed_ns
             for name, value in values.items():
                 if files := _list_files_of(value):
-                    there = [(each, self._stat_or_missing(each.file)) for each in files]
+                    there = [self._stat_value(each) for each in files]
                     filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
                     rest[name] = filled[0] if isinstance(value, InTree) else filled
                     sizes[name] = sum(max(0, at.size) for _, at in there)
@@ -358,6 +359,15 @@ class FileRowSource(TreeRowSource):
                     changed = max(changed, *(at.changed_ns for _, at in there))
             ref = (file, found.size, found.modified_ns, rest)
             yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
+
+    def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
+        """Returns a value that is a file, and its size and times; takes ``a.PNG`` for ``a.png`` if only that exists."""
+        found = self._stat_or_missing(value.file)
+        if found.size >= 0:
+            return value, found
+        other = value._replace(file=raise_suffix(value.file))
+        there = self._stat_or_missing(other.file)
+        return (value, found) if there.size < 0 else (other, there)
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. Returns

@@ -19,7 +19,7 @@ from packstore.core.fields import Field, Image, Json, Mask, Text
 from packstore.sources.annotations import ambiguous_source_error, describe_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import infer_mask_field, is_file, join, read_lines
+from packstore.sources.beside import find_file, infer_mask_field, is_file, join, read_lines
 from packstore.sources.contents import path_and_parents
 from packstore.sources.listing import is_image_name
 from packstore.sources.mask_pairs import MaskPair, OtherSizeError, find_pairs, has_other_endings, list_unpaired_folders
@@ -71,7 +71,7 @@ class SegmentationSource(FileRowSource):
         found: dict[str, Field] = {"image": Image()}
         for name in dict.fromkeys(name for pair in self._pairs.values() for name in pair.ends):
             rows = chain.from_iterable(map(self.file_rows, self._pairs))
-            files = (row.values[name].file for row in rows if name in row.values)
+            files = (find_file(self.tree, row.values[name].file) for row in rows if name in row.values)
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             if some:
                 masks = self._declare_masks() if name == "mask" else infer_mask_field(self.tree, some)
@@ -111,7 +111,7 @@ class SegmentationSource(FileRowSource):
         """Declares the column of masks: as images if they have several suffixes and not all are PNG; else by the first
         masks, see :func:`infer_mask_field`."""
         rows = chain.from_iterable(map(self.file_rows, self._pairs))
-        files = (row.values["mask"].file for row in rows)
+        files = (find_file(self.tree, row.values["mask"].file) for row in rows)
         if any(pair.further for pair in self._pairs.values()) and not all(
             file.lower().endswith(".png") for file in files
         ):

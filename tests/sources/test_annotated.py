@@ -440,6 +440,12 @@ def test_a_line_of_masks_that_is_wrong_is_said(line: str, said: str, tmp_path: P
     assert re.search(said, problem(fill(tmp_path, files), "mots") or "")
 
 
+@pytest.mark.parametrize("kind", ["mot", "mots"])
+def test_frames_whose_images_have_other_names_are_said(kind: str, tmp_path: Path) -> None:
+    files = {name.replace("img1/", "img1/frame_"): content for name, content in MAKERS[kind](6).items()}
+    assert re.search("no image is named by the number of a frame", problem(fill(tmp_path, files), kind) or "")
+
+
 def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) -> None:
     rest: Files = {"test/MOT17-01/det/det.txt": "1,-1,2,3,4,5,6\n", "test/MOT17-01/img1/000001.jpg": b""}
     root = fill(tmp_path, MAKERS["mot"](6) | rest)

@@ -97,6 +97,19 @@ def test_what_machines_and_sites_add_changes_nothing(name: str, tmp_path: Path) 
     assert look(root) == before
 
 
+@pytest.mark.parametrize("name", ["Cityscapes", "KITTI MOTS", "Pascal VOC", "Market-1501", "xView2"])
+def test_suffixes_in_upper_case_change_nothing(name: str, tmp_path: Path) -> None:
+    """In every second file, so that no case is that of all."""
+    root = BY_NAME[name](tmp_path, 8)
+    before = look(root)
+    for path in sorted(path for path in root.rglob("*") if path.suffix in IMAGE_SUFFIXES)[::2]:
+        path.rename(path.with_suffix(path.suffix.upper()))
+    assert look(root) == before
+    with closing(open_source(root)) as source:
+        gone = [file for file in source.survey().ledger.names(Role.LEFT) if "_gtFine_color." not in file]
+        assert sorted(gone) == LEFT.get(name, [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_zip_is_read_as_the_folder(name: str, tmp_path: Path) -> None:

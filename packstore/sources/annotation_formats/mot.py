@@ -60,9 +60,8 @@ class MotSource(DocumentSource):
                 if not _WORDS[0] <= len(values) <= _WORDS[1] or not values[0].is_integer():
                     raise ValueError(f"line {number} has {len(values)} numbers, expected 6 to 10")
                 frames.setdefault(int(values[0]), []).append(values)
-        for image in self.tree.names(join(sequence, "img1")).ending(*IMAGE_SUFFIXES):
-            stem = image.rpartition(".")[0]
-            lines = frames.pop(int(stem), []) if stem.isdecimal() and len(stem) < 12 else []
+        images = self.tree.names(join(sequence, "img1")).ending(*IMAGE_SUFFIXES)
+        for image, lines in take_frames(images, frames):
             yield AnnotationEntry(f"img1/{image}", {"lines": lines, "classes": names})
         if frames:
             self.ignored["frames of a video without an image"] += len(frames)
@@ -103,6 +102,17 @@ class MotSource(DocumentSource):
             box = [left - 1, top - 1, right - 1, bottom - 1]
             annotation.objects.append(object_from_box(label, box, track=int(values[1])))
         return annotation
+
+
+def take_frames(images: Sequence[str], frames: dict[int, list[Any]]) -> Iterator[tuple[str, list[Any]]]:
+    """Yields each image of a sequence with the lines of the frame that its name counts (``000001.jpg``), and removes
+    the frame. Raises :class:`ValueError` if no frame has an image."""
+    stems = [image.rpartition(".")[0] for image in images]
+    numbers = [int(stem) if stem.isdecimal() and len(stem) < 12 else -1 for stem in stems]
+    if images and frames and not any(number in frames for number in numbers):
+        raise ValueError(f"no image is named by the number of a frame ({min(frames):06}.jpg); the first is {images[0]}")
+    for image, number in zip(images, numbers, strict=True):
+        yield image, frames.pop(number, [])
 
 
 KIND = make_document_kind(MotSource, "MOTChallenge: sequences with img1 and gt/gt.txt")

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 from packstore.core.fields import Array, Field
 from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
+from packstore.sources.annotation_formats.mot import take_frames
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths
-from packstore.sources.beside import infer_mask_field, is_file, is_folder, join
+from packstore.sources.beside import find_file, infer_mask_field, is_file, is_folder, join
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.rows import FileRow, InTree
 
@@ -52,9 +53,7 @@ class MotsSource(DocumentSource):
         folder = self._find_image_folder(file)
         names = self.tree.names(folder).ending(*IMAGE_SUFFIXES) if folder is not None else ()
         above = file.rpartition("/")[0].rpartition("/")[0]
-        for image in names:
-            stem = image.rpartition(".")[0]
-            lines = frames.pop(int(stem), []) if stem.isdecimal() and len(stem) < 12 else []
+        for image, lines in take_frames(names, frames):
             yield AnnotationEntry(join(folder or "", image)[len(above) + 1 if above else 0 :], lines)
         if frames:
             self.ignored["frames of a video without an image"] += len(frames)
@@ -92,7 +91,7 @@ class MotsSource(DocumentSource):
         name = f"{name.rpartition('.')[0]}.png"
         tops = ["/".join(folders[:n]) for n in range(len(folders), -1, -1)]
         masks = (join(tops[0], f"{_MASKS}/{name}"), *(join(top, f"{_MASKS}/{sequence}/{name}") for top in tops))
-        return next((mask for mask in masks if is_file(self.tree, mask)), None)
+        return next((file for mask in masks if is_file(self.tree, file := find_file(self.tree, mask))), None)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts each line to an object with its run lengths, the box around them and its track. A class without a

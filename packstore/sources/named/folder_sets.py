@@ -21,7 +21,7 @@ from packstore.core.fields import Array, Field, Image, Json, Label, Text
 from packstore.sources.annotations import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
-from packstore.sources.beside import infer_mask_field, is_file, join
+from packstore.sources.beside import find_file, infer_mask_field, is_file, join
 from packstore.sources.encodings import to_utf8
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.named import has_path, walk_lone_folders
@@ -187,7 +187,7 @@ class FolderSetSource(FileRowSource):
     def _match_images(self) -> Iterator[tuple[str, re.Match[str]]]:
         """Yields each image of the set: its path in the tree, and the match of the pattern. Skips other images."""
         for image in _list_images(self.tree, self.base, self.options.skip_bad):
-            match = self._path.fullmatch(_relative_path(self.base, image))
+            match = self._path.fullmatch(_lower_suffix(_relative_path(self.base, image)))
             if match is not None:
                 yield image, match
 
@@ -219,7 +219,8 @@ class FolderSetSource(FileRowSource):
         """Paths of up to 32 existing further files by column, in order; columns without files are left out."""
         found: dict[str, list[str]] = {}
         for name in self.row.beside:
-            files = (join(self.base, self.row.format_beside_paths(match)[name]) for _, match in self._match_images())
+            paths = (join(self.base, self.row.format_beside_paths(match)[name]) for _, match in self._match_images())
+            files = (find_file(self.tree, path) for path in paths)
             some = list(islice((file for file in files if is_file(self.tree, file)), _PROBED))
             found |= {name: some} if some else {}
         return found
@@ -256,7 +257,7 @@ def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
     images = 0
 
     def below() -> Iterator[str]:
-        return (_relative_path(base, image) for image in _list_images(tree, base, True))
+        return (_lower_suffix(_relative_path(base, image)) for image in _list_images(tree, base, True))
 
     for image in below():
         match = pattern.fullmatch(image)
@@ -278,6 +279,12 @@ def _match_set(tree: Tree, base: str, row: FolderSet) -> FolderSetMatch:
 def _relative_path(base: str, path: str) -> str:
     """Returns a path relative to a folder that holds it."""
     return path[len(base) + 1 if base else 0 :]
+
+
+def _lower_suffix(path: str) -> str:
+    """Returns a path with its suffix in lower case, as the patterns of paths have it."""
+    stem, dot, suffix = path.rpartition(".")
+    return stem + dot + suffix.lower()
 
 
 def _has_marker(tree: Tree, base: str, there: set[str], marker: str) -> bool:
