@@ -172,8 +172,8 @@ class Comparison:
 
     @property
     def ledger_summary(self) -> str | None:
-        """Phrase with the numbers of files in the source and of those not packed; None if it has no files of its
-        own."""
+        """Phrase with the numbers of files in the source and of those left out; None for a source without files, such
+        as a store."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if not now.total:
             return None

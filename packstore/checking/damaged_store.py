@@ -125,7 +125,7 @@ def _read_sound_store(path: Path) -> ScavengedData:
 
 def _inspect_sharded(path: Path) -> DamagedStore:
     """Recovers a sharded store from its manifest and table, or if these are lost from the shards' own manifests. Raises
-    :class:`StoreError` if neither can be read."""
+    :class:`StoreError` if no manifest can be read."""
     notes: list[str] = []
     whole, proven = _recover_manifest(path, notes), False
     formats: list[Format] = list(FORMATS.values())

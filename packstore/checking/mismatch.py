@@ -1,4 +1,4 @@
-"""Records that do not match their checksums: compares, and tells which of both is damaged."""
+"""Records that do not match their checksums: compares them, and tells if the record or the checksum is damaged."""
 
 from __future__ import annotations
 

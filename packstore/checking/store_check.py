@@ -251,7 +251,7 @@ class StoreCheck:
 
     def _check_rows(self, file: StoreFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Explained:
         """Yields a problem for each record whose fields do not match their row checksum, or whose row checksum itself
-        is damaged; fills :attr:`rows`. Returns the columns whose damage that explains."""
+        is damaged; fills :attr:`rows`. Returns the columns whose damage these problems explain."""
         manifest = file.reader.manifest
         fields = [c.name for c in row_columns(manifest.columns)]
         if ROW_CHECKSUM.name not in columns or not columns.keys() >= set(fields):

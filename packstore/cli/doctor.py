@@ -56,7 +56,8 @@ def doctor(path: Path | None, no_disk: bool, as_json: bool) -> None:
 
 
 def report_to_json(report: Report) -> dict[str, Any]:
-    """Converts the facts to JSON values, by section and name."""
+    """Converts the facts to JSON values: ``sections``, with ``value``, ``text`` and ``problem`` of each fact by section
+    and name, and ``problem_count``."""
     sections: dict[str, Any] = {}
     for fact in report.facts:
         entry = {"value": fact.value, "text": fact.text or str(fact.value), "problem": fact.problem}

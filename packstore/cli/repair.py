@@ -66,7 +66,7 @@ def repair(damaged: Path, source: Path, out: Path | None, as_json: bool, quiet: 
 
 
 def report_to_json(report: RepairReport) -> dict[str, Any]:
-    """Converts the report to JSON values."""
+    """Converts the report to JSON values: all its attributes, paths as text."""
     plain = asdict(report)
     return plain | {name: None if plain[name] is None else str(plain[name]) for name in ("damaged", "destination")}
 

@@ -55,7 +55,7 @@ def salvage(damaged: Path, out: Path, as_json: bool, quiet: bool, **options: Any
 
 
 def report_to_json(report: SalvageReport) -> dict[str, Any]:
-    """Converts the report to JSON values."""
+    """Converts the report to JSON values: all its attributes except the manifest, paths as text."""
     return {
         "damaged": str(report.damaged),
         "destination": None if report.destination is None else str(report.destination),

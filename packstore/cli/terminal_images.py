@@ -16,7 +16,8 @@ _TIMEOUT_SECONDS = 0.5
 
 
 def terminal_graphics() -> str | None:
-    """Returns the protocol of the terminal at standard output, ``kitty`` or ``sixel``; None for neither.
+    """Returns the protocol of the terminal at standard output, ``kitty`` or ``sixel``. Returns None if the terminal
+    shows no images, or standard output is no terminal.
 
     Knows some terminals by their environment variables and asks the others."""
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":

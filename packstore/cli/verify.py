@@ -86,7 +86,8 @@ def verify(path: Path, as_json: bool, quiet: bool, **options: Any) -> None:
 
 
 def report_to_json(report: VerifyReport) -> dict[str, Any]:
-    """Converts the report to JSON values."""
+    """Converts the report to JSON values: its attributes, ``ok``, the number of ``records``, the ``dataset_digest`` and
+    the samples ``skipped_at_packing``, without the manifest."""
     return {
         "path": str(report.path),
         "ok": report.ok,

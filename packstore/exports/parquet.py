@@ -137,7 +137,8 @@ class _ParquetWriter(ShardWriter):
         )
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Collects the record; may write a row group. Marks text that is not UTF-8 as inexact."""
+        """Collects the record in memory, and writes the collected records as a row group if they are enough. Marks text
+        that is not UTF-8 as inexact. Returns an empty mapping."""
         for column in self._columns:
             if column.form == "text" and not _is_utf8(record.stored[column.name]):
                 record.inexact.add(column.name)

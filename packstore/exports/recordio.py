@@ -82,8 +82,8 @@ class _RecWriter(ShardWriter):
         self._outs = [open_file(folder / each, "wb") for each in (name, *_companion_files(name))]
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the image with its label, 0 if labels are not held. Raises :class:`SampleError` for an image too large
-        for a record."""
+        """Writes the image with its label, 0 if labels are not held, and its lines in index and list. Returns an empty
+        mapping. Raises :class:`SampleError` for an image too large for a record."""
         assert isinstance(record.image, bytes)
         label = int(record["label"]) if self._holds_label else 0
         rec, index, listed = self._outs

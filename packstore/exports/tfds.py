@@ -153,7 +153,7 @@ class _RecordWriter(ShardWriter):
         self._out = open_file(folder / name, "wb")
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes the record as an example with its key, image and all columns."""
+        """Writes the record as an example with its key, image and all columns. Returns an empty mapping."""
         image = record.image
         example: dict[str, Any] = {"key": [record.key.encode("utf-8", "surrogateescape")]}
         if isinstance(image, np.ndarray):

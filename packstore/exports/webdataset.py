@@ -96,7 +96,8 @@ class _SampleWriter(ShardWriter):
 
     def add(self, record: Record) -> Mapping[str, str]:
         """Writes the files of a record: its image, and one for each value, or for each image of a list. Missing values
-        have none. Marks an empty list of images as inexact if the column may have missing values."""
+        have none. Marks an empty list of images as inexact if the column may have missing values. Returns an empty
+        mapping."""
         name = self._unique_name(record)
         image = record.image
         self._tar.add(f"{name}.{record.extension}", _encode_npy(image) if isinstance(image, np.ndarray) else image)

@@ -113,7 +113,8 @@ class _ZarrWriter(ShardWriter):
         self._shapes: list[tuple[int, ...]] = []
 
     def add(self, record: Record) -> Mapping[str, str]:
-        """Collects the record in memory; writes the collected images when they end a chunk."""
+        """Collects the record in memory; writes the collected images when they end a chunk. Returns an empty
+        mapping."""
         if self._first is None:
             self._first = self._written = record.number - self._start
         image, ragged = record.image, self._export.manifest.image.kind == "ragged"

@@ -151,7 +151,8 @@ def _forget_agent(ended: Agent) -> None:
 
 
 def _after_fork() -> None:
-    """Makes a forked child forget its parent's agent, and use one of its own if obstore is loaded."""
+    """Makes a forked child forget its parent's agent. If obstore is loaded, the child's first request starts another
+    agent."""
     global _agent, _forked, _lock
     _lock = threading.Lock()
     _forked = _forked or "obstore" in sys.modules

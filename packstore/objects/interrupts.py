@@ -65,7 +65,7 @@ def iterate_interruptibly(values: Iterator[Any], count: int, *, ahead: bool = Fa
     """Yields ``values``, which another thread takes up to ``count`` at a time. Handles signals and raises like
     :func:`call_interruptibly`.
 
-    ``ahead``: takes the next ones while the caller handles those it has.
+    With ``ahead``, the thread takes the next values while the caller uses the last ones.
     """
 
     def take() -> list[Any]:

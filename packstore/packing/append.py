@@ -131,10 +131,10 @@ def append(
         source_kind: Kind of the source; None recognises it.
         labels: CSV with the columns ``file,label`` and optionally ``split``.
         image_key: As for :func:`packstore.convert`.
-        label_key: Likewise.
-        layout: Likewise.
-        ignore: Likewise.
-        columns: Likewise.
+        label_key: As for :func:`packstore.convert`.
+        layout: As for :func:`packstore.convert`.
+        ignore: As for :func:`packstore.convert`.
+        columns: As for :func:`packstore.convert`.
         on_duplicate: What to do with a key that the store has: ``raise``, or ``skip`` the sample. ``unchecked`` reads
             no keys; the caller knows that all differ.
         key_prefix: Prefix for each key of the source, such as ``week-48/``.
@@ -148,8 +148,8 @@ def append(
         decoder: Name of the decoder.
         max_pixels: As for :func:`packstore.convert`.
         depth: As for :func:`packstore.convert`; None for the value with which the store was packed.
-        alpha: Likewise.
-        frames: Likewise.
+        alpha: As for :func:`packstore.convert`; None for the value with which the store was packed.
+        frames: As for :func:`packstore.convert`; None for the value with which the store was packed.
         progress: True for a bar, in a terminal or a notebook; or a function that is called after each batch.
 
     Returns:

@@ -220,7 +220,7 @@ def _make_split_mapping(
     """Returns a function that maps a split of the source to one of the store.
 
     Raises :class:`UsageError` if only one of the two has splits and ``split`` does not say how to map them, or if
-    neither has and ``split`` names one.
+    both lack splits and ``split`` names one.
     """
     own = [s.name for s in manifest.splits]
     named = [name for name in survey.splits if name]

@@ -28,15 +28,15 @@ from packstore.packing.recorded_options import options_to_record
 from packstore.packing.values import count_stored_bytes
 from packstore.sources.base import Entry
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.journal import Identity, SourcePosition
+from packstore.stores.builder.journal import ConversionIdentity, SourcePosition
 
 _log = logging.getLogger(__name__)
 
 
-def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> Identity:
+def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> ConversionIdentity:
     """Returns the identity by which an interrupted run of the same conversion is recognised. Threads and the policy
     for bad samples do not count."""
-    return Identity(conversion_fingerprint(plan, encoder, columns), partial(_source_change_message, plan))
+    return ConversionIdentity(conversion_fingerprint(plan, encoder, columns), partial(_source_change_message, plan))
 
 
 def conversion_fingerprint(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> dict[str, Any]:

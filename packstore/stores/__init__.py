@@ -16,7 +16,7 @@ from packstore.core.urls import location
 from packstore.stores import opening
 from packstore.stores.base import FileWriter, Problem, Reader
 from packstore.stores.builder import StoreBuilder
-from packstore.stores.builder.journal import Identity
+from packstore.stores.builder.journal import ConversionIdentity
 
 Checksums = Literal["auto", "always", "never"]
 """Checks of a record when it is read: those that cost little, all, or none."""
@@ -106,7 +106,7 @@ def create_store(
     overwrite: bool = False,
     sharded: bool = False,
     shard_size: int | None = None,
-    identity: Identity | None = None,
+    identity: ConversionIdentity | None = None,
     restart: bool = False,
 ) -> StoreBuilder:
     """Begins a new store in a work directory beside ``path``; :meth:`StoreBuilder.commit` publishes it at ``path``.

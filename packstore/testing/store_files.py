@@ -165,7 +165,7 @@ class StoreFilesSuite:
         """Another run reuses the proven records, and leftovers can be removed."""
         monkeypatch.setattr(journal, "EVERY_SECONDS", 0)
         records = make_records()
-        identity = journal.Identity({"source": "the same"}, lambda _: None)
+        identity = journal.ConversionIdentity({"source": "the same"}, lambda _: None)
         options: dict[str, Any] = {"shard_size": shard_size, "identity": identity}
 
         def run() -> None:

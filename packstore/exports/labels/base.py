@@ -36,7 +36,7 @@ class LabelledImage:
         number: Number of its record.
         file: Path of its file in the export.
         width: Width of the upright image in pixels; 0 if its size cannot be read.
-        height: Height, likewise.
+        height: Height of the upright image in pixels; 0 if its size cannot be read.
         split: Name of its split; ``""`` in a store without splits.
         objects: Its objects; None if the record has no boxes.
         tag: Class of the whole image; None for none.

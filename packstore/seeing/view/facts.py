@@ -37,7 +37,7 @@ class ImageHeaders:
     Attributes:
         records: Record numbers, int64, ascending.
         width: In pixels, uint32; 0 if the header cannot be read.
-        height: In pixels, likewise.
+        height: In pixels, uint32; 0 if the header cannot be read.
         nbytes: Bytes of the stored image, int64.
         kind: Index into ``kinds``, uint8.
         kinds: Kinds of images, such as ``jpeg RGB``.

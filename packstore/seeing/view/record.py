@@ -143,8 +143,8 @@ def _describe_image(reader: Reader, images: BrowserImages, record: int) -> dict[
 def _compare_checksums(reader: Reader, record: int) -> list[dict[str, Any]]:
     """Compares the stored checksums of the image and of the other columns with computed ones.
 
-    Returns an object for each: ``of``, ``ok``, ``stored`` and ``found``; ``error`` instead of both if a value cannot be
-    read, with ``ok`` False. Without row checksums there is only that of the image.
+    Returns an object for each: ``of``, ``ok``, ``stored`` and ``found``; or ``of``, ``ok``
+    False and ``error`` if a value cannot be read. Without row checksums there is only that of the image.
     """
     manifest = reader.manifest
     found: list[dict[str, Any]] = []

@@ -38,7 +38,7 @@ def serve_page(
         port: Port to listen at; 0 for a free one.
         browser: Also open the address in the browser.
         audit: Report of ``packstore audit --json FILE`` whose findings are marked.
-        verified: Report of ``packstore verify --json``, likewise.
+        verified: Report of ``packstore verify --json`` whose problems are marked.
 
     Raises:
         StoreError: The store does not open.

@@ -27,7 +27,7 @@ from packstore.core.registry import FORMATS
 from packstore.core.shards import ShardTable
 from packstore.stores.builder.batch import KEY_HASHES, prepare_batch
 from packstore.stores.builder.interrupted import InterruptedRun, find_interrupted_run
-from packstore.stores.builder.journal import Identity, Journal, SourcePosition
+from packstore.stores.builder.journal import ConversionIdentity, Journal, SourcePosition
 from packstore.stores.builder.output_files import OutputFile, OutputFiles
 from packstore.stores.builder.publish import Staging
 from packstore.stores.builder.read_back import write_manifest_and_table
@@ -63,7 +63,7 @@ class StoreBuilder:
         overwrite: bool = False,
         sharded: bool = False,
         shard_size: int | None = None,
-        identity: Identity | None = None,
+        identity: ConversionIdentity | None = None,
         restart: bool = False,
     ) -> None:
         """Checks the destination, locks its work directory and removes what dead runs left there, except one to resume
@@ -174,7 +174,7 @@ class StoreBuilder:
         """Ends the current shard: the next record begins another. Has no effect on an empty shard, or without
         shards.
         """
-        self._files.cut()
+        self._files.end_shard()
 
     def append(
         self,
@@ -313,7 +313,7 @@ class StoreBuilder:
             except OSError as error:  # the file is closed nevertheless; lost data raises elsewhere
                 _log.debug("while closing: %s", error)
 
-    def _begin_journal(self, identity: Identity | None, restart: bool) -> None:
+    def _begin_journal(self, identity: ConversionIdentity | None, restart: bool) -> None:
         """Finds an interrupted run to resume from and removes all other runs. Begins this run's journal if it has an
         identity.
         """

@@ -137,7 +137,7 @@ def _sync_files(directory: Path, names: list[str]) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Makes the new store's name durable. A function of its own so that tests can interrupt it."""
+    """Makes the new store's name durable. Tests replace this function to interrupt a publish."""
     sync_directory(directory)
 
 

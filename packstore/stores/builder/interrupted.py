@@ -19,7 +19,7 @@ from packstore.core.files import device_and_inode
 from packstore.core.manifest import Column, Manifest
 from packstore.core.shards import Shard
 from packstore.stores.base import Reader
-from packstore.stores.builder.journal import Identity, Receipt, read_journal, read_receipt
+from packstore.stores.builder.journal import ConversionIdentity, Receipt, read_journal, read_receipt
 from packstore.stores.builder.owner import read_owner
 from packstore.stores.builder.spools import open_kept_column
 from packstore.stores.builder.work_directory import (
@@ -155,7 +155,7 @@ class InterruptedRun:
 
 
 def find_interrupted_run(
-    runs: Sequence[Path], identity: Identity, format: Format, columns: Sequence[Column], *, restart: bool
+    runs: Sequence[Path], identity: ConversionIdentity, format: Format, columns: Sequence[Column], *, restart: bool
 ) -> InterruptedRun | None:
     """Finds the run with this identity that has most records, the oldest on a tie. Returns None if there is none, or if
     ``restart`` is set.
@@ -190,7 +190,7 @@ def was_killed_after_publishing(destination: Path) -> bool:
     return _find_published_receipt(destination) is not None
 
 
-def finish_published_run(destination: Path, identity: Identity, *, overwrite: bool) -> Manifest | None:
+def finish_published_run(destination: Path, identity: ConversionIdentity, *, overwrite: bool) -> Manifest | None:
     """Removes the work directory of a conversion that was killed right after publishing its store.
 
     Args:

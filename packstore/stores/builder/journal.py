@@ -7,7 +7,7 @@ that it writes:
 - one file for each other column, with its values one after another, and for a ragged one a file of offsets;
 - the rows of the sealed shards, as in a :class:`packstore.core.shards.ShardTable`;
 - every few seconds a *receipt*: a JSON file with the number of records, the digest of the journal so far, the sealed
-  shards, the :class:`Identity` of the conversion, and the :class:`SourcePosition` reached.
+  shards, the :class:`ConversionIdentity` of the conversion, and the :class:`SourcePosition` reached.
 
 The receipt is replaced in one step and never synced: a power cut may lose the last seconds.
 
@@ -86,7 +86,7 @@ class SourcePosition:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Identity:
+class ConversionIdentity:
     """Identity of a conversion: options, source and versions. A later run with the same identity may resume an
     interrupted one.
 
@@ -140,8 +140,8 @@ class Receipt:
 
 
 def read_receipt(run: Path) -> Receipt | None:
-    """Reads the receipt of a run and the table of its shards. Returns None if there is none, or one of both is damaged
-    or of another version.
+    """Reads the receipt of a run and the table of its shards. Returns None if there is no receipt, or if receipt or
+    table is damaged or of another version. Returns the receipt of a complete store even without its table.
     """
     try:
         outer = json.loads((run / RECEIPT).read_text("ascii"))

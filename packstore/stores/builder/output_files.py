@@ -54,8 +54,8 @@ class OutputFiles:
     """
 
     def __init__(self, path: Path, format: Format, image: Column, *, sharded: bool, shard_size: int | None) -> None:
-        """``path`` is the file, or the directory of shards. :meth:`cut` ends a shard; with ``shard_size``, a shard also
-        ends before its images would have more bytes.
+        """``path`` is the file, or the directory of shards. :meth:`end_shard` ends a shard; with ``shard_size``, a
+        shard also ends before its images would have more bytes.
         """
         self._path = path
         self._format = format
@@ -68,8 +68,8 @@ class OutputFiles:
         self.interrupted_run: InterruptedRun | None = None
 
     def write_images(self, buffers: Sequence[bytes | memoryview], sizes: list[int], first_record: int) -> None:
-        """Writes images to the current file. Begins a new file at the start, after :meth:`cut`, and before the shard
-        size is exceeded.
+        """Writes images to the current file. Begins a new file at the start, after :meth:`end_shard`, and before the
+        shard size is exceeded.
         """
         if not buffers:
             return
@@ -89,7 +89,7 @@ class OutputFiles:
             self._files[-1].nbytes += sum(sizes)
         _append_to_file(self._files[-1], buffers[first:])
 
-    def cut(self) -> None:
+    def end_shard(self) -> None:
         """Makes the next record begin another shard. Has no effect if the current shard is empty, or without shards."""
         self._cut = self.sharded
 
