@@ -173,7 +173,7 @@ class Sample(NamedTuple):
 
     Attributes:
         image: The main image.
-        values: Value of every column of :attr:`Survey.sampled`, by name: in the user's form, see
+        values: Value of every column of :attr:`Survey.sampled`, by name: as a program would give it, see
             :func:`packstore.core.columns.to_stored`, or None if missing; without companions.
         key: Its key, if that is known only after reading; None for the entry's key.
         at_rest: The values are in the stored form of a store, companions included.

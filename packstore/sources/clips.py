@@ -111,7 +111,8 @@ class ClipsSource(FrameFilesSource):
 
     @property
     def _target(self) -> Reading:
-        """How frames are read: as :meth:`read_as` was told, else in the mode that holds all."""
+        """How frames are read: as :meth:`read_as` has chosen, else in the mode that holds all frames. Scans all files
+        on first use if none is chosen."""
         return self._reading or Reading(self.scan_files().name)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:

@@ -104,7 +104,7 @@ class NameCache:
         return Names.of_text(files, folders, place[2])
 
     def put_names(self, directory: str, names: Names) -> None:
-        """Caches the names of a directory."""
+        """Caches the names of a directory; replaces those that are cached already."""
         raw = "/".join((names.text, *names.folders)).encode("utf-8", "surrogateescape")
         with self._lock:
             place = self._file.seek(0, os.SEEK_END)

@@ -101,11 +101,12 @@ class Claims:
         self._hashes_for(role, folder).append(hash(name))
 
     def claim_all(self, folder: str, names: Iterable[str], role: Role = Role.PACKED) -> None:
-        """Claims files of one folder by their names."""
+        """Claims files of one folder by their names, each with the same role."""
         self._hashes_for(role, folder).extend(map(hash, names))
 
     def hashes(self, folder: str, role: Role) -> array[int]:
-        """Returns the hashes of claimed names in a folder, in the order of the claims."""
+        """Returns the hashes of the names that are claimed with a role in a folder, in the order of the claims; empty
+        for none."""
         return self._hashes[role].get(folder, _NO_HASHES)
 
     def _hashes_for(self, role: Role, folder: str) -> array[int]:

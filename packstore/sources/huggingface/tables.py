@@ -337,5 +337,5 @@ def _find_block(blocks: Iterator[_Block], row: int) -> _Block:
 
 
 def _collect_paths(value: Any) -> Any:
-    """Returns the path of a file, the list of paths of several, or None for a value without a path."""
+    """Returns the path of a file, a list of paths for a list of files, or None for a value without a path."""
     return [getattr(each, "path", None) for each in value] if isinstance(value, list) else getattr(value, "path", None)
