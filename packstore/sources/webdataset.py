@@ -23,6 +23,7 @@ from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
 from packstore.core.files import read_text
 from packstore.images.sniff import max_file_bytes
+from packstore.sources.annotation_formats import labelme, sa1b
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
@@ -60,7 +61,6 @@ _MAX_VALUE = 1 << 30
 _OPEN_SHARDS = 4
 _FURTHER = "further_images"
 _PLACE = re.compile(r"(?:([^.]*[^.\d][^.]*)\.)?(\d{1,6})\.[^.]+")
-_OF_SA1B = re.compile(r"(.*/)?sa_\d+")
 _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
@@ -369,8 +369,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
                 return Certainty.NO  # the files of a sample follow each other
             samples.setdefault(key, set()).add(extension)
             last = key
-    if path.is_file() and samples and all(map(_OF_SA1B.fullmatch, samples)):
-        return Certainty.NO  # one archive of Segment Anything, whose JSON files are annotations
+    # In one archive of LabelMe or Segment Anything the JSON files are annotations.
+    if path.is_file() and samples and all("json" in found for found in samples.values()):
+        certainties = (kind.recognise(path, options) for kind in (labelme.KIND, sa1b.KIND))
+        if Certainty.CERTAIN in certainties:
+            return Certainty.NO
     pairs = sum(1 for found in samples.values() if has_image_pair(found))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)

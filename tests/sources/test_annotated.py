@@ -461,13 +461,14 @@ def test_a_link_to_a_folder_above_repeats_no_image(kind: str, tmp_path: Path) ->
         assert (source.kind, source.survey().records) == (kind, 6)
 
 
-def test_an_archive_of_segment_anything_is_no_webdataset(tmp_path: Path) -> None:
-    files = {name.replace("a0000", "sa_22"): content for name, content in MAKERS["sa1b"](6).items()}
+@pytest.mark.parametrize("kind", ["labelme", "sa1b"])
+def test_an_archive_of_images_with_json_files_of_annotations_is_no_webdataset(kind: str, tmp_path: Path) -> None:
+    files = {name.replace("a0000", "sa_22"): content for name, content in MAKERS[kind](6).items()}
     fill(tmp_path / "set", files)
     with tarfile.open(tmp_path / "sa_000020.tar", "w") as archive:
         archive.add(tmp_path / "set", arcname=".")
     with closing(open_source(tmp_path / "sa_000020.tar")) as source:
-        assert (source.kind, source.survey().records) == ("sa1b", 6)
+        assert (source.kind, source.survey().records) == (kind, 6)
 
 
 def test_xml_of_the_other_labelme_is_not_of_pascal_voc(tmp_path: Path) -> None:
