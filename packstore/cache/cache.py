@@ -117,7 +117,7 @@ class Cache:
 
     def mark_suspect(self, digest: str) -> None:
         """Sets an object's date so that it is proven again when it is next opened. Ignores an object that is absent or
-        may not be changed.
+        may not be changed. Raises :class:`CacheError` for other errors of the system.
         """
         path = self._folder.whole / digest
         with self._folder.raise_as_cache_errors():

@@ -55,7 +55,8 @@ def list_files(folder: Path, names: re.Pattern[str]) -> Iterator[tuple[Path, os.
 
 
 def read_url(path: Path) -> str | None:
-    """Returns the URL in a file's attribute, or None if it has none."""
+    """Returns the URL in an extended attribute (xattr) of a file. Returns None without such an attribute
+    or file, for a link, and on systems other than Linux."""
     if sys.platform != "linux":
         return None
     try:

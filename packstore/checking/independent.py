@@ -47,10 +47,10 @@ def count_independently(path: Path) -> dict[str, int]:
             return _count_files(_walk_files(path))
         if path.suffix.lower() != _NOT_AN_ARCHIVE and zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                return _count_names(info.filename for info in archive.infolist() if not info.is_dir())
+                return _count_paths_by_suffix(info.filename for info in archive.infolist() if not info.is_dir())
         if _is_tar(path):
             with _open_decompressed(path) as stream:
-                return _count_names(_list_tar_names(stream, ""))
+                return _count_paths_by_suffix(_list_tar_names(stream, ""))
         return _count_files([path])
     except _FAULTS as error:
         raise SourceError(f"{printable(str(path))} cannot be counted: {printable(str(error))}") from None
@@ -87,8 +87,8 @@ def _count_files(files: Iterable[Path]) -> dict[str, int]:
     return dict(counts)
 
 
-def _count_names(names: Iterable[str]) -> dict[str, int]:
-    """Counts different paths by suffix."""
+def _count_paths_by_suffix(names: Iterable[str]) -> dict[str, int]:
+    """Counts paths by suffix; counts equal paths once."""
     hashes: defaultdict[str, array[int]] = defaultdict(lambda: array("Q"))
     for name in names:
         plain = posixpath.normpath(f"/{name}").lstrip("/")

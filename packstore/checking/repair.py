@@ -366,7 +366,8 @@ class _Repair:
         return sum(memoryview(image).nbytes for image in images)
 
     def _make_link_values(self, records: list[int]) -> dict[str, Any]:
-        """Returns the link columns of some records; records with damaged images link to the source."""
+        """Returns the link columns of some records. A link leads to the source's file if the record's image is replaced
+        from the source; else to the same file as in the damaged store."""
         rows = []
         for record in records:
             if record in self.images:

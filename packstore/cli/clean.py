@@ -98,8 +98,11 @@ def _confirm(yes: bool) -> bool:
 
 
 def _clean_url(url: UrlPath, grace_seconds: float, yes: bool, dry_run: bool) -> None:
-    """Lists the unneeded objects of the store at a URL, and removes them after asking; keeps younger ones than
-    ``grace_seconds``."""
+    """Lists the objects that no version of the store at a URL needs, and removes them after asking.
+
+    Keeps objects younger than ``grace_seconds``; all shards while a conversion runs or can resume; and objects that are
+    not packstore's by their name or their SHA-256. Raises :class:`UsageError` if it has to ask without a terminal.
+    """
     from packstore.objects import open_objects
     from packstore.stores.remote.cleaning import find_unneeded, remove_unneeded
 

@@ -177,7 +177,9 @@ def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
     """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
-    counts = _count_classes(reader) if (counted or _has_few_shards(reader)) and not _has_label_lists(manifest) else None
+    counts = (
+        _count_classes(reader) if (counted or _can_open_all_shards(reader)) and not _has_label_lists(manifest) else None
+    )
     return {
         "path": str(reader.path),
         "dataset_digest": manifest.dataset_digest,
@@ -213,7 +215,7 @@ def describe_store(reader: Reader, counted: bool = False) -> str:
         rows.append(("classes", f"{len(m.classes):,}: {shown}{', …' if len(m.classes) > _LISTED else ''}"))
         if _has_label_lists(m):
             rows.append(("per class", "not counted: records have lists of classes"))
-        elif counted or _has_few_shards(reader):
+        elif counted or _can_open_all_shards(reader):
             rows.append(("per class", _format_range(list(_count_classes(reader).values()))))
         else:
             rows.append(("per class", "not counted, since that opens all shards (--counts counts)"))
@@ -278,8 +280,8 @@ def _describe_orientation(manifest: Manifest) -> str:
     return "applied when they are loaded" if readers_transpose(manifest) else "which was applied"
 
 
-def _has_few_shards(reader: Reader) -> bool:
-    """Tells if the store is local and has few enough shards to open them all."""
+def _can_open_all_shards(reader: Reader) -> bool:
+    """Tells if the store is local and not sharded, or has at most 100 local shards."""
     shards = reader.manifest.shards
     return reader.nbytes is None and (shards is None or len(shards) <= _COUNTED_SHARDS)
 

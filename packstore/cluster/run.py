@@ -55,22 +55,22 @@ class SharedPlan:
             fingerprint = plain.pop("fingerprint")
             if not isinstance(fingerprint, dict):
                 raise TypeError("fingerprint is no object")
-            rest = from_plain(_SCHEMA, _FixedParts, plain, "plan")
+            rest = from_plain(_SCHEMA, _PlanFields, plain, "plan")
         except (ValueError, TypeError, KeyError, ManifestError) as error:
             raise StoreError(f"{where} is not a conversion's plan ({printable(str(error))}); use --restart") from None
         return cls(fingerprint, rest.cuts, rest.normalization)
 
 
 @dataclass(frozen=True, slots=True)
-class _FixedParts:
-    """The parts of a :class:`SharedPlan` with a fixed schema."""
+class _PlanFields:
+    """The fields of a :class:`SharedPlan` that :data:`_SCHEMA` checks: all but the fingerprint."""
 
     cuts: tuple[int, ...]
     normalization: Normalization | None
 
 
 _SCHEMA: Schemas = {
-    _FixedParts: {"cuts": [int], "normalization": (Normalization, None)},
+    _PlanFields: {"cuts": [int], "normalization": (Normalization, None)},
     Normalization: {"mean": [float], "std": [float]},
 }
 

@@ -50,8 +50,8 @@ class Record:
         stored: Stored values by column name, without the image and the checksums.
         columns: All columns of the store, by name.
         inexact: Names of columns of :meth:`Export.exact_columns` whose value in this record the format cannot hold
-            exactly. A writer adds names; the values then go into the record's line in ``packstore.rows.jsonl``. Only if
-            records have lines: :attr:`Export.keeps_keys` is False.
+            exactly. The export adds names; the values of these columns are then written to the record's line in
+            ``packstore.rows.jsonl``. Without effect if :attr:`Export.keeps_keys` is True: records then have no lines.
     """
 
     number: int

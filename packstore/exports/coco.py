@@ -21,10 +21,11 @@ _OWN = ("id", "image_id", "bbox", "category_id", "keypoints", "num_keypoints")
 
 
 class CocoExport(ObjectsExport):
-    """A folder of images with an annotation file for each split.
+    """A folder of images with a file ``instances_*.json`` for each split; and ``captions_*.json`` if the store has
+    captions.
 
-    Images and objects get new ids, from 1. Masks, areas and ``iscrowd`` come from a column ``json`` as the source
-    ``coco`` makes it.
+    Images get new ids, from 1 through the whole store. Ids of objects and captions begin at 1 in each file. Masks,
+    areas and ``iscrowd`` come from a column ``json`` as the source ``coco`` makes it.
     """
 
     name = "coco"

@@ -128,8 +128,9 @@ class Agent:
         return value
 
 
-def get_agent() -> Agent | None:
-    """Returns this process's agent if it was forked and so cannot use obstore, else None; starts it on first use."""
+def get_agent_if_forked() -> Agent | None:
+    """Returns the agent of this process if the process was forked and so cannot use obstore. Starts the agent on first
+    use. Returns None in a process that was not forked."""
     global _agent
     if not _forked:
         return None

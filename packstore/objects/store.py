@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import UsageError
-from packstore.objects.agent import AT_ONCE, get_agent
+from packstore.objects.agent import AT_ONCE, get_agent_if_forked
 from packstore.objects.direct import Direct
 from packstore.objects.interrupts import call_interruptibly, iterate_interruptibly
 from packstore.objects.location import ParsedUrl, parse_url
@@ -124,7 +124,7 @@ class ObjectStore:
     def _call(self, method: str, *arguments: Any) -> Any:
         """Calls a method of :class:`Direct`, in a forked process through the agent."""
         self._refuse_without_obstore()
-        process = get_agent()
+        process = get_agent_if_forked()
         if process is None:
             return call_interruptibly(getattr(self._direct, method), *arguments)
         self._refuse_memory_in_fork()
@@ -133,7 +133,7 @@ class ObjectStore:
     def _iterate(self, method: str, *arguments: Any) -> Iterator[Any]:
         """Yields the values of a method of :class:`Direct`, in a forked process through the agent."""
         self._refuse_without_obstore()
-        process = get_agent()
+        process = get_agent_if_forked()
         if process is None:
             values = getattr(self._direct, method)(*arguments)
             yield from iterate_interruptibly(values, AT_ONCE[method], ahead=method == "stream")

@@ -123,13 +123,15 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
     patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
     ignore = ""
     if patterns and len(patterns) <= _NAMED:
-        answers = [*answers, Answer(_ignore_options(patterns))]
+        answers = [*answers, Answer(_make_ignore_arguments(patterns))]
         ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
         if len(patterns) > 1 and {*patterns} <= {
             *(_mask_ignore_pattern(contents, masks, place) for place in masks),
             *list_ending_patterns(contents),
         }:
-            answers += [Answer(_ignore_options([other for other in patterns if other != kept])) for kept in patterns]
+            answers += [
+                Answer(_make_ignore_arguments([other for other in patterns if other != kept])) for kept in patterns
+            ]
             ignore += ", or all but one of them"
     return AmbiguousSourceError(
         f"{printable(str(path))} {why}. Pack the images alone {alone}; "
@@ -140,7 +142,7 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
     )
 
 
-def _ignore_options(patterns: Sequence[str]) -> tuple[str, ...]:
+def _make_ignore_arguments(patterns: Sequence[str]) -> tuple[str, ...]:
     """Returns the command line options that ignore patterns."""
     return tuple(part for pattern in patterns for part in ("--ignore", pattern))
 
@@ -388,7 +390,8 @@ def _folder_answers(path: Path, folders: list[str]) -> list[Answer]:
 
 
 def _printable_path(path: Path, folder: str) -> str:
-    """Formats the path of a folder below ``path`` for messages; for an archive, the path after unpacking it."""
+    """Formats the path of a folder below ``path`` for messages. If ``path`` is an archive, returns the folder's path
+    inside the archive, followed by ``(unpack the archive)``."""
     return printable(str(path / folder) if path.is_dir() else f"{folder} (unpack the archive)")
 
 

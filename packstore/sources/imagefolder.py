@@ -154,8 +154,9 @@ class ImageFolderSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the images of one split, or of all, class by class; with the listings of the last survey if those are
-        kept. Lists the split folders at once, and raises their errors."""
+        """Yields the images of one split, or of all, class by class. Uses the listings that the last survey stored for
+        a split, and lists other directories again. The call itself, before the first image, lists the split folders and
+        raises their errors."""
         folders = self._list_split_folders(None, split)
         chosen = self._choose_folders(folders, split)
         numbers = {name: number for number, name in enumerate(_list_classes(folders))}

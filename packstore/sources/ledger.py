@@ -52,7 +52,7 @@ class Ledger:
         suffixes: Number of all files by suffix, see :func:`suffix_for_count`.
         used: Digest of the paths and roles of all files that are used: 32 hexadecimal digits, or empty for none.
         others: Digest of the paths of files that are left out: 32 hexadecimal digits, or empty for none.
-        named: Compressed lines ``role<TAB>path`` of all files that are not packed.
+        named: Compressed entries ``role<TAB>path<NUL>`` of all files that are not packed.
     """
 
     files: Mapping[str, int] = field(default_factory=dict)

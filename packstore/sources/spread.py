@@ -60,7 +60,7 @@ def find_spread(
         raise AmbiguousSourceError(
             f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
             "--ignore",
-            [Answer(_ignore_options(others)) for group, others in answers if not _would_hide(others, group)],
+            [Answer(_make_ignore_arguments(others)) for group, others in answers if not _would_hide(others, group)],
         )
     if not groups:
         return None
@@ -144,6 +144,6 @@ def _would_hide(ignored: Iterable[str], group: Iterable[str]) -> bool:
     return any(not each or f"{folder}/".startswith(f"{each}/") for each in ignored for folder in group)
 
 
-def _ignore_options(folders: Iterable[str]) -> tuple[str, ...]:
+def _make_ignore_arguments(folders: Iterable[str]) -> tuple[str, ...]:
     """Returns the command line options that ignore folders."""
     return tuple(part for folder in sorted(folders) for part in ("--ignore", f"/{escape_pattern(folder)}"))

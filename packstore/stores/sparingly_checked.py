@@ -182,7 +182,7 @@ class SparinglyCheckedReader(CheckedReader):
 
     def _find_unproven(self, kept: _ColumnCopy, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """Copies the column from each file that has some of ``records`` and is not copied yet. Returns the positions in
-        ``records`` of values that no proven copy has.
+        ``records`` of records whose values are in no proven copy.
         """
         if len(self._starts) == 1:
             return np.arange(0 if self._ensure_copied(kept, 0) else len(records))

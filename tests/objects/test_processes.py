@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from packstore.objects import ConflictError, MissingObjectError, ObjectStore, RemoteError, open_objects
-from packstore.objects.agent import get_agent
+from packstore.objects.agent import get_agent_if_forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 
@@ -64,14 +64,14 @@ def test_everything_works_in_a_forked_child(store: ObjectStore) -> None:
         assert sum(map(len, store.stream("big"))) == 9 << 20
         assert next(store.stream("big"))  # and the rest is not wanted
         assert {info.name for info in store.directory()[0]} == {"a", "b", "big"}
-        assert get_agent() is not None
+        assert get_agent_if_forked() is not None
         store.delete(["big"])
         with ThreadPoolExecutor(8) as pool:
             assert set(pool.map(store.get, ["a"] * 100)) == {b"hello"}
         return sorted(info.name for info in store.list()), store.get("a", 1, 3), store.head("a").nbytes
 
     assert forked(work) == "(['a', 'b'], b'el', 5)"
-    assert get_agent() is None
+    assert get_agent_if_forked() is None
     assert store.get("b") == b"of the child"
 
 
@@ -84,7 +84,7 @@ def test_forked_children_of_forked_ones(store: ObjectStore) -> None:
 def test_an_agent_ends_with_its_parent(store: ObjectStore) -> None:
     def work() -> int:
         store.get("a")
-        return get_agent().process_id
+        return get_agent_if_forked().process_id
 
     number = int(forked(work))
     until = time.monotonic() + SECONDS
@@ -99,7 +99,7 @@ def test_an_agent_ends_with_its_parent(store: ObjectStore) -> None:
 def test_a_killed_agent_is_said_in_one_line_and_replaced(store: ObjectStore) -> None:
     def work() -> object:
         store.get("a")
-        os.kill(get_agent().process_id, signal.SIGKILL)
+        os.kill(get_agent_if_forked().process_id, signal.SIGKILL)
         with pytest.raises(RemoteError, match="the process that fetches for this forked one has ended"):
             [store.get("a") for _ in range(10_000)]  # the signal may be a little late
         return store.get("a")

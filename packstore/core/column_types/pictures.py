@@ -15,7 +15,8 @@ MASK_DTYPES = ("uint8", "uint16", "int32", "float32")
 
 
 class PictureType(ArrayType):
-    """Base of images and masks: files if the column has no layout, else arrays."""
+    """Base of images and masks. Values are files; if the column has a layout (order of axes, such as ``HWC``), they
+    are arrays."""
 
     form = "file"
     large = True

@@ -276,7 +276,8 @@ def _convert_mode(image: Any, mode: Mode) -> Any:
 
 
 def _find_pillow_mode(name: str, has_alpha: bool, info: ImageInfo) -> Mode:
-    """Returns the mode for an image of Pillow's mode ``name``; the header tells 16 bits that Pillow reduces."""
+    """Returns the mode for an image of Pillow's mode ``name``: RGB for modes without an equivalent. Returns a mode of
+    16 bits if the header of a PNG, netpbm or HEIF image has more than 8, since Pillow's mode may hide these."""
     if info.kind in ("png", "pnm") and info.precision > 8:
         return mode_of(info.components, "uint16")
     found = _PILLOW.get(name, "RGB")

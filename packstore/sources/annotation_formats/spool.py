@@ -30,7 +30,7 @@ class Spool:
         return len(self._ends) - 1
 
     def value_size(self, number: int) -> int:
-        """Returns the bytes of a value in the file."""
+        """Returns the number of bytes that a value takes in the file."""
         return self._ends[number + 1] - self._ends[number]
 
     def read_value(self, number: int) -> Any:

@@ -114,7 +114,7 @@ class BridgeSource(DatasetSource):
         self._left = bridged.left
 
     def identity(self) -> str:
-        """Returns the path with its library, and the identity of the data."""
+        """Returns the source as the user named it, ``LIBRARY:NAME``, and the identity of the data."""
         return f"{self.path} {super().identity()}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:

@@ -76,8 +76,11 @@ def _load_cached(places: list[Path]) -> dict[str, Any]:
 
 
 class DatasetsSource(ArrowSource):
-    """Source of the Arrow files in which ``datasets`` stores a dataset. Keeps copies in a temporary folder until it is
-    closed."""
+    """Source of the Arrow files in which ``datasets`` stores a dataset.
+
+    Reads the files in place. Selected or shuffled rows, and rows in memory, are copied to a temporary folder, which
+    :meth:`close` removes.
+    """
 
     def __init__(self, path: Path, options: SourceOptions, splits: Mapping[str, Any], name: str) -> None:
         self._copies = TemporaryDirectory(prefix="packstore-datasets-")

@@ -97,7 +97,7 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
         raise AmbiguousSourceError(
             f"{tree.name(odd[0].path)}: its name has no split, but others have one: rename it "
             "(instances_train.json), or take it out of the folder",
-            [Answer(_ignore_options(each)) for each in (odd, others)],
+            [Answer(_make_ignore_arguments(each)) for each in (odd, others)],
         )
     for kinds in found.values():
         if "stuff" in kinds and not {"instances", "keypoints"} & kinds.keys():
@@ -125,10 +125,10 @@ def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSo
 
 def _answer_keeping(files: list[AnnotationFile], kept: AnnotationFile) -> Answer:
     """Makes the answer that ignores all ``files`` but ``kept``."""
-    return Answer(_ignore_options([file for file in files if file is not kept]))
+    return Answer(_make_ignore_arguments([file for file in files if file is not kept]))
 
 
-def _ignore_options(files: list[AnnotationFile]) -> tuple[str, ...]:
+def _make_ignore_arguments(files: list[AnnotationFile]) -> tuple[str, ...]:
     """Returns the command-line options ``--ignore /PATH`` for files."""
     return tuple(part for file in files for part in ("--ignore", f"/{file.path}"))
 

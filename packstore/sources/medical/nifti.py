@@ -103,7 +103,9 @@ class NiftiSource(HeaderScanSource):
         return in_packing_order(found) if "" not in found else ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, mask, and slice or volume; number and time; and the scale and affine of the header."""
+        """Declares the image; the slice's number and a mask, or the volume and ``volume_mask``; the volume's number and
+        time step; and slope, intercept, affine and orientation of the header. Masks are declared if the source has
+        any."""
         mode, masks = self._mode, {self._masks[volume.mask].dtype for volume in self._volumes if volume.mask}
         mask_dtype = "uint8" if masks == {"uint8"} else "int32"
         found: dict[str, Field] = {"image": declare_image_field(mode)}

@@ -19,7 +19,10 @@ _JOINT = "labels/labels_joint_anno.txt"
 
 
 class Dtd(NamedSource):
-    """Source of DTD's images, in the order of the lists of partition 1."""
+    """Source of DTD's images with their class as ``label``, in the order of the lists of partition 1.
+
+    If the joint list exists, ``labels`` has all textures of each image. Refuses a list that lacks a class of another.
+    """
 
     kind = "dtd"
     title = "DTD"

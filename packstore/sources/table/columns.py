@@ -279,8 +279,8 @@ def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes
 
 
 def _find_flag_columns(free: Mapping[str, ColumnFacts], alone: bool) -> tuple[str, ...]:
-    """Finds columns of 0 and 1 that are a class each. Returns fewer than four as none; with ``alone``, two are enough
-    if there are no other columns."""
+    """Finds columns of 0 and 1 that are a class each. Returns none if there are fewer than four, or if no column has a
+    1. With ``alone``, two are enough if there are no other columns."""
     found = [name for name, each in free.items() if each.flags is not None and each.flags & {0, 1}]
     if not any(1 in (free[name].flags or ()) for name in found):
         return ()

@@ -180,7 +180,8 @@ def _run_blur(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _run_noise(images: Tensor, steps: Steps) -> Tensor:
-    """Adds noise by the means, deviations and seeds in ``steps``."""
+    """Adds noise by the means, deviations and seeds in ``steps``. If the flag of the first step is 0, results of all
+    images wrap around; else they are clipped to 0 … 255."""
     mean, sigma = _parameter_columns(images, steps, 0, 1)
     return warps.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
 

@@ -205,8 +205,8 @@ class NumberField(BatchField):
 
 
 @dataclass(eq=False)
-class ObjectRows(ColumnRows):
-    """Values of a batch that are not tensors, as a list."""
+class PythonObjectRows(ColumnRows):
+    """Values of a batch that stay Python objects, in a list: texts, JSON values or bytes."""
 
     values: list[Any]
 
@@ -233,7 +233,7 @@ class ObjectField(BatchField):
                 except PackstoreError as error:
                     context.note_failure(row, error, column.name)
             values.append(value)
-        return ObjectRows(values)
+        return PythonObjectRows(values)
 
 
 @dataclass(eq=False)
