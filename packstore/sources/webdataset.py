@@ -370,7 +370,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
             samples.setdefault(key, set()).add(extension)
             last = key
     # In one archive of LabelMe or Segment Anything the JSON files are annotations.
-    if path.is_file() and samples and all("json" in found for found in samples.values()):
+    if path.is_file() and any("json" in found for found in samples.values()):
         certainties = (kind.recognise(path, options) for kind in (labelme.KIND, sa1b.KIND))
         if Certainty.CERTAIN in certainties:
             return Certainty.NO
