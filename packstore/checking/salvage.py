@@ -100,7 +100,7 @@ def salvage(
         The report. If no record can be saved, nothing is written.
 
     Raises:
-        UsageError: There is nothing at ``damaged``.
+        UsageError: There is nothing at ``damaged``, or a linked store, which holds no images.
         StoreError: Nothing of a store can be found there.
         DestinationError: The destination may not be written.
     """
@@ -206,7 +206,7 @@ class _Salvage:
 
     def _salvage_file(self, file: DamagedFile) -> Iterator[tuple[int, Problem | None]]:
         """Adds the records of a file that can be saved to the batch; yields the number of each record, with a problem
-        if it is lost. Notes the unproven ones.
+        if it is lost. Unproven records are lost unless they are allowed; then they are counted and listed.
         """
         if file.scavenged is None:
             for record in range(file.start, file.start + (file.records or 0)):
@@ -369,7 +369,8 @@ def _choose_image(
     file: DamagedFile, i: int, sums: NDArray[np.uint64] | None, orphans: Mapping[int, Buffer]
 ) -> tuple[Buffer, bool]:
     """Returns the image of a record and whether its checksum proves it: a candidate or orphan with the checksum, else
-    the likeliest candidate. Raises :class:`_LostError` without candidates."""
+    the likeliest candidate. If the file's images have one length, only candidates of this length count as likely.
+    Raises :class:`_LostError` without candidates."""
     assert file.scavenged is not None
     candidates = file.scavenged.images(i)
     expected = None if sums is None else int(sums[i])

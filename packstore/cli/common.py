@@ -133,7 +133,7 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
-    """S or HxW in pixels."""
+    """S or HxW in pixels, each of at most five digits."""
 
     name = "size"
 
@@ -217,7 +217,8 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
 
 
 def _is_for_file(answer: Answer, file: Path) -> bool:
-    """Tells if an answer about a folder is one about the file that the user gave in its place."""
+    """Tells if a command with the options of ``answer`` can name ``file`` in place of its folder: each kind of source
+    that they name can be opened by the file."""
     from packstore.core.registry import SOURCES
     from packstore.sources import SourceOptions, find_described_folder
 
@@ -226,7 +227,8 @@ def _is_for_file(answer: Answer, file: Path) -> bool:
 
 
 def _may_describe(file: Path, folder: Path | None = None) -> bool:
-    """Tells if a file may be given in place of a folder: its own, or the one above."""
+    """Tells if ``file`` exists and may be given in place of ``folder``: its suffix is that of a description (CSV, JSON,
+    YAML …), and it is in the folder or in a folder below it. With None for ``folder``, it may be anywhere."""
     from packstore.sources import DESCRIBING
 
     near = folder in (None, file.parent, file.parent.parent)

@@ -174,7 +174,8 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
 
 
 def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
-    """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted."""
+    """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted.
+    Counts if ``counted``, or if the store is local and has at most 100 shards; never lists of classes."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
     counts = (
@@ -190,7 +191,8 @@ def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
 
 
 def describe_store(reader: Reader, counted: bool = False) -> str:
-    """Formats a store as rows of a name and a text. Counts classes if ``counted``, or if there are few shards."""
+    """Formats a store as rows of a name and a text. Counts classes if ``counted``, or if the store is local and has at
+    most 100 shards."""
     from packstore.packing.report import read_conversion_counts
 
     m = reader.manifest

@@ -34,7 +34,8 @@ class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only fro
     name = "names"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[str]:
-        """Splits names at commas, or reads the lines of the file of that name. Fails if it is no text."""
+        """Splits names at commas, or reads the lines of the file of that name, if there is one. Leaves out empty lines.
+        Fails for a file that is not text in UTF-8."""
         if isinstance(value, list):
             return value
         if not Path(value).is_file():

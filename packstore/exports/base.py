@@ -63,7 +63,8 @@ class Record:
     inexact: set[str] = field(default_factory=set)
 
     def __getitem__(self, name: str) -> Any:
-        """Returns the value of a column as :meth:`packstore.stores.Reader.item` does, or None if it is missing."""
+        """Returns the value of a column as :meth:`packstore.stores.Reader.item` does, or None if it is missing.
+        Raises :class:`KeyError` for a column that the store lacks."""
         column = self.columns[name]
         if not self.has_value(name):
             return None
@@ -208,7 +209,8 @@ class Export(ABC):
         return 40 if self.shard_bytes is not None else self.estimate_block_padding(BLOCK_BYTES)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes the files that follow all shards (class lists, an index), then the export manifest.
+        """Writes the files that follow all shards (class lists, an index), then the export manifest, unless
+        :attr:`bare`. By default only the export manifest.
 
         Args:
             export_manifest: The export manifest with all shards.

@@ -50,7 +50,8 @@ class Direct:
         self._prefix = f"{own}/" if own else ""
 
     def get(self, name: str, start: int | None, stop: int | None) -> bytes:
-        """Returns an object's bytes. By HTTP, reads beginnings without a range request."""
+        """Returns an object's bytes from ``start`` to ``stop``; None means its beginning or end. Reads the beginning by
+        HTTP without a range request."""
 
         import obstore
 
@@ -217,9 +218,10 @@ class Direct:
 
     def _create_in_parts(self, name: str, data: bytes | Path, nbytes: int) -> bool | None:
         """Uploads parts to a temporary name, and copies the object to its name if that is free: uploads in parts can
-        overwrite.
+        overwrite. Deletes the temporary object.
 
-        Returns True if this call created it, None if it exists already.
+        S3 cannot copy more than 5 GiB: such an object is uploaded to its name at once, and replaces one that another
+        writer created meanwhile. Returns True if this call created it, None if it exists already.
         """
         import obstore
         from obstore.exceptions import AlreadyExistsError

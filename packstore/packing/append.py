@@ -156,6 +156,7 @@ def append(
         The report.
 
     Raises:
+        UsageError: An argument is wrong, or does not say how the source's splits map to the store's.
         StoreError: The store does not open, or the source's columns or classes do not fit it.
         SourceError: The source cannot be read, or has keys that the store has.
         DestinationError: The store cannot be written, or another process writes to it.
@@ -173,8 +174,9 @@ def append_source(
 ) -> AppendReport:
     """Runs :func:`append` with validated options: plans, packs and publishes; resumes an interrupted run.
 
-    Returns an empty report at once if an interrupted run of the same request had finished. Raises as :func:`append`,
-    and :class:`DestinationError` if ``store`` is a symbolic link.
+    Returns a report without new records if an interrupted run of the same request had published its records already.
+    If it fails, it leaves packed records for the next run. Raises as :func:`append`, and :class:`DestinationError` if
+    ``store`` is a symbolic link.
     """
     started = time.monotonic() if started is None else started
     refuse_empty(store, source)
@@ -204,9 +206,10 @@ def append_source(
 def _append_at_url(
     url: UrlPath, source: Path, options: AppendOptions, progress: ProgressCallback, started: float
 ) -> AppendReport:
-    """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version. Of the
-    store only the keys are read.
+    """Appends to a store at a URL: packs on this machine, uploads the new shards and publishes a new version.
 
+    Reads the store's keys; its images only if shards with several splits must be rewritten, or to compare samples of
+    equal keys. Returns a report without new records if an interrupted run of the same request had published already.
     Plans again if others published first; raises :class:`DestinationError` after 20 times.
     """
     with lock_upload_folder(url) as (place, work):
@@ -287,7 +290,8 @@ def _publish_shards(
     note: Path | None = None,
 ) -> AppendReport:
     """Adds the packed shards to the store, publishes it, and returns the report. Rewrites shards of the store that
-    contain several splits, if the new records would not follow their split otherwise.
+    contain several splits, if the new records would not follow their split otherwise. Publishes nothing if no shard is
+    to be added.
 
     ``there`` is the head of a store at a URL; ``note`` is then the file in which the version to be published is noted.
     Raises :class:`LostRaceError` if another process published first.
@@ -344,7 +348,8 @@ def _publish_shards(
 
 def _copy_records(plan: AppendPlan, reader: Reader, path: Path, progress: ProgressCallback) -> Manifest:
     """Copies the source's records, if it is a store with equal columns, to new shards at ``path``; maps class numbers
-    to the destination's. Returns the new shards' manifest."""
+    to the destination's. Leaves out the keys in ``plan.left_out``, and splits other than the requested one. Returns the
+    new shards' manifest."""
     other, total = reader.manifest, sum(plan.added.values())
     labels = map_changed_classes(other.columns, plan.columns)
     links = partial(read_link_values, folder=relative_link_folder(plan.manifest, plan.store))
@@ -410,8 +415,8 @@ def _split_mixed_shards(
 
 
 def _count_added_bytes(other: Manifest, column: Column, added: ShardList, plan: AppendPlan) -> int:
-    """Counts the bytes of a column in the added shards. Reads the shards' manifests if the source's own manifest does
-    not tell."""
+    """Counts the bytes of a column in the added shards. Reads the shards' manifests if only some of the source's shards
+    are added."""
     whole = other.column(column.name).nbytes
     if column.kind == "fixed":
         return column.record_nbytes * int(added.rows["records"].sum())

@@ -83,7 +83,7 @@ class AppendPlan:
         columns: Its columns after the append, with all classes.
         source: The opened source.
         way: ``link`` the shards or ``copy`` the records of a store with equal columns, or ``convert`` the samples.
-        conversion: Plan of the conversion; None unless ``way`` is ``convert``.
+        conversion: Plan of the conversion; None unless ``way`` is ``convert``, and if there is nothing to add.
         left_out: Keys of samples that are left out because the store has them.
         added: Number of records by split, bad samples included.
         duplicates: Number of samples that are left out because the store has their keys.
@@ -175,7 +175,8 @@ def plan_append(
 
 
 def _open_source(source: Path, options: AppendOptions, manifest: Manifest) -> Source:
-    """Opens the source, with the option ``frames`` of the store unless the options have one."""
+    """Opens the source. Takes ``frames`` from the options, else as the store recorded it; for a source of clips also
+    ``depth`` and ``alpha``. A source that is a store does not take the recorded ``frames``."""
     frames = options.frames
     if frames is None and not is_store(source):
         recorded = manifest.options.get("frames")
@@ -244,8 +245,8 @@ def _make_split_mapping(
 
 
 def _merge_columns(manifest: Manifest, survey: Survey, store: str, source: str) -> tuple[Column, ...]:
-    """Returns the store's columns, with the source's classes appended. Raises :class:`StoreError` if the classes
-    cannot be joined."""
+    """Returns the store's columns, with the source's classes appended. Ignores columns that the store lacks. Raises
+    :class:`StoreError` if the classes cannot be joined."""
     given = {column.name: column for column in survey.columns}
     columns = []
     for column in manifest.columns:
@@ -273,8 +274,8 @@ def _refuse_new_classes(added: Mapping[str, tuple[str, ...]], store: str, source
 
 
 def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if another store's records can be copied without encoding them again: equal encoding, normalisation and
-    columns, class numbers aside."""
+    """Tells if another store's records can be copied without encoding them again: equal encoding, normalisation, EXIF
+    handling and columns, class numbers aside; and equal ``progressive`` if the store recorded it."""
     manifest, exif = plan.manifest, "exif_transpose"
     own, others = (
         {c.name: replace(c, classes=None).declaration for c in each} for each in (plan.columns, other.columns)
@@ -332,7 +333,8 @@ def _find_shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None
 
 
 def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
-    """Makes the options of a conversion whose records are encoded like the store's."""
+    """Makes the options of a conversion whose records are encoded like the store's. Leaves out size, quality,
+    normalisation and EXIF handling if the source is a store of the same encoding: its images keep theirs."""
     manifest, options = plan.manifest, plan.options
     other = plan.source.manifest if isinstance(plan.source, StoreSource) else None
     encode = restore_encode_options(manifest)
@@ -390,8 +392,8 @@ def max_shard_bytes(plan: AppendPlan) -> int:
 
 
 def _refuse_other_columns(plan: AppendPlan, conversion: Plan) -> None:
-    """Raises :class:`StoreError` if columns, normalisation or EXIF handling of the new records differ from the
-    store's."""
+    """Raises :class:`StoreError` if columns, their order, normalisation or EXIF handling of the new records differ from
+    the store's."""
     manifest = plan.manifest
     made = {column.name: column for column in list_store_columns(conversion, conversion.make_encoder())}
     names = list(made)

@@ -334,8 +334,8 @@ def _choose_records(
 
 
 def _draw_sample(reader: Reader, chosen: NDArray[np.int64], options: SelectOptions) -> NDArray[np.int64]:
-    """Draws records at random: at most ``per_class`` of each class, then ``sample`` of the rest. Raises
-    :class:`StoreError` if there are fewer than ``sample``."""
+    """Draws records at random: first at most ``per_class`` of each class, then ``sample`` of the records drawn by that.
+    Raises :class:`StoreError` if these are fewer than ``sample``."""
     if options.per_class is not None:
         groups = read_class_numbers(reader, chosen, True)
         draws = hash_keys_with_seed(reader, chosen, options.seed, "per class")

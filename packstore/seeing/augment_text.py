@@ -55,7 +55,8 @@ def parse_options(text: str) -> dict[str, Any]:
 
 
 def list_operation_names(text: str) -> list[str]:
-    """Returns the sorted names of all operations in a text of :func:`parse_augment`, including nested ones."""
+    """Returns the sorted names of all operations in a text, including nested ones; none for a recipe. The text must be
+    one that :func:`parse_augment` accepts."""
     called = (node.func for node in ast.walk(ast.parse(f"[{text}]", mode="eval")) if isinstance(node, ast.Call))
     return sorted({each.id for each in called if isinstance(each, ast.Name)})
 
@@ -81,8 +82,8 @@ def _make_operation(node: ast.expr) -> Operation:
 
 
 def _parse_argument(node: ast.expr) -> Any:
-    """Converts an argument to a number, a string, an operation, or a list or tuple of these. Raises :class:`ValueError`
-    for other expressions."""
+    """Converts an argument to the value of its literal, an operation, or a list or tuple of these. Raises
+    :class:`ValueError` for other expressions."""
     if isinstance(node, ast.List | ast.Tuple):
         values = [_parse_argument(each) for each in node.elts]
         return tuple(values) if isinstance(node, ast.Tuple) else values

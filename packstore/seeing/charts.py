@@ -83,7 +83,7 @@ def draw_legend(axis: Any) -> None:
 
 
 def save_chart(figure: Any, path: Path) -> None:
-    """Writes a figure to ``path``; the suffix decides the format."""
+    """Writes a figure to ``path``; replaces the file. The suffix decides the format."""
     figure.savefig(path, dpi=144)
 
 

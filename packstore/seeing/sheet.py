@@ -100,7 +100,7 @@ class SheetRow:
     """A row of a contact sheet.
 
     Attributes:
-        title: Name of the class and its number of records, or empty.
+        title: Name of the class, with its number of records if all labels were read; empty in a store without labels.
         records: Numbers of the records in the row.
     """
 
@@ -143,7 +143,8 @@ def draw_sheet(store: str | os.PathLike[str], options: SheetOptions, rows: int =
 
 
 def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
-    """Chooses the records to show by the seed: a row of each class; without labels, rows of any records.
+    """Chooses the records to show by the seed: a row of each class; without labels, ``per_class`` rows of
+    any records.
 
     For a store at a URL, first chooses a few shards and fetches only those. Records whose labels cannot be read get a
     row of their own.
@@ -194,8 +195,8 @@ class _Candidates:
 
 
 def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: np.random.Generator) -> _Candidates:
-    """Returns all records of a split. For a store at a URL, returns those of at most 8 shards, until each class has
-    enough.
+    """Returns all records of a split, without those of shards that cannot be read. For a store at a URL, returns those
+    of at most 8 random shards; stops earlier once each class has enough.
 
     Raises :class:`StoreError` if no record can be read.
     """

@@ -21,7 +21,8 @@ _MOST_IMAGES = 5000
 
 
 def plot_store(reader: Reader, path: Path) -> None:
-    """Writes the chart of a store to ``path``. Reads all labels, and headers of about 5,000 images."""
+    """Writes the chart of a store to ``path``; replaces the file. Reads all labels, and headers of about 5,000
+    images."""
     manifest = reader.manifest
     labelled = manifest.has_column("label")
     figure, axes = new_chart(f"{reader.path.name}: {len(reader):,} records, {manifest.encoding}", 2, 2, width=11)
@@ -48,7 +49,8 @@ def _ignore_progress(done: int) -> None:
 
 
 def _draw_classes(axis: Any, manifest: Manifest, labels: NDArray[np.int32]) -> None:
-    """Draws the number of records of each class by split: bars, or a curve for more than 24 classes."""
+    """Draws the number of records of each class by split: bars, or a curve for more than 24 classes. Leaves
+    out labels that are missing or without a class."""
     splits = [(s.name, s.start, s.stop) for s in manifest.splits] or [("all", 0, len(labels))]
     length = len(manifest.classes) if manifest.classes is not None else int(labels.max(initial=-1)) + 1
     counted = []

@@ -28,8 +28,9 @@ _MARKS = b'0123456789{}[]",:\n'
 
 
 def damage_file(folder: Path, random: Random) -> str:
-    """Damages a random file below ``folder``, each suffix equally likely: its bytes, or what it is. Returns a
-    description of the damage."""
+    """Damages a random file below ``folder``, each suffix equally likely. Changes its bytes, deletes it, makes it 8 GiB
+    long, or replaces it by a folder, a pipe, or a link to a device or to itself. Returns a description of the
+    damage."""
     by_suffix: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.is_symlink():

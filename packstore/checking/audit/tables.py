@@ -28,8 +28,8 @@ class RecordTable:
 
     Attributes:
         checksums: ``uint64``, checksums of the images.
-        there: Mask of the records that could be read.
-        rows: Splits and labels.
+        there: Mask of the records whose checksum could be read.
+        rows: Splits and labels; -1 for labels that are missing, unreadable or without a class.
     """
 
     def __init__(self, reader: Reader, collector: FindingCollector) -> None:
@@ -123,7 +123,8 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
     """Adds findings to ``collector``: classes without records, classes that a split lacks, and splits whose largest
     class has at least ``most_ratio`` times the records of its smallest class.
 
-    Adds nothing if the store has no column ``label`` of one class a record.
+    Adds nothing if the store has no column ``label`` of one class a record, or one without class names and with numbers
+    of 1,000,000 or more. Without class names, no class is without records.
     """
     if not _has_label(manifest):
         return
@@ -153,7 +154,8 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
 
 
 def report_boxes(collector: FindingCollector, reader: Reader, sizes: NDArray[np.int32] | None) -> None:
-    """Adds findings of boxes that are empty, inverted, not finite or outside their image, and of unreadable columns.
+    """Adds findings of boxes that are empty, inverted, not finite or more than a pixel outside their image, and of
+    unreadable columns.
 
     ``sizes``: height and width of the images ``(N, 2)``, zeros for unknown ones; None if no image was read.
     """

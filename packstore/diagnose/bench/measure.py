@@ -202,8 +202,8 @@ def measure_decoding(clock: Clock, dataset: PackedDataset, sample: Sample, threa
 
 
 def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
-    """Measures the loader's operations on decoded pixels in images a second, with one thread. Returns None without
-    operations."""
+    """Measures the loader's operations on decoded pixels in images a second, with one thread; with views
+    (sets of crops), in records a second. Returns None without operations or views."""
     operations = tuple(loader.options.augment)
     if loader.pipeline.views is not None:
         return _measure_views(clock, loader, sample)
@@ -430,7 +430,7 @@ def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict
 
 def measure_loader(clock: Clock, stage: str, loader: PackedLoader, share: float = 1.0) -> EndToEnd:
     """Measures the loader for a share of the clock's time, over several epochs if needed. Does not count the first
-    batch, which includes the start."""
+    batch, which includes the start. Resets the loader's statistics."""
     clock.begin(stage)
     images, start, cpu, elapsed = 0, 0.0, 0.0, 0.0
     while not images or elapsed < clock.seconds * share:

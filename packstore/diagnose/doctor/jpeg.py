@@ -24,7 +24,8 @@ def decoder_facts(found: dict[str, Any]) -> list[Fact]:
 
 
 def rate_facts(decoders: dict[str, Any], used: str) -> list[Fact]:
-    """Returns a fact for the decoder in use, with a problem if another is faster, and a fact for each other decoder."""
+    """Returns a fact for the decoder in use, with a problem if another is over 1.15 times as fast; and a fact for
+    each other decoder."""
     rates = {name: d["images_per_second"] for name, d in decoders.items() if d["available"]}
     fastest = max(rates, key=lambda name: rates[name])
     problem = None

@@ -92,6 +92,7 @@ def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int
 
 def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = True) -> NDArray[np.int32]:
     """Reads the labels of all records, int32 ``(N,)``. :data:`MISSING` and :data:`UNREADABLE` mark records without one.
+    Negative labels are unreadable.
 
     Without ``fetch``, labels that are not on this machine are :data:`UNREAD`.
     """
@@ -192,7 +193,7 @@ def sort_by_key(reader: Reader, records: NDArray[np.int64], report: Report) -> N
 
 def read_headers(reader: Reader, records: NDArray[np.int64] | None, report: Report) -> ImageHeaders:
     """Reads the headers of the images of ``records``, which are ascending; None for all records. Unreadable ones have
-    size 0 and the kind ``unreadable``."""
+    size 0 and the kind ``unreadable``; kinds after the first 255 have that kind, too."""
     chosen = np.arange(len(reader), dtype=np.int64) if records is None else records
     count = len(chosen)
     width, height = np.zeros(count, np.uint32), np.zeros(count, np.uint32)

@@ -45,7 +45,7 @@ class Findings:
     notes: dict[str, dict[str, None]] = field(default_factory=dict)
 
     def add(self, mark: str, record: int, text: str) -> None:
-        """Marks a record and adds the text of the finding to it."""
+        """Marks a record. Adds the text of the finding to it if it has fewer than five texts."""
         known = self.records.get(mark, np.zeros(0, np.int64))
         if not _contains_sorted(known, record):
             self.records = {**self.records, mark: np.union1d(known, [record])}
@@ -93,7 +93,8 @@ def verify_and_mark(reader: Reader, findings: Findings, report: Callable[[int], 
 
 
 def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest) -> Findings:
-    """Reads findings from report files. Ignores record numbers that the store does not have.
+    """Reads findings from report files. Ignores record numbers that the store does not have; a finding with no other
+    number becomes a note. Keeps the first five texts of a record.
 
     Args:
         audit: Report of ``packstore audit --json FILE``; None for none.

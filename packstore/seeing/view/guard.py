@@ -33,7 +33,8 @@ _HEADERS = {
 
 class Guard:
     """ASGI application that passes only permitted requests to another application, and adds security headers to its
-    responses."""
+    responses. Answers a request for ``/`` with the right token itself: sets a cookie, and redirects to the address
+    without the token. Closes web sockets."""
 
     def __init__(self, app: App, token: str) -> None:
         """``token`` is a secret of URL-safe characters."""

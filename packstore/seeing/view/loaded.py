@@ -160,7 +160,8 @@ class SampleLoader:
                     raise UsageError(f"{operation!r} would make an image of more than {_MOST_PIXELS:,} pixels")
 
     def _to_pixels(self, image: torch.Tensor) -> NDArray[np.uint8]:
-        """Converts an image of the loader to uint8 ``(h, w, 3)``; undoes normalisation, rounds and clips."""
+        """Converts an image of the loader to uint8 ``(h, w, 3)``; undoes normalisation, rounds and clips.
+        Numbers that are NaN become 0."""
         if not image.is_floating_point():
             pixels: NDArray[np.uint8] = np.array(image.movedim(0, -1).numpy(), np.uint8)
             return pixels

@@ -55,7 +55,7 @@ class Query:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Query:
-        """Parses the parameters of an address. Raises :class:`UsageError` for invalid values."""
+        """Parses the parameters of an address; ignores unknown ones. Raises :class:`UsageError` for invalid values."""
         sort = given.get("sort") or "record"
         if sort not in SORTS:
             raise UsageError(f"sort should be one of {', '.join(SORTS)}, got {sort!r}")

@@ -12,7 +12,8 @@ from packstore.core.errors import UsageError, printable
 def parse_arguments(
     what: str, given: Sequence[str], known: Mapping[str, inspect.Parameter], closed: Container[str]
 ) -> dict[str, Any]:
-    """Converts each ``name=value`` to the type of its parameter; ``a+b`` becomes a list of texts.
+    """Converts each ``name=value`` to the type of its parameter; ``a+b`` becomes a list of texts. The last value
+    of a repeated name counts.
 
     Args:
         what: The class in messages, such as ``torchvision's MNIST``.
@@ -46,7 +47,7 @@ def _parse_argument(what: str, given: str, known: Mapping[str, inspect.Parameter
 
 def list_parameters(made: type) -> dict[str, inspect.Parameter]:
     """Lists the parameters of a class's ``__init__`` by name, including those that it passes on to its bases as
-    ``**kwargs``."""
+    ``**kwargs``. Leaves out ``self`` and parameters that are keyword-only or positional-only."""
     found: dict[str, inspect.Parameter] = {}
     for each in made.__mro__:
         make: Callable[..., None] = each.__init__  # type: ignore[misc]

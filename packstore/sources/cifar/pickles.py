@@ -29,11 +29,11 @@ class BatchError(Exception):
 
 
 def load_dict(file: IO[bytes]) -> dict[str, Any]:
-    """Reads a dictionary from a pickle of any protocol; keys become texts, byte strings of Python 2 stay bytes.
-    Executes nothing.
+    """Reads a dictionary from a pickle of any protocol; keys that are bytes become texts, values that are bytes
+    stay bytes. Executes nothing.
 
-    Pass its arrays to :func:`build_array`. Raises :class:`BatchError` for other globals, a damaged or oversized pickle,
-    and any object but a dictionary.
+    Pass its arrays to :func:`build_array`. Raises :class:`BatchError` for a pickle that names other functions than
+    numpy's for arrays, a damaged pickle or one above 256 MiB, and any object but a dictionary.
     """
     data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:

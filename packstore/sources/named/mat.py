@@ -52,7 +52,8 @@ def load_mat(name: str, data: bytes) -> dict[str, Any]:
         data: Its content.
 
     Raises:
-        SourceError: The file is damaged, holds other types, or has more than 64 MiB inflated.
+        SourceError: The file is damaged, holds other types, has more than 64 MiB inflated or 2,000,000 elements, or
+            nests deeper than eight levels.
     """
     try:
         order = _read_byte_order(data[:_HEADER])
@@ -237,7 +238,8 @@ def _inflate_elements(data: bytes, order: str) -> bytes:
 
 
 def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
-    """Yields the file in pieces, compressed elements inflated. Raises :class:`_MatError` if it is cut off."""
+    """Yields the file in pieces, compressed elements inflated. Raises :class:`_MatError` if it is cut off, and
+    :class:`zlib.error` for a damaged element."""
     yield data[:_HEADER]
     position = _HEADER
     while position < len(data):
@@ -259,8 +261,8 @@ def _inflate_pieces(data: bytes, order: str) -> Iterator[bytes]:
 
 
 class _MatReader:
-    """Parser of the uncompressed bytes of a MAT file. All methods raise :class:`_MatError` or :class:`struct.error` for
-    damage."""
+    """Parser of the uncompressed bytes of a MAT file. All methods raise :class:`_MatError`, :class:`struct.error` or
+    :class:`UnicodeDecodeError` for damage, and :class:`_MatError` for types that they refuse."""
 
     def __init__(self, data: memoryview, order: str) -> None:
         self.data = data
@@ -273,7 +275,7 @@ class _MatReader:
 
     def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
         """Yields name and value of each array between the offsets ``start`` and ``end``; ``depth`` counts enclosing
-        cells and structs."""
+        cells and structs. An empty element is an array of no numbers, with an empty name."""
         while start < end:
             kind, begin, stop, after = self.locate_element(start, end)
             if kind != _MATRIX:
@@ -301,7 +303,8 @@ class _MatReader:
 
     def read_value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
         """Reads the value of an array after its header, by its class: a list for a cell, a dict of lists for a struct,
-        a string for a text, else a read-only array of numbers. Refuses complex numbers and other classes."""
+        a string for a text, else a read-only array of numbers. Refuses texts of several rows, complex
+        numbers and other classes."""
         kind, count = flags & 0xFF, math.prod(shape)
         if kind == _CELL:
             return self.read_items(at, end, depth, count)
