@@ -119,7 +119,8 @@ def bench(path: Path, device: str, step_ms: float | None, no_tries: bool, as_jso
 
 
 def _find_training_split(path: Path) -> str | None:
-    """Opens the store; returns ``train`` if that is one of several splits, else None."""
+    """Opens the store; returns ``train`` if that is one of several splits, else None. Raises
+    :class:`UsageError` with the command that packs ``path`` if that is a source."""
     from packstore.stores import open_store
 
     with suggest_packing(path), open_store(path) as reader:

@@ -20,7 +20,8 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
     name = "shares"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
-        """Parses ``train=0.9,val=0.1`` to shares by split. Fails for other text."""
+        """Parses ``train=0.9,val=0.1`` to shares by split; the last share of a repeated split counts. Fails for other
+        text."""
         if isinstance(value, dict):
             return value
         shares: dict[str, float] = {}

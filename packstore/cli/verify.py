@@ -106,7 +106,7 @@ def report_to_json(report: VerifyReport) -> dict[str, Any]:
 
 def describe_report(report: VerifyReport, quiet: bool = False) -> str:
     """Formats the report as text: checks, the first 50 problems, the verdict, and what to do; with ``quiet`` without
-    checks and advice."""
+    checks and advice. Lists fewer problems if every record differs from the source."""
     manifest = report.manifest
     lines = [] if quiet else [f"checked  {printable(check)}" for check in report.checks]
     if manifest.skipped and not quiet:

@@ -64,7 +64,8 @@ def select_records(
     marks: Mapping[str, NDArray[np.int64]],
     report: Report,
 ) -> Selection:
-    """Selects and sorts the records of a query.
+    """Selects and sorts the records of a query. A finding or kind that no record has selects none. Images of unknown
+    size match no range, and count as smallest.
 
     Args:
         reader: The store.
