@@ -146,7 +146,8 @@ class Cache:
                 return descriptor
 
     def _open_cached(self, name: str, nbytes: int, digest: str | None) -> int | None:
-        """Opens and locks a cached object. Returns None if there is none, or removes a damaged one and returns None.
+        """Opens and locks a cached object. Returns None if there is none. Removes a damaged one with a warning, and
+        returns None. If ``digest`` is None, an object without a valid date stamp counts as damaged.
 
         Raises :class:`CacheError` for a damaged one in a cache that is read only.
         """

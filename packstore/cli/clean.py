@@ -84,7 +84,8 @@ def clean(places: tuple[Path, ...], older_than: float, yes: bool, dry_run: bool)
 
 
 def _confirm(yes: bool) -> bool:
-    """Asks if the listed leftovers are to be removed, unless ``yes``. Raises :class:`UsageError` without a terminal."""
+    """Asks if what was listed is to be removed, unless ``yes``; prints "nothing was removed" if the user declines.
+    Raises :class:`UsageError` if it has to ask without a terminal."""
     if yes:
         return True
     if not sys.stdin.isatty():

@@ -60,8 +60,8 @@ def find_file_columns(columns: Sequence[Column]) -> list[Column]:
 def guess_column(
     name: str, kind: Literal["fixed", "ragged"], dtype: str, shape: tuple[int, ...] = (), nbytes: int = 0
 ) -> Column:
-    """Makes a column for values whose manifest is lost: text if it is named ``key``, a label if ``label``, else an
-    array."""
+    """Makes a column for values whose manifest is lost, with a type guessed by name: ragged uint8 named ``key`` are
+    text, fixed int64 scalars named ``label`` are labels, all others arrays."""
     if name == KEY.name and (kind, dtype) == ("ragged", "uint8"):
         return Column(name, kind, dtype, shape, nbytes=nbytes, type="text")
     type = "label" if name == "label" and (kind, dtype, shape) == ("fixed", "int64", ()) else "array"

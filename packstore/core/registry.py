@@ -97,7 +97,7 @@ class Registry:
                     _log_warning(self._describe_clash(point))
         return self._found
 
-    def examine(self) -> Iterator[tuple[str, str, str | None]]:
+    def check_plugins(self) -> Iterator[tuple[str, str, str | None]]:
         """Loads all plug-ins of entry points. Yields name, distribution and problem of each; None for no problem."""
         from importlib.metadata import entry_points
 

@@ -119,8 +119,8 @@ class ParquetExport(Export):
 
 
 class _ParquetWriter(ShardWriter):
-    """Writes a Parquet file. Collects records in memory, and writes a row group when they have 16 MiB of images, or 100
-    records 1 MiB."""
+    """Writes a Parquet file. Collects records in memory, and writes a row group when their images have 16 MiB, or
+    already at 1 MiB if there are at least 100 records."""
 
     def __init__(self, folder: Path, file: str, schema: Any, columns: Sequence[Column]) -> None:
         self.file = file

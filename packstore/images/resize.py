@@ -186,11 +186,11 @@ class _Taps(NamedTuple):
 
 
 def _compute_taps(source: int, target: int, start: int, count: int) -> _Taps:
-    """Computes the taps (three source pixels and their weights) of each of the pixels ``start`` … ``start + count - 1``
-    of an axis that is enlarged from ``source`` to ``target`` pixels.
+    """Computes which source pixels each pixel of an enlarged axis mixes, and with which weights: three per pixel.
 
-    The arithmetic of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. Weights are whole
-    numbers in units of 2**-14: ATen gives them as many bits as the largest weight allows in int16, and here that is 1.
+    The axis is enlarged from ``source`` to ``target`` pixels. The result is for ``count`` of these, from ``start`` on.
+    The arithmetic is that of ``_compute_index_ranges_int16_weights`` in ATen's ``UpSampleKernel.cpp``. Weights are
+    int32 in units of ``2**-14``, since ATen chooses the unit so that the largest weight, here 1, fits into int16.
     """
     centre = source / target * (np.arange(start, start + count) + 0.5)
     lowest = np.maximum((centre - 1 + 0.5).astype(np.int64), 0)

@@ -37,7 +37,7 @@ _BULK = 1000  # names in one request
 
 class Direct:
     """Makes the requests of :class:`packstore.objects.ObjectStore`, which documents its methods, in the calling thread.
-    Signals wait meanwhile.
+    While a request runs, Python handles no signal in that thread, such as Ctrl-C.
     """
 
     def __init__(self, location: ParsedUrl) -> None:

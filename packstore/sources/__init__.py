@@ -209,8 +209,8 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
 
 
 def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | None) -> list[Kind]:
-    """Returns the kind that is named or recognised, or those between which a question lets the user choose; none for a
-    folder that is of no kind, or damaged."""
+    """Returns the named kind, else the recognised one. If recognition is ambiguous, returns the kinds that its error
+    offers with ``--source``; if it fails otherwise, an empty list."""
     try:
         return [named or recognise(folder, options)]
     except AmbiguousSourceError as error:

@@ -64,6 +64,12 @@ class CaptionsSource(FileRowSource):
     left_images = "images without a caption"
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
+        """Reads the captions into a temporary file.
+
+        Raises:
+            AmbiguousSourceError: There are several files of captions.
+            SourceError: There is none, or the only one names no image that exists.
+        """
         super().__init__(path, options)
         files = find_caption_files(self.tree)
         if len(files) > 1:

@@ -314,7 +314,8 @@ class DatasetSource(SampleSource):
 
 
 class StreamSource(SampleSource):
-    """Samples that a program adds one by one."""
+    """Samples that a program adds one by one. They can be listed once: a second call of :meth:`entries` raises
+    :class:`SourceError`."""
 
     def __init__(self, path: Path, options: SourceOptions, schema: Schema, entries: Iterator[Entry]) -> None:
         """

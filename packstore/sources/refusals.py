@@ -42,8 +42,12 @@ def unrecognised_error(path: Path) -> SourceError:
 
 
 def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence[str]]]) -> AmbiguousSourceError:
-    """Returns the error for a path of a kind that would leave out suspected annotations; ``found`` has their
-    phrases, and patterns for ``--ignore``."""
+    """Returns the error for a path that, packed as ``kind``, would lose possible annotations. Its answers confirm the
+    kind, or ignore the annotations.
+
+    ``found`` has a pair for each of them: its description, and its patterns for ``--ignore``. The message shows eight
+    descriptions. Ignoring is offered only if each has a pattern and there are at most eight patterns.
+    """
     more = ", ".join(phrase for phrase, _ in found[:_SHOWN]) + (" …" if len(found) > _SHOWN else "")
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
     answers, ignore = [Answer(("--source", kind.name))], ""

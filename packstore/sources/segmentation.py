@@ -82,7 +82,7 @@ class SegmentationSource(FileRowSource):
     @cached_property
     def _palette(self) -> Palette | None:
         """Palette that fits the masks; None if there is none."""
-        return find_matching_palette(self.tree, _palette_folders(self._pairs), self._declare_masks())
+        return find_matching_palette(self.tree, _folders_to_search_for_palette(self._pairs), self._declare_masks())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields one row for each image of a split, with the paths of its masks, which may be missing."""
@@ -175,7 +175,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
         raise ambiguous_source_error(path, str(error)) from None
     if tree is None or not pairs:
         return Certainty.NO
-    palette = find_palette(tree, _palette_folders(pairs))
+    palette = find_palette(tree, _folders_to_search_for_palette(pairs))
     known = (_SCENES, *(palette.files if palette is not None else ()))
     polygons = [pair.masks for pair in pairs.values() if "polygons" in pair.ends]
     read = tuple(f" in {printable(place)}/" for place in polygons)
@@ -189,8 +189,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     return Certainty.PARTIAL if odd else Certainty.CERTAIN
 
 
-def _palette_folders(pairs: Mapping[str, MaskPair]) -> list[str]:
-    """Lists the folders in which a palette may be: those of the masks, and their parents."""
+def _folders_to_search_for_palette(pairs: Mapping[str, MaskPair]) -> list[str]:
+    """Lists the folders in which a palette may be: the root ``""``, the parents of the masks' folders, and these."""
     masks = [pair.masks for pair in pairs.values()]
     return ["", *(place.rpartition("/")[0] for place in masks), *masks]
 

@@ -28,9 +28,12 @@ _MARKS = b'0123456789{}[]",:\n'
 
 
 def damage_file(folder: Path, random: Random) -> str:
-    """Damages a random file below ``folder``, each suffix equally likely. Changes its bytes, deletes it, makes it 8 GiB
-    long, or replaces it by a folder, a pipe, or a link to a device or to itself. Returns a description of the
-    damage."""
+    """Damages a random file below ``folder``. Returns a description of the damage.
+
+    Draws a suffix first, then a file that has it, so that rare types of files are damaged as often as others. Mostly
+    corrupts bytes. Otherwise deletes the file, sets its size to 8 GiB (sparse), or replaces it by a folder, a pipe, a
+    link to itself or a link to ``/dev/zero``.
+    """
     by_suffix: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         if file.is_file() and not file.is_symlink():

@@ -41,7 +41,8 @@ from packstore.testing.store_files import StoreFilesSuite
 
 
 def read_all(path: str, format: Format) -> list[bytes]:
-    """Reads all images in a spawned process; registers the format there first."""
+    """Registers ``format``, and reads all images of the store at ``path``. Tests call it in a spawned process, which
+    has registered nothing yet."""
     FORMATS.register(format.name, format)
     with open_store(path) as reader:
         return [bytes(reader.read(i)) for i in range(len(reader))]

@@ -57,7 +57,7 @@ class Transport(ABC):
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocates a host buffer that can be sent; its content is undefined."""
 
-    def catch_up(self) -> None:
+    def wait_for_current_stream(self) -> None:
         """Makes later sends wait for the work that is queued on the caller's stream now. By default does nothing."""
         return
 
@@ -161,7 +161,7 @@ class CudaTransport(Transport):
         """Allocates a tensor in pinned memory."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
-    def catch_up(self) -> None:
+    def wait_for_current_stream(self) -> None:
         """Makes the transport's stream wait for the caller's current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
@@ -173,7 +173,7 @@ class CudaTransport(Transport):
             self._stream.wait_stream(self.followed)
         for tensor in host:
             if tensor.device == self.device:  # there already: made by the caller's stream, and let go of by it
-                self.catch_up()
+                self.wait_for_current_stream()
                 tensor.record_stream(self._stream)
         with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             there = tuple(tensor.to(self.device, non_blocking=True) for tensor in host)

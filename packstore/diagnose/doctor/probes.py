@@ -232,7 +232,7 @@ def _probe_plug_ins() -> Answer:
         "found": [
             {"what": registry.what, "name": name, "distribution": distribution, "problem": problem}
             for registry in (FORMATS, SOURCES, ENCODINGS, EXPORTS, COLUMN_TYPES)
-            for name, distribution, problem in registry.examine()
+            for name, distribution, problem in registry.check_plugins()
         ]
     }
 

@@ -48,7 +48,7 @@ class ImageDescription(NamedTuple):
 
     Attributes:
         mode: Mode that can represent the whole image.
-        frames: Number of frames, or of pages of a TIFF without smaller versions of others.
+        frames: Number of frames; for a TIFF, of its pages, except pages that are a smaller version of another page.
         transparent: Some pixel of the first frame is not opaque.
         is_certain: The mode can represent every value; else each value must be compared after decoding.
     """

@@ -221,10 +221,11 @@ class Requests:
         sampling: NDArray[np.int64],
         images: Sequence[NDArray[np.uint8]],
     ) -> None:
-        """Sets crops and sizes of JPEG files as :meth:`set_outputs` does, and a uint8 image ``(h, w, C)`` of its
-        window's size as the destination of each.
+        """Sets crop and size of each JPEG file as :meth:`set_outputs` does, and one of ``images`` as its destination: a
+        uint8 array ``(h, w, C)`` of the size of the file's window.
 
-        Raises :class:`ValueError` for images that do not fit the windows.
+        Raises :class:`ValueError` if number, size, dtype or channels of the images do not fit, or an image is not
+        contiguous.
         """
         fields = self._fields
         if self._kind != 3 or len(images) != len(fields):

@@ -71,7 +71,8 @@ class Jobs:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _run_job(self, job: Job, work: Callable[[Report], Any]) -> None:
-        """Runs the work of a job in a thread of the pool; its result or error goes to the job's future."""
+        """Runs the work of a job, and sets its result or error in the job's future. The pool calls this function in one
+        of its threads."""
 
         def report(done: int) -> None:
             """Notes the number of records done. Raises :class:`StoppedError` if the page is being closed."""

@@ -26,7 +26,10 @@ NameValues = Callable[[Any, Sequence[Any]], dict[str, Any]]
 class Samples(Sequence[dict[str, Any]]):
     """Samples of a library's dataset as a map-style dataset with named values.
 
-    Images and masks are files if the library reads them from files; the path of the image is then the key, or ``file``.
+    If a torchvision dataset lists its image files, these are read directly, and their paths are the keys. Otherwise the
+    dataset reads each sample, with connections and unpickling blocked, and the keys are split and number. If the file
+    of a sample's image is found, it replaces the decoded image, and the value ``file`` has its path. A negative label
+    is a missing one, and left out.
 
     Attributes:
         classes: Names of the classes of all splits.

@@ -151,8 +151,11 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _recognise_schema(path: Path, *, alone: bool) -> Certainty:
-    """Is certain of a Parquet file whose schema has a column of images. ``alone`` means that no images are beside the
-    file: then bytes are images, too, and any other or damaged file is possible."""
+    """Returns ``Certainty.CERTAIN`` for a Parquet file whose schema has a column of images, else ``Certainty.NO``.
+
+    ``alone`` means that no images are beside the file. Then columns of bytes count as images, the result for other and
+    for damaged files is ``Certainty.POSSIBLE``, and without pyarrow it is ``Certainty.CERTAIN`` for every file.
+    """
     try:
         schema = load_pyarrow("pyarrow.parquet").read_schema(path)
         features = read_features(schema)

@@ -82,6 +82,8 @@ class HfTableSource(ScannedTables):
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
+        """Lists the files of tables and finds their column of images. Raises :class:`SourceError` if the path has no
+        files of this kind."""
         super().__init__(path, options)
         self.shards = self.list_shards()
         if not self.shards:

@@ -78,8 +78,8 @@ class Folder2LmdbSource(LmdbSource):
 
 
 def load_pickle(data: bytes) -> Any:
-    """Parses a pickle of plain values; runs nothing from it. Raises :class:`ValueError` for damage and any other
-    function."""
+    """Parses a pickle of plain values and bytes; runs nothing from it. Raises :class:`ValueError` for a damaged pickle,
+    and for one that calls a function other than ``_codecs.encode``, which Python 3 uses for bytes."""
     left = len(data)
 
     def encode(text: Any, encoding: Any = "latin1") -> bytes:

@@ -348,7 +348,8 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
     def drop_identities(self, index: _RecordIndex) -> int:
-        """Keeps all records; returns 0."""
+        """Removes nothing: an export has none of InsightFace's records without an image, such as those that describe a
+        person (an identity). Returns the number of removed records, 0."""
         return 0
 
     def _read_list(self, path: Path) -> None:

@@ -16,8 +16,14 @@ from packstore.sources.table.source import TableSource
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with a table that names at least half of its images; all for lists and several
-    tables. Is partial if a table names fewer."""
+    """Recognises a folder or archive with tables that name its images.
+
+    Returns:
+        CERTAIN if the user named the kind or the columns, or if all tables are Open Images' boxes. Also CERTAIN if the
+        only table has a header and names at least half of the images; images in folders of splits without a table do
+        not count. Several tables, or lists without a header, must name all images. PARTIAL if the tables name fewer, or
+        if other lists beside such lists would not be read. NO without a table.
+    """
     tree = open_tree(path)
     tables = [] if tree is None else find_tables(tree, parse_columns(options.columns), options.named)
     if tree is None or not tables:

@@ -93,7 +93,8 @@ class VocSource(FileRowSource):
         return found
 
     def _infer_mask_field(self, folder: str) -> Field:
-        """Declares the column of the masks in a folder, by the first readable one of 64."""
+        """Declares the column of the masks in a folder, by its first file that is a readable image. Tries 64 files; if
+        none is readable, declares a :class:`Mask`."""
         names = self.tree.names(self._join_base(folder)).files
         return infer_mask_field(self.tree, (self._join_base(folder, name) for name in names[:_LOOKED_AT]))
 

@@ -106,7 +106,8 @@ class LmdbReader(Reader):
             )
 
     def read(self, index: int) -> memoryview:
-        """Returns the image as a view of the map. Raises :class:`StoreError` if it is missing or damaged."""
+        """Returns the image as a view of the map, without computing its checksum. Raises :class:`StoreError` if it is
+        missing, of a wrong length, or in damaged pages; :class:`IndexError` for a number out of range."""
         if not 0 <= index < self._records:
             raise IndexError(f"record {index} of {self._records}")
         pages = self._pages or self._require_open()

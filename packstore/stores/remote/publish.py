@@ -203,8 +203,8 @@ def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> i
 
 
 def _is_at_destination(place: str, objects: ObjectStore, name: str) -> bool:
-    """Returns whether ``place``, the path or URL of a shard, is already object ``name`` in ``objects``, to which an
-    upload would write."""
+    """Tells if a shard needs no upload: its path or URL ``place`` is the URL of the object ``name`` in ``objects``.
+    Compares URLs only."""
     path = location(place)
     same = isinstance(path, UrlPath) and place.endswith(f"/{name}")
     return same and open_objects(path.parent.parent).url == objects.url

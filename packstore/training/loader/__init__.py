@@ -367,7 +367,11 @@ class PackedLoader:
     # Resume -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the latest iteration; a loader that resumes from it continues after its batches."""
+        """Returns the position of the latest iteration; a loader that resumes from it continues after its batches.
+
+        If no iteration runs, first prepares the order of the next epoch; raises :class:`UsageError` if that epoch would
+        have no batches, or if ranks would draw different records from the sampler.
+        """
         if self._running is None:
             self._epochs.begin_epoch()
         epoch, batches = self._running or (self.epoch, 0)

@@ -211,6 +211,7 @@ class PythonObjectRows(ColumnRows):
     values: list[Any]
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns an empty list: Python objects are not copied to the device."""
         return []
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:

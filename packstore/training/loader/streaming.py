@@ -61,7 +61,7 @@ class Streaming:
         transport = self.transport = self.transport or transport_to(pipeline.dataset.device)
         ring = Ring(transport, options.prefetch + 1)
         if pipeline.calls_user_code:  # it may use tensors that the caller has just made
-            transport.catch_up()
+            transport.wait_for_current_stream()
         threads = options.workers or default_workers()
         pool = ThreadPoolExecutor(threads, thread_name_prefix="packstore-loader", initializer=make_single_threaded)
         process, pending = os.getpid(), deque[BatchJob]()
