@@ -278,8 +278,8 @@ MUTATIONS = [
     Mutation("answer.c", "box->left <= width - box->width;", "box->left <= width;"),
     Mutation(
         "answer.c",
-        "(int64_t)headers->height * headers->width <= max_pixels &&\n                   shares_memory",
-        "shares_memory",
+        "(int64_t)headers->height * headers->width <= max_pixels &&\n                   is_within",
+        "is_within",
     ),
     Mutation(
         "answer.c",

@@ -63,7 +63,7 @@ def test_everything_works_in_a_forked_child(store: ObjectStore) -> None:
         assert store.create("b", b"of the child")
         assert sum(map(len, store.stream("big"))) == 9 << 20
         assert next(store.stream("big"))  # and the rest is not wanted
-        assert {info.name for info in store.directory()[0]} == {"a", "b", "big"}
+        assert {info.name for info in store.list_directory()[0]} == {"a", "b", "big"}
         assert get_agent_if_forked() is not None
         store.delete(["big"])
         with ThreadPoolExecutor(8) as pool:

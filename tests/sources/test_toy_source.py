@@ -152,8 +152,8 @@ def test_the_command_line_works_with_an_entry_point(tmp_path: Path) -> None:
     assert "arrays (npy)" in plan
     assert "20 records (uint8 in LMDB)" in plugged_in(site, "convert", source, store, "--source", "npy")
     verdict = plugged_in(site, "verify", store, "--against", source, "--source", "npy")
-    assert "whole (20 records" in verdict
-    assert "whole (20 records" in plugged_in(site, "verify", store, "--against", source)
+    assert "undamaged (20 records" in verdict
+    assert "undamaged (20 records" in plugged_in(site, "verify", store, "--against", source)
     facts = json.loads(plugged_in(site, "info", store, "--json"))
     assert facts["origin"]["kind"] == "npy"
     (source / "0-00000.npy").unlink()

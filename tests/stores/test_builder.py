@@ -64,15 +64,15 @@ def test_importing_loads_no_library() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("suffix", "loaded"), [(".lmdb", "['lmdb']"), (".h5", "[]"), (".pth", "[]")])
-def test_opening_loads_no_library_but_lmdbs_own(tmp_path: Path, suffix: str, loaded: str) -> None:
+@pytest.mark.parametrize("suffix", [".lmdb", ".h5", ".pth"])
+def test_opening_loads_no_library(tmp_path: Path, suffix: str) -> None:
     write(tmp_path / f"x{suffix}", make_records())
     program = (
         "import sys; from packstore.stores import open_store; open_store(sys.argv[1]); "
         "print([m for m in ('torch', 'h5py', 'lmdb', 'PIL') if m in sys.modules])"
     )
     arguments = [sys.executable, "-c", program, str(tmp_path / f"x{suffix}")]
-    assert subprocess.run(arguments, capture_output=True, text=True).stdout == f"{loaded}\n"
+    assert subprocess.run(arguments, capture_output=True, text=True).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(

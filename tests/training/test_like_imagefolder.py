@@ -163,6 +163,6 @@ def test_reprs_are_short(folder: Path, store: Path, tmp_path: Path) -> None:
                 assert len(text) <= 160, text
                 assert "\n" not in text
                 assert " object at 0x" not in text, text
-    assert repr(whole).endswith("24 records, whole>")
+    assert repr(whole).endswith("24 records, undamaged>")
     assert repr(ds.keys).startswith("<12 keys: 'train/ant/")
     assert repr(ds.samples).startswith("<12 samples: ('train/ant/")

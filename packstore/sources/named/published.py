@@ -145,13 +145,13 @@ CLASSES = (
     FolderSet(
         "ImageNet-C",
         ("|".join(f"{name}/{level}" for name in _CORRUPTIONS.split("|") for level in (1, 5)),),
-        rf"(?P<corruption>{_CORRUPTIONS})/(?P<severity>[1-5])/(?P<label>n\d{{8}})/[^/]+\.JPEG",
+        rf"(?P<corruption>{_CORRUPTIONS})/(?P<severity>[1-5])/(?P<label>n\d{{8}})/[^/]+\.jpeg",
         labels=("label", "corruption"),
     ),
     FolderSet(
         "ImageNet-C, one corruption",
         ("1", "2", "3", "4", "5"),
-        r"(?P<severity>[1-5])/(?P<label>n\d{8})/[^/]+\.JPEG",
+        r"(?P<severity>[1-5])/(?P<label>n\d{8})/[^/]+\.jpeg",
     ),
 )
 
