@@ -503,7 +503,9 @@ def _manifest(data: bytes) -> None:
 
 def _shards(data: bytes) -> None:
     """A table whose digest is right, whatever is in it."""
-    table = ShardTable(max(len(data) // TABLE_ROW.itemsize, 1), hashlib.sha256(data).hexdigest(), ".h5").parse_rows(data)
+    table = ShardTable(max(len(data) // TABLE_ROW.itemsize, 1), hashlib.sha256(data).hexdigest(), ".h5").parse_rows(
+        data
+    )
     assert int(table.starts[-1]) == sum(shard.records for shard in table)
     assert ShardTable.from_shards(table[:], ".h5") == table
 
