@@ -58,7 +58,7 @@ def signs() -> list[tuple[str, str]]:
         there = make(12)[1]
         told_by = [
             name
-            for sign in getattr(SOURCES["ilsvrc" if kind == "kaggle" else kind].open, "signs", ())
+            for sign in getattr(SOURCES["ilsvrc" if kind == "kaggle" else kind].open, "markers", ())
             for name in sign.split("|")
         ]
         # A class of EuroSAT's that is missing is a question of its own.
@@ -67,6 +67,7 @@ def signs() -> list[tuple[str, str]]:
             for name in told_by
             if kind != "eurosat" and any(f"{file}/".startswith(f"{name}/") for file in there)
         ]
+    assert found
     return found
 
 
