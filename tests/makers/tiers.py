@@ -46,7 +46,7 @@ kinds the default tier takes three, and two are in the fast tier."""
 CASES = {"SourceSuite": 3, "SourceListingSuite": 3, "ExportSuite": 3}
 """Of each test in these suites, which dozens of kinds inherit, the default tier takes so many cases."""
 
-SLOW_CASES, MANY_CASES = 1, 2
+SLOW_CASES, MANY_CASES = 1, 1
 """Cases of each other test in the default tier: of one that is marked ``slow`` where it is defined, and of the rest."""
 
 
