@@ -73,7 +73,7 @@ class DamagedStore:
     def whole_store_counts(self) -> dict[str, int]:
         """Options that count records, such as ``exif_oriented``, which only the whole store's manifest has. Empty for a
         single file, or if no shard's manifest is known."""
-        shard = next((m for m in map(_recovered_manifest, self.files) if m is not None), None)
+        shard = next((m for m in map(_find_recovered_manifest, self.files) if m is not None), None)
         if shard is None or self.shard_size is None:
             return {}
         options = self.manifest.options
@@ -155,7 +155,7 @@ def _inspect_sharded(path: Path) -> DamagedStore:
             notes.append(f"{name} is lost, and its number of records is unknown; later records have lower numbers now")
     if not proven:
         files = _order_by_split(files, whole)
-    manifests = [m for m in map(_recovered_manifest, files) if m is not None]
+    manifests = [m for m in map(_find_recovered_manifest, files) if m is not None]
     if whole is None and not manifests:
         raise StoreError(f"{printable(str(path))} holds shards, but nothing in them can be read")
     manifest = whole.manifest if whole is not None else _merge_manifests(manifests, files)
@@ -180,7 +180,7 @@ def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -
     order = [split.name for split in whole.manifest.splits] if whole is not None else []
     places: list[int] = []
     for file in files:
-        manifest = _recovered_manifest(file)
+        manifest = _find_recovered_manifest(file)
         name = manifest.splits[0].name if manifest is not None and manifest.splits else None
         if name is not None and name not in order:
             order.append(name)
@@ -250,7 +250,7 @@ def _inspect_shard(path: Path, name: str, start: int, expected: str | None, note
     return DamagedFile(name, start, recovered.manifest.records, scavenged)
 
 
-def _recovered_manifest(file: DamagedFile) -> Manifest | None:
+def _find_recovered_manifest(file: DamagedFile) -> Manifest | None:
     """Returns the manifest that was recovered from a file, or None."""
     return (
         file.scavenged.recovered.manifest
@@ -266,7 +266,7 @@ def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Man
     total = sum(file.records or 0 for file in files)
     splits: list[Split] = []
     for file in files:
-        manifest = _recovered_manifest(file)
+        manifest = _find_recovered_manifest(file)
         for split in manifest.splits if manifest is not None else ():
             begin, end = file.start + split.start, file.start + split.stop
             if splits and splits[-1].name == split.name:

@@ -92,10 +92,10 @@ def shrink_to_limits(image: Pixels, resize_to: int | None = None, max_side: int 
     :class:`TooLargeError`.
     """
     height, width = image.shape[:2]
-    return resize(image, *limited_size(height, width, resize_to, max_side))
+    return resize(image, *compute_limited_size(height, width, resize_to, max_side))
 
 
-def limited_size(height: int, width: int, resize_to: int | None, max_side: int | None) -> tuple[int, int]:
+def compute_limited_size(height: int, width: int, resize_to: int | None, max_side: int | None) -> tuple[int, int]:
     """Returns the ``(height, width)`` that :func:`shrink_to_limits` gives an image of this size."""
     if resize_to is not None and min(height, width) > resize_to:
         height, width = size_by_shorter_side(height, width, resize_to)

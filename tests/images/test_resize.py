@@ -20,7 +20,7 @@ from packstore.images.decoders import get_decoder
 from packstore.images.resize import (
     FITS,
     TooLargeError,
-    limited_size,
+    compute_limited_size,
     resize,
     resize_centre,
     resize_to_fit,
@@ -163,7 +163,7 @@ def test_sizes_are_torchvisions(height: int, width: int, size: int) -> None:
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.none() | st.integers(1, 600), st.none() | st.integers(1, 900))
 def test_limits_hold_and_never_enlarge(height: int, width: int, to: int | None, side: int | None) -> None:
-    new_height, new_width = limited_size(height, width, to, side)
+    new_height, new_width = compute_limited_size(height, width, to, side)
     assert 1 <= new_height <= height
     assert 1 <= new_width <= width
     if to is not None:
@@ -172,7 +172,7 @@ def test_limits_hold_and_never_enlarge(height: int, width: int, to: int | None, 
         assert max(new_height, new_width) <= side
     fits = (to is None or min(height, width) <= to) and (side is None or max(height, width) <= side)
     assert fits == ((new_height, new_width) == (height, width))
-    assert limited_size(new_height, new_width, to, side) == (new_height, new_width)
+    assert compute_limited_size(new_height, new_width, to, side) == (new_height, new_width)
     if to is not None and side is not None and to < side and min(height, width) > to:
         expected = torchvision_size(height, width, to, side)
         # torchvision may round a side to nothing, and fails then.

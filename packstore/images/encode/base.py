@@ -29,7 +29,7 @@ from packstore.images.encode.options import GEOMETRY, EncodeOptions
 from packstore.images.kinds import KINDS
 from packstore.images.losses import examine_losses, refuse_losses
 from packstore.images.reading import convert_pixels
-from packstore.images.resize import Pixels, limited_size, resize_to_fit, shrink_to_limits, target_size
+from packstore.images.resize import Pixels, compute_limited_size, resize_to_fit, shrink_to_limits, target_size
 from packstore.images.sniff import (
     HeaderError,
     ImageInfo,
@@ -365,7 +365,7 @@ class Encoding(ABC):
             return None
         if len(shape) != 3:
             raise UsageError(f"the images have shape {shape}; expected (height, width, channels)")
-        return (*limited_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
+        return (*compute_limited_size(shape[0], shape[1], options.resize, options.max_side), self.mode.channels)
 
     def _check_mode(self) -> None:
         """Raises :class:`UsageError` if records cannot have the mode of the options."""

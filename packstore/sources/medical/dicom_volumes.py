@@ -93,12 +93,12 @@ def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
             ("distance of pixels", first.spacing, other.spacing),
         ):
             if len(one) != len(two) or not np.allclose(one, two, rtol=1e-4):
-                raise _mixed_error(what, first, other, one, two)
+                raise _make_difference_error(what, first, other, one, two)
     if not all(each.place and each.axes for each in slices):
         return _stack_by_instance(slices, allow_gaps)
     for other in slices[1:]:
         if not np.allclose(first.axes, other.axes, rtol=0, atol=_ANGLE):
-            raise _mixed_error("orientation", first, other, first.axes, other.axes)
+            raise _make_difference_error("orientation", first, other, first.axes, other.axes)
     axes = np.array(first.axes).reshape(2, 3)
     normal, places = np.cross(*axes), np.array([each.place for each in slices])
     along = places @ normal
@@ -152,7 +152,7 @@ def _compare_steps(
     return not uneven.any()
 
 
-def _mixed_error(what: str, first: Slice, other: Slice, one: Any, two: Any) -> ValueError:
+def _make_difference_error(what: str, first: Slice, other: Slice, one: Any, two: Any) -> ValueError:
     """Returns the error for two slices that differ: ``what`` is the property, ``one`` and ``two`` its values."""
     return ValueError(
         f"is a series of more than one {what}: {printable(first.name)} has {_format_numbers(one)}, "

@@ -44,7 +44,7 @@ def pick_attempt(values: Array, index: Array) -> Array:
     return values.gather(0, index[None])[0]
 
 
-def centred_start(length: Any, cut_length: int) -> Any:
+def find_centred_start(length: Any, cut_length: int) -> Any:
     """Returns the first of the centred ``cut_length`` pixels of ``length``, an integer or an array; negative if that is
     shorter.
 

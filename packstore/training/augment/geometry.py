@@ -15,7 +15,7 @@ from packstore.core.errors import UsageError
 from packstore.training.augment.base import Crops, GeometricOperation, PaddingMode, Size, join_columns
 from packstore.training.augment.crop import crop
 from packstore.training.augment.crop_arithmetic import (
-    centred_start,
+    find_centred_start,
     log_uniform,
     pick_attempt,
     unmirror_left,
@@ -116,7 +116,7 @@ class CenterCrop(GeometricOperation):
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         (rows, columns), (height, width) = self._size_pair, images.shape[-2:]
-        top, left = centred_start(height, rows), centred_start(width, columns)
+        top, left = find_centred_start(height, rows), find_centred_start(width, columns)
         if rows > height or columns > width:
             edges = (-left, columns - width + left, -top, rows - height + top)
             images = torch.nn.functional.pad(images, [max(0, n) for n in edges])
@@ -134,7 +134,7 @@ class CenterCrop(GeometricOperation):
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Sets the windows of ``crops`` to their centres. Draws nothing."""
         rows, columns = self._size_pair
-        top, left = centred_start(crops.window[:, 2], rows), centred_start(crops.window[:, 3], columns)
+        top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
         return with_window(crops, top, left, self._size_pair)
 
     @property
