@@ -429,8 +429,7 @@ def fuzz(fuzzer: Path, count: int, seed: int) -> tuple[int, int]:
     return tried, accepted
 
 
-@pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.soak  # compiling the engine with sanitizers takes as long as a hundred tests; test_engine.py does it, too
 def test_sanitizers_find_nothing(fuzzer: Path) -> None:
     tried, accepted = fuzz(fuzzer, 20_000, SEED)
     assert tried == 20_000

@@ -391,7 +391,7 @@ def test_each_store_of_a_mix_is_fetched_ahead(url: str, second: Path, second_url
     assert loader.stats()["cache_hits"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_mix_needs_no_more_cache_than_its_windows(url: str, second_url: str, new_cache: NewCache) -> None:
     most = max(shard_bytes(url) + shard_bytes(second_url))
     new_cache("small", 24 * most)
