@@ -69,8 +69,9 @@ class Difference(Problem):
 class Comparison:
     """Compares the records of an open store with the entries of a source.
 
-    Entries find their records by key, so that one missing record is one problem, and does not shift all later ones.
-    Memory is 16 bytes a record.
+    Entries find their records by the hash of the key, so that one missing record is one problem, and does not shift all
+    later ones. Samples that packing skipped are left out. Memory is 17 bytes a record. Creating it surveys the source,
+    and raises :class:`UsageError` if its images cannot become such records.
     """
 
     def __init__(self, reader: Reader, source: Source, decoder: str) -> None:
@@ -86,6 +87,7 @@ class Comparison:
         self.to_stored = ValueConverter(self.survey)
         self._seen = np.zeros(len(reader), np.bool_)
         self._in_order = True
+        self._counts_agree = False
 
     def compare_summaries(self) -> Iterator[Difference]:
         """Yields differences found without reading records: lists of files, counts of files and rows, columns and
@@ -113,7 +115,7 @@ class Comparison:
 
     def compare_batch(self, batch: Batch, images: Mapping[int, Buffer], value: ValueGetter) -> Iterator[Difference]:
         """Yields the differences of a batch's records from their entries: missing records, labels, splits, values,
-        images. Reads and encodes the source's samples. Thread-safe.
+        images. Skips records that are not in ``images``. Reads and encodes the source's samples. Thread-safe.
 
         Args:
             batch: One of :meth:`batch_records`.
@@ -154,33 +156,37 @@ class Comparison:
 
     def _compare_counts(self) -> Iterator[Difference]:
         """Yields the differences of packstore's list of the source's files from a count by other programs. Compares
-        nothing at a URL, for a single file, and if not all suffixes are known."""
+        nothing at a URL, for a single file, and if not all suffixes are known. Notes if the counts agree, for
+        :attr:`ledger_summary`."""
         path, ledger = self.source.path, self.survey.ledger
         if isinstance(path, UrlPath) or ledger.total < 2 or ("" in ledger.suffixes and len(ledger.suffixes) >= _CAPPED):
             return
         counts = count_independently(path)
         rows = counts.get(ROWS)
         files = {suffix: count for suffix, count in counts.items() if not suffix.startswith(ROWS)}
+        self._counts_agree = True
         for suffix in sorted(files.keys() | ledger.suffixes.keys()):
             count, known = files.get(suffix, 0), ledger.suffixes.get(suffix, 0)
             if count != known:
+                self._counts_agree = False
                 what = f"{suffix} files" if suffix else "files without a suffix"
                 yield Difference(f"the source holds {count:,} {printable(what)}, of which packstore has seen {known:,}")
         whole = self.source.kind == "parquet" and self.split is None and not ledger.left
         if whole and rows not in (None, self.survey.records):
+            self._counts_agree = False
             yield Difference(f"the tables have {rows:,} rows, of which packstore has seen {self.survey.records:,}")
 
     @property
     def ledger_summary(self) -> str | None:
-        """Phrase with the numbers of files in the source and of those left out; None for a source without files, such
-        as a store."""
+        """Phrase with the numbers of files in the source and of those left out, and, after :meth:`compare_summaries`,
+        that an independent count agrees if it does. None for a source without files, such as a store."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if not now.total:
             return None
         left = now.count(Role.LEFT)
         summary = f"{now.total:,} files in the source, {left:,} of them left out"
         changed = then is not None and self.split is None and then.others != now.others
-        if now.total > 1 and not isinstance(self.source.path, UrlPath):
+        if self._counts_agree:
             summary += "; an independent count agrees"
         return summary + (f" ({then.left:,} when it was packed, not all the same)" if changed and then else "")
 

@@ -19,8 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from packstore.checking import against
 from packstore.checking.independent import count_independently, suffix_of
+from packstore.checking.verification import verify
 from packstore.core.errors import SourceError
+from packstore.packing.conversion import convert
 from packstore.sources import open_source
 from packstore.sources.ledger import suffix_for_count
 from tests.makers.images import tiny
@@ -125,6 +128,20 @@ def test_rows_of_tables_and_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.zeros(3))
     assert count_independently(tmp_path / "a.npz") == {".npz": 1}
     assert count_independently(tmp_path / "1.parquet") == {".parquet": 1, "rows": 11}
+
+
+def test_verify_says_that_the_counts_agree_only_if_they_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "set").mkdir()
+    for n in range(3):
+        (tmp_path / "set" / f"{n}.png").write_bytes(tiny(n))
+    convert(tmp_path / "set", tmp_path / "a.lmdb")
+    report = verify(tmp_path / "a.lmdb", against=tmp_path / "set")
+    assert report.ok
+    assert report.checks[-1] == "3 files in the source, 0 of them left out; an independent count agrees"
+    monkeypatch.setattr(against, "count_independently", lambda _: {".png": 4})
+    report = verify(tmp_path / "a.lmdb", against=tmp_path / "set")
+    assert report.differences == 1
+    assert report.checks[-1] == "3 files in the source, 0 of them left out"
 
 
 @pytest.mark.parametrize("kind", ["tar.gz", "tar.xz", "zip", "a.parquet", "a.h5"])
