@@ -43,8 +43,8 @@ _MEANINGS = {
 
 
 def source_to_json(source: Source, survey: Survey) -> dict[str, Any]:
-    """Converts kind, splits, columns and files of a source to JSON values. Reads a few samples. ``records`` and the
-    counts of ``splits`` are None if only reading all samples would tell them."""
+    """Converts kind, splits, columns, files and three keys of a source to JSON values. Reads a few samples. ``records``
+    and the counts of ``splits`` are None if only reading all samples would tell them."""
     counted = survey.counted
     return {
         "path": str(source.path),
@@ -125,8 +125,8 @@ def describe_source(source: Source, survey: Survey, command: str) -> str:
 
 
 def count_modes(source: Source, survey: Survey) -> Counter[str]:
-    """Reads the headers of up to eight image files; counts them by mode. Skips bad ones. Empty for arrays, and if
-    reading would consume the samples."""
+    """Reads up to eight image files and counts them by mode; files of several frames count as ``RGB of 3 frames``.
+    Skips bad ones. Empty for arrays, and if reading would consume the samples."""
     from packstore.images.decoders import native
     from packstore.images.sniff import HeaderError, sniff
 

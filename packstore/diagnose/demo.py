@@ -112,7 +112,7 @@ class _Canvas:
 
 
 def _draw_picture(shapes: Callable[[_Canvas], None], rng: Generator) -> Image.Image:
-    """Draws a random gradient, shapes on it, and grain."""
+    """Draws a picture of random size: a random gradient, shapes on it, and grain."""
     width, height = (int(side) for side in rng.choice(_SIDES, 2))
     corners = rng.integers(0, 256, (2, 2, 3), dtype=np.uint8)
     large = (width * _OVERSAMPLING, height * _OVERSAMPLING)

@@ -255,7 +255,8 @@ def _class_names(numbers: Any, classes: Sequence[str] | None) -> list[str]:
 
 
 def _draw_boxes(image: Image.Image, corners: NDArray[Any], numbers: Any, names: Sequence[str]) -> None:
-    """Draws boxes into ``image``, then their names above them. Skips boxes that are not finite.
+    """Draws boxes into ``image``, then their names above them, cut to fit. Skips boxes that are not finite; clips those
+    far outside.
 
     ``corners``: left, top, right, bottom in pixels, ``(n, 2, 2)``.
     """
@@ -331,8 +332,8 @@ def fit_text(draw: ImageDraw.ImageDraw, text: str, width: float, font: Any, more
 
 
 def _draw_points(image: Image.Image, value: NDArray[Any], scale: NDArray[np.float64]) -> None:
-    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``: hidden points hollow; skips unlabelled points
-    and those that are not finite."""
+    """Draws keypoints ``(n, k)`` or ``(n, points, k)`` into ``image``, each object in its own colour, hidden points
+    hollow; skips unlabelled points and those that are not finite."""
     draw = ImageDraw.Draw(image)
     radius = max(1.5, min(image.size) / 120)
     objects = value.reshape(len(value), -1, value.shape[-1]) if value.size else value[:0].reshape(0, 1, 2)

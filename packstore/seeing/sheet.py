@@ -115,8 +115,8 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
     Images in a PDF are JPEG; images in a PNG are exact. A PNG has at most 60 rows.
 
     Raises:
-        UsageError: The suffix is another, the directory does not exist, or the store lacks the split or a column.
-        StoreError: The store does not open.
+        UsageError: The suffix is another, the directory does not exist, the augmentations are wrong, or the store lacks
+            the split, records or a column. StoreError: The store does not open, or none of its records can be read.
     """
     if path.suffix.lower() not in KINDS:
         raise UsageError(f"a sheet is written as {' or '.join(KINDS)}, got {printable(path.name)!r}")
@@ -298,7 +298,8 @@ class CellMaker:
 
 
 def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
-    """Draws rows of cells as one picture. Enlarges small images by whole factors, so that each pixel is a square."""
+    """Draws rows of cells as one picture, each with its title above and the end of the key below each image. Enlarges
+    small images by whole factors, so that each pixel is a square."""
     made = [(row.title, [cells[record] for record in row.records]) for row in rows]
     images = [cell.image for _, row in made for cell in row if cell.image is not None]
     wanted = cells.options.side

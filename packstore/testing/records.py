@@ -55,7 +55,8 @@ class Records:
 
 
 def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Sequence[int] | None = None) -> Records:
-    """Makes ``count`` records of a kind (see ``KINDS``), all different, in two splits.
+    """Makes ``count`` records of a kind (see ``KINDS``) with different keys, the first of them odd: two thirds in
+    ``train``, the rest in ``val``.
 
     ``sizes`` are the bytes of images of differing size. The same arguments give the same records.
     """
@@ -185,7 +186,7 @@ def append(builder: StoreBuilder, records: Records, batch: int = 3) -> None:
 
 
 def write(path: Path, records: Records, *, batch: int = 3, **options: Any) -> Manifest:
-    """Writes a store of ``records`` and returns its manifest."""
+    """Writes a store of ``records``, with one sample listed as skipped, and returns its manifest."""
     with begin(path, records, **options) as builder:
         append(builder, records, batch)
         return builder.commit(origin=ORIGIN, versions={"packstore": "0"}, skipped=[Skipped("bad", "empty")])

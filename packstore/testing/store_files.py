@@ -236,7 +236,8 @@ class StoreFilesSuite:
                 assert not is_store(path)
 
     def test_any_flipped_byte_is_found_or_harmless(self, path: Path, records: Records) -> None:
-        """Structure, record checksums and column digests together cover every byte of the data."""
+        """Of some 220 flipped bytes, structure, record checksums and column digests find each one that changes what is
+        read."""
         write(path, records)
         file = self.data_file(path)
         size = file.stat().st_size
@@ -314,7 +315,8 @@ class StoreFilesSuite:
 
     @pytest.mark.parametrize("quick", [False, True])
     def test_shards_missing_extra_swapped_truncated(self, path: Path, quick: bool) -> None:
-        """Checking the structure finds missing, foreign, truncated, damaged and swapped shards."""
+        """Checking the structure finds missing, foreign, truncated, damaged and swapped shards. Without its manifest,
+        or with a damaged one, the store does not open."""
         records = make_records("uint8")
         names = [s.name for s in write(path, records, shard_size=120).shards or ()]
 

@@ -50,7 +50,8 @@ DEFAULT_SIZE = 224
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of :func:`bench`. Raises :class:`UsageError` for numbers out of range and unknown operations.
+    """Options of :func:`bench`. Raises :class:`UsageError` for numbers out of range, unknown operations, and ``size``
+    together with operations.
 
     Attributes:
         split: The split; None for the only one.
@@ -275,7 +276,7 @@ def compute_loader_decode_rate(whole: float, augment: float | None, alone: EndTo
     """Computes the images a second that one thread of the loader decodes. It may decode only the region of a crop.
 
     The loader measures decoding and augmenting together; the time of augmenting is subtracted. ``whole`` is the rate of
-    decoding whole images, which is the least result.
+    decoding whole images: the least result, and the result if the loader decoded nothing.
     """
     spent = alone.decode_seconds - (1 / augment if augment else 0.0)
     # The difference of two measurements is noisy: it is at least a twentieth, and at most the time of whole images.
@@ -326,7 +327,7 @@ def _make_stages(
     record_bytes: float,
     operations: Sequence[tuple[str, float]],
 ) -> tuple[Stage, ...]:
-    """Makes the rows of the table of rates.
+    """Makes the rows of the table of rates; leaves out stages that were not measured.
 
     Args:
         rates: The measured rates.

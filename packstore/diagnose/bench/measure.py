@@ -163,8 +163,8 @@ class Sample:
 
 
 def take_sample(dataset: PackedDataset) -> Sample:
-    """Reads a random sample of at most 512 records and about 96 MiB, and decodes the first of them. Raises
-    :class:`DecodeError` that names the record."""
+    """Reads a random sample of at most 512 records and about 96 MiB, always the same, and decodes the first of them to
+    about 64 MiB of pixels. Raises :class:`DecodeError` that names the record."""
     reader, held = dataset.reader, 0
     records: list[int] = []
     data: list[bytes] = []
@@ -231,7 +231,8 @@ def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> fl
 
 
 def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> float:
-    """Measures augmenting of images that change to different sizes: plans and runs a whole batch at a time."""
+    """Measures augmenting of images that change to different sizes: plans and runs a whole batch at a time, with a
+    made-up box in each image."""
     planes = loader.dataset.manifest.image.layout == "CHW"
     images = [torch.from_numpy(np.array(image)) for image in sample.pixels]
     images = [(image if planes else image.permute(2, 0, 1))[None] for image in images]
@@ -318,7 +319,8 @@ def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> li
 
 
 def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
-    """Measures one pixel operation on copies of ``images``, in images a second with one thread."""
+    """Measures one pixel operation on copies of ``images``, in images a second with one thread. The time includes
+    making each copy."""
     assert program is not None
     pixels = images.copy()
 
@@ -417,7 +419,7 @@ class EndToEnd:
 
 def make_loader(dataset: PackedDataset, batch_size: int, threads: int, how: dict[str, Any]) -> PackedLoader:
     """Creates a shuffling loader with the options ``how``. Repeats the records of a small dataset, so that epochs are
-    long."""
+    long. Collates columns that may lack values as lists."""
     times = -(-_EPOCH_BATCHES * batch_size // len(dataset))
     indices = np.tile(np.arange(len(dataset)), times) if times > 1 else None
     collate: dict[str, Collate] = {

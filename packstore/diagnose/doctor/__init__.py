@@ -100,7 +100,8 @@ def examine(path: Path | None = None, *, disk: bool = True, progress: ProgressCa
 
     Args:
         path: An existing or future store; its folder's disk is examined. None for the working directory.
-        disk: Measure the speed of that disk with a temporary file.
+        disk: Measure the speed of that disk with a temporary file. Not measured if neither ``path`` nor its parent
+            exists.
         progress: Called when each part begins.
     """
     folder = machine.find_existing_folder(path or Path.cwd())

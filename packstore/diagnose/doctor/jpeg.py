@@ -11,7 +11,7 @@ FASTER = 1.15
 
 
 def decoder_facts(found: dict[str, Any]) -> list[Fact]:
-    """Converts the answer of the probe ``decoders`` to facts."""
+    """Converts the answer of the probe ``decoders`` to facts; its error to one fact with a problem."""
     facts = []
     if "error" in found:
         facts.append(Fact("JPEG", "decoder", None, "unknown", f"the decoders cannot be tried: {found['error']}"))

@@ -52,7 +52,8 @@ def path_exists_fact(path: Path, folder: Path) -> Fact:
 
 
 def processor_facts() -> list[Fact]:
-    """Returns facts about the processor: model, cores that this process may use, quota of the container, and load."""
+    """Returns facts about the processor: model, cores that this process may use, quota of the container if there is
+    one, and load. Problems: a quota below the cores, and a load of over half of them."""
     usable, all_cores, quota = default_workers(), os.cpu_count() or 1, read_cpu_quota()
     facts = [
         Fact("processor", "model", _cpu_model()),
@@ -94,7 +95,8 @@ def read_cpu_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def memory_facts(root: Path = Path("/sys/fs/cgroup")) -> list[Fact]:
-    """Returns facts about memory: RAM, the container's limit, and /dev/shm. Leaves out those that are unknown."""
+    """Returns facts about memory: RAM, the container's limit if it is below the RAM, and /dev/shm, with a problem below
+    1 GiB. Leaves out those that are unknown."""
     facts = []
     total, available = _read_meminfo()
     if total is not None and available is not None:
@@ -140,8 +142,8 @@ def _read_meminfo() -> tuple[int | None, int | None]:
 
 
 def limit_facts() -> list[Fact]:
-    """Returns facts about the limits of this process that may affect loading: open files, locked memory, address
-    space."""
+    """Returns facts about the limits of this process that may affect loading: open files, locked memory, address space.
+    Problems: fewer than 1,024 files, a limit of the address space, and a 32-bit Python."""
     facts = []
     files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = files != resource.RLIM_INFINITY and files < FEW_FILES
@@ -169,7 +171,8 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     """Returns facts about the disk of ``folder``: file system and free space; with ``measure`` also its sequential
     speed.
 
-    Measures nothing if less than 256 MiB are free.
+    Problems: a network file system, a folder that cannot be read, and less than 256 MiB free, with which nothing is
+    measured.
     """
     facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]
     kind = _find_file_system(folder)

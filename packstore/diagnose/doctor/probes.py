@@ -212,7 +212,8 @@ def _measure_copy_rate(torch: Any, host: Any) -> float:
 
 
 def _find_driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver. Returns None if there is none."""
+    """Returns the version of the NVIDIA driver, from ``/proc`` or else from ``nvidia-smi``, which it runs for up to 20
+    seconds. Returns None if there is none."""
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
         found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())

@@ -102,12 +102,14 @@ def _make_page_handler(name: str, media_type: str) -> Callable[[Request], Awaita
 
 
 def _image_response(file: WebFile, kept_seconds: int = 3600) -> Response:
-    """Creates the response with an image. The browser may cache it, since its address contains the store's digest."""
+    """Creates the response with an image, which the browser may cache for ``kept_seconds``: its address contains the
+    store's digest."""
     return Response(file.data, media_type=file.type, headers={"cache-control": f"private, max-age={kept_seconds}"})
 
 
 def _json_response(content: Any, status: int = 200) -> Response:
-    """Creates a response of JSON in ASCII, since keys may contain surrogates for bytes that are not UTF-8."""
+    """Creates a response of JSON in ASCII, since keys may contain surrogates for bytes that are not UTF-8. Raises
+    :class:`ValueError` for NaN and infinity."""
     return Response(json.dumps(content, allow_nan=False), status, media_type="application/json")
 
 
@@ -117,7 +119,8 @@ def _progress_response(job: Job) -> Response:
 
 
 async def _get_store(site: Site, _: Request) -> Response:
-    """Answers with the facts about the store that need no record."""
+    """Answers with the facts about the store that need no record, the number of findings of each kind, and the first
+    1,000 notes of each kind."""
     manifest = site.reader.manifest
     column = find_class_column(manifest)
     image = manifest.image
@@ -154,8 +157,8 @@ async def _get_store(site: Site, _: Request) -> Response:
 
 
 async def _get_rows(site: Site, request: Request) -> Response:
-    """Answers with the records at positions ``start`` to ``stop - 1`` of a selection, at most 500; or with progress if
-    the selection is not ready."""
+    """Answers with the records at positions ``start`` to ``stop - 1`` of a selection, at most 500, the selection's
+    length and its ``packstore select`` command; or with progress if the selection is not ready."""
     given = request.query_params
     start, stop = parse_number("start", given.get("start", "0")), parse_number("stop", given.get("stop", "0"))
     query = Query.parse(given)
@@ -170,7 +173,8 @@ async def _get_rows(site: Site, request: Request) -> Response:
 
 
 def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
-    """Returns keys, classes and marks of records for their tiles. Fetches no shards; only visible thumbnails do."""
+    """Returns keys, classes and marks of records for their tiles. Fetches no shards, but says which records are absent;
+    only visible thumbnails fetch."""
     parts = (np.searchsorted(site.reader.part_starts, records, "right") - 1).tolist()
     numbers = sorted({*parts})
     here = dict(zip(numbers, site.reader.parts_are_local(numbers).tolist(), strict=True))
@@ -178,11 +182,11 @@ def _describe_rows(site: Site, records: list[int]) -> list[dict[str, Any]]:
 
 
 def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
-    """Describes a record for its tile: ``record``, ``key``, ``class`` (of a list of classes the first five), and
-    ``marks`` if there are any.
+    """Describes a record for its tile: ``record``, ``key`` (its first 300 letters), ``class`` (of a list of classes the
+    five lowest numbers) if the store has classes, and ``marks`` if there are any.
 
-    With ``here`` False, reads nothing and returns ``absent`` and ``marks``. If reading finds damage, marks the record
-    and adds ``error``.
+    With ``here`` False, reads nothing and returns ``record``, ``absent`` and ``marks``. If reading finds damage, marks
+    the record and adds ``error``.
     """
     reader = site.reader
     row: dict[str, Any] = {"record": record}
@@ -203,7 +207,8 @@ def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
 
 
 async def _get_position(site: Site, request: Request) -> Response:
-    """Answers with the position of a record in a selection, null if it is not in it; or with progress."""
+    """Answers with the position of a record in a selection, null if it is not in it, and the selection's length; or
+    with progress."""
     record = site.parse_record(request)
     chosen = await site.find_selection(Query.parse(request.query_params))
     if isinstance(chosen, Job):
@@ -214,7 +219,8 @@ async def _get_position(site: Site, request: Request) -> Response:
 async def _get_class_counts(site: Site, request: Request) -> Response:
     """Answers with the numbers of records by class and split, or with progress.
 
-    Of a remote store, counts only the local shards unless the user has allowed to fetch all.
+    Of a remote store, counts only the local shards unless the user has allowed to fetch all, now with ``all=1`` or
+    earlier.
     """
     site.allow_fetching(request)
     reader, fetch = site.reader, site.fetches_all
@@ -239,7 +245,8 @@ async def _verify_store(site: Site, _: Request) -> Response:
 
 
 async def _get_histograms(site: Site, request: Request) -> Response:
-    """Answers with the histograms of a split, or with progress: of a sample, or with ``all=1`` of every image."""
+    """Answers with the histograms of a split, or with progress: of a sample, or with ``all=1`` of every image, which
+    also allows fetching from now on. Raises :class:`NotThereError` for an unknown split."""
     query = Query.parse(request.query_params)
     try:
         split = site.reader.split(query.split)
@@ -258,7 +265,8 @@ async def _get_histograms(site: Site, request: Request) -> Response:
 
 
 async def _get_thumbnail(site: Site, request: Request) -> Response:
-    """Answers with a thumbnail, or with 204 to a browser that no longer waits. Marks the record if it is damaged."""
+    """Answers with a thumbnail, or with 204 to a browser that no longer waits. Marks the record if it is damaged.
+    Raises :class:`UsageError` for a side that is not in :data:`SIDES`."""
     record, side = site.parse_record(request), parse_number("side", request.path_params["side"])
     drawn = request.query_params.get("drawn") == "1"
     if side not in SIDES:
@@ -357,8 +365,8 @@ async def _download_file(site: Site, request: Request) -> Response:
 
 
 def _select_command(reader: Reader, query: Query) -> str | None:
-    """Returns the ``packstore select`` command for a selection. Returns None if the command's conditions cannot express
-    the query."""
+    """Returns the ``packstore select`` command for a selection, without its order. Returns None if the command's
+    conditions cannot express the query: ranges, kinds, findings, lists of classes, text with ``*?"\\``."""
     if query.ranges or query.kind is not None or query.mark is not None:
         return None
     column = find_class_column(reader.manifest)
@@ -378,7 +386,7 @@ def _select_command(reader: Reader, query: Query) -> str | None:
 
 
 def _python_code(reader: Reader, record: int) -> str:
-    """Returns Python code that loads a record with all columns that the page shows."""
+    """Returns Python code that loads a record with all columns that the page shows, and draws it."""
     columns = tuple(column.name for column in shown_columns(reader.manifest))
     split = next((s for s in reader.manifest.splits if s.start <= record < s.stop), None)
     named, item = ("", record) if split is None else (f", split={split.name!r}", record - split.start)

@@ -92,7 +92,7 @@ def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int
 
 def read_labels(reader: Reader, column: Column, report: Report, fetch: bool = True) -> NDArray[np.int32]:
     """Reads the labels of all records, int32 ``(N,)``. :data:`MISSING` and :data:`UNREADABLE` mark records without one.
-    Negative labels are unreadable.
+    Labels that are negative or do not fit are unreadable.
 
     Without ``fetch``, labels that are not on this machine are :data:`UNREAD`.
     """

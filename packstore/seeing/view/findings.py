@@ -70,7 +70,8 @@ class Findings:
 
 
 def verify_and_mark(reader: Reader, findings: Findings, report: Callable[[int], None]) -> int:
-    """Verifies all checksums, as ``packstore verify`` does, and marks damaged records, at most 10,000.
+    """Verifies all checksums, as ``packstore verify`` does, and marks damaged records. Damage of no particular record
+    becomes a note. Marks and notes the first 10,000 problems.
 
     Returns the number of problems. Calls ``report`` with the number of records done.
     """
@@ -145,7 +146,7 @@ def _load_report(path: Path, command: str, manifest: Manifest) -> Mapping[str, A
 
 
 def _parse_audit(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields mark, text and records of each finding. Skips entries of another form."""
+    """Yields mark, text (at most 500 letters) and records of each finding. Skips entries of another form."""
     for finding in report["findings"]:
         if isinstance(finding, dict) and isinstance(finding.get("kind"), str):
             records = _parse_record_numbers(finding.get("records"))
@@ -154,7 +155,7 @@ def _parse_audit(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int
 
 
 def _parse_verify(report: Mapping[str, Any]) -> Iterator[tuple[str, str, list[int]]]:
-    """Yields mark, text and records of each problem. Skips entries of another form."""
+    """Yields mark, text (at most 500 letters) and records of each problem. Skips entries of another form."""
     for problem in report["problems"]:
         if isinstance(problem, dict):
             shard = f"{problem['shard']}: " if problem.get("shard") else ""

@@ -33,8 +33,9 @@ _HEADERS = {
 
 class Guard:
     """ASGI application that passes only permitted requests to another application, and adds security headers to its
-    responses. Answers a request for ``/`` with the right token itself: sets a cookie, and redirects to the address
-    without the token. Closes web sockets."""
+    responses. Refuses methods but GET, other hosts, requests from other pages, and those without the token. Answers a
+    request for ``/`` with the right token itself: sets a cookie, and redirects to the address without the token. Closes
+    web sockets."""
 
     def __init__(self, app: App, token: str) -> None:
         """``token`` is a secret of URL-safe characters."""
@@ -74,7 +75,8 @@ class Guard:
     def _find_refusal(
         self, scope: Message, headers: dict[str, str]
     ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Returns status, reason and headers for a request that is refused. Returns None to permit it."""
+        """Returns status, reason and headers for a request that is refused: 405 for other methods than GET, 421 for
+        another host, 403 from another page or without the token. Returns None to permit it."""
         if scope["method"] != "GET":
             return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
         host = headers.get("host", "")

@@ -144,7 +144,8 @@ class BrowserImages:
     def _decode_in_mode(
         self, record: int, column: Column, data: Buffer | None = None, side: int | None = None
     ) -> NDArray[Any]:
-        """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``.
+        """Decodes a record's image in the dtype and channels of its mode, ``(h, w, C)``, without normalisation. Raises
+        :class:`DecodeError` that names the record.
 
         With ``side``, a large JPEG is scaled while decoding; its longer side keeps at least so many pixels."""
         reader = self._reader

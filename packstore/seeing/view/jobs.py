@@ -43,7 +43,7 @@ class Job:
 
 
 class Jobs:
-    """Runs jobs in threads, each job once for all requests with the same key."""
+    """Runs jobs in two threads, each job once for all requests with the same key. Keeps the latest six results."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(_THREADS, "packstore-view")
@@ -66,7 +66,7 @@ class Jobs:
             return job
 
     def close(self) -> None:
-        """Stops running jobs and waits for them."""
+        """Stops running jobs and waits for them. Jobs that have not begun never finish."""
         self._closed = True
         self._pool.shutdown(wait=True, cancel_futures=True)
 

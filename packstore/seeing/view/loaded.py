@@ -67,7 +67,8 @@ class LoadedRecord:
 
 
 class SampleLoader:
-    """Loads single records as a loader of the whole split would; caches the latest 24. Thread-safe."""
+    """Loads single records as a loader of the whole split would; caches the latest 24, and keeps a dataset of each
+    split open. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

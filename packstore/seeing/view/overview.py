@@ -34,7 +34,7 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
     """Counts the records of each class by split; for a column of lists of classes also joint occurrences.
 
     Without ``fetch``, counts only records on this machine. If a large store has lists of classes, counts an evenly
-    spread sample.
+    spread sample. Without class names, counts numbers below 100,000.
 
     Returns:
         A JSON object: ``column`` (its name), ``classes`` (their number), ``splits`` (of each: ``name``, ``counts`` by
