@@ -29,7 +29,8 @@ _Path = str | os.PathLike[str]
 
 
 class ConcatDataset(PackedDataset):
-    """Dataset over the concatenated records of several stores; see :func:`concat`."""
+    """Dataset over the concatenated records of several stores; see :func:`concat`, also for errors. Its ``path`` joins
+    those of the stores by " + "."""
 
     def __init__(self, stores: Sequence[_Path], split: str | None = None, **options: Any) -> None:
         if isinstance(stores, str | os.PathLike) or not isinstance(stores, Sequence):
@@ -72,7 +73,7 @@ def concat(stores: Sequence[_Path], split: str | None = None, **options: Any) ->
 
     Raises:
         StoreError: A store does not open, or the stores differ in columns, or their images in mode or normalisation.
-        UsageError: As for :class:`packstore.PackedDataset`.
+        UsageError: As for :class:`packstore.PackedDataset`; ``stores`` is no list of paths, or empty.
     """
     return ConcatDataset(stores, split, **options)
 
@@ -101,8 +102,9 @@ class Mix(ConcatDataset):
         draws: Number of records of each store in an epoch.
 
     Raises:
-        StoreError: A store does not open, or the stores differ in encoding or columns.
-        UsageError: Weights that are not positive; a store without records in the split, or none in an epoch.
+        StoreError: A store does not open, or the stores do not go together, as for :func:`packstore.concat`.
+        UsageError: Weights or a temperature that are not positive; a store without records in the split, or none in an
+            epoch.
     """
 
     def __init__(

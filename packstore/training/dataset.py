@@ -127,7 +127,8 @@ class PackedDataset(ItemDataset):
 
     Raises:
         StoreError: ``path`` is not a store.
-        UsageError: An unknown split, column, output or decoder; several splits and none named.
+        UsageError: An unknown split, column, output, decoder or device; several splits and none named; options that
+            contradict each other or the store; transforms that move pixels without their masks, boxes or keypoints.
         DecodeError: (on access) a record cannot be decoded; names the record and its key.
         CorruptRecordError: (on access) a record is damaged; names it and its key.
     """
@@ -222,8 +223,9 @@ class PackedDataset(ItemDataset):
 
     @property
     def reader(self) -> Reader:
-        """Open reader of the store. Reopens the store in a new process, because C libraries do not survive a fork, and
-        after :meth:`close`; raises :class:`StoreError` if it has been replaced by another store."""
+        """Open reader of the store. Reopens the store, and empties the dataset's caches, in a new process, because C
+        libraries do not survive a fork, and after :meth:`close`; raises :class:`StoreError` if it has been replaced by
+        another store."""
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
             reader = self._open(self._head)
@@ -279,7 +281,7 @@ class PackedDataset(ItemDataset):
 
     @property
     def keys(self) -> Sequence[str]:
-        """Keys of all items, read on access."""
+        """Keys of all items, read on access. Verifies the column's checksum first, unless ``checksums="never"``."""
         self.reader.verify_column("key")
         return LazyKeys(self.reader, self._start, self._length)
 

@@ -66,8 +66,9 @@ class Mixture:
         self, positions: NDArray[np.int64], seed: int, epoch: int, shuffle: bool, shards: int = SHARDS_A_WINDOW
     ) -> NDArray[np.int64]:
         """Computes the records at ``positions`` of an epoch, as ids of
-        :func:`packstore.training.random_draws.with_occurrences`; the records are in [0, :attr:`count`).
+        :func:`packstore.training.random_draws.with_occurrences`; the records are in [0, sum of :attr:`sizes`).
 
+        Without ``shuffle``, each store's records come in stored order, and stores take turns alike in each epoch.
         ``shards``: number of shards of a fetched store that are mixed at a time.
         """
         window, total = self._window_records, self.count

@@ -119,7 +119,7 @@ class Order:
             return self.count
         return self.count % self.global_batch_size if self.drop_last else 0
 
-    def count_batches(self, epoch: int = 0) -> int:
+    def count_batches(self) -> int:
         """Returns the number of batches of an epoch, which is equal on all ranks."""
         full, tail = divmod(self.count, self.global_batch_size)
         return full + (tail >= self.world_size and not self.drop_last)

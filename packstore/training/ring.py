@@ -166,7 +166,8 @@ class CudaTransport(Transport):
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        """Queues copy and work on the transport's stream, and returns at once."""
+        """Queues copy and work on the transport's stream, and returns at once. If tensors are on the device already,
+        the stream first waits for the caller's."""
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         if self.followed is not None:

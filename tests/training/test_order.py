@@ -131,7 +131,7 @@ def test_an_impossible_length(length: int) -> None:
 def epoch_of(epoch: int, **options: Any) -> list[list[NDArray[np.int64]]]:
     """Batches of each rank."""
     ranks = [Order(rank=r, **options) for r in range(options.get("world_size", 1))]
-    return [[o.batch_records(epoch, n) for n in range(o.count_batches(epoch))] for o in ranks]
+    return [[o.batch_records(epoch, n) for n in range(o.count_batches())] for o in ranks]
 
 
 OPTIONS = st.fixed_dictionaries(

@@ -31,7 +31,8 @@ class Operation(ABC):
     """Augmentation of a batch of images, whose random numbers depend only on seed, epoch, record and its index in the
     user's list.
 
-    Subclasses are immutable, picklable and stateless, so threads may share one.
+    Subclasses are immutable, picklable and stateless, so threads may share one. Those of packstore raise
+    :class:`UnknownArgumentError`, with advice, for an unknown argument.
     """
 
     def __new__(cls, *args: Any, **named: Any) -> Self:

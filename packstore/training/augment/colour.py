@@ -293,7 +293,7 @@ class GaussianBlur(_Colours):
         sigma: Standard deviation in pixels, or the range in which it is uniform.
 
     Raises:
-        UsageError: A kernel that is even, a deviation that is not positive.
+        UsageError: A kernel that is even or above 255, a deviation outside 0.001 … 1000.
     """
 
     kernel_size: int | tuple[int, int]
@@ -333,7 +333,8 @@ _LARGEST_KERNEL = 256
 class GaussianNoise(_Colours):
     """Adds noise to every value, as torchvision's ``GaussianNoise``; ``mean`` and ``sigma`` are fractions of 255.
 
-    The noise is a sum of four uniform bytes, which is nearly normal and reaches 3.45 deviations.
+    The noise is a sum of four uniform bytes, which is nearly normal and reaches 3.45 deviations. Results are cut off at
+    0 and 255, without ``clip`` they wrap around.
 
     Raises:
         UsageError: ``sigma`` is below 0, or ``mean`` is not a finite number.

@@ -110,7 +110,8 @@ class PaddedImages:
         return cls(pixels, height, padding, mode)
 
     def put_images(self, images: Tensor) -> None:
-        """Copies ``images`` ``(B, C, H, W)`` over the first ones here, and writes their padding."""
+        """Copies ``images`` ``(B, C, H, W)`` over the first ones here, and writes the padding at their left and right;
+        :meth:`crop_into` finds the rows above and below."""
         padding, mode = self.padding, self.mode
         source = images[..., None] if self.pixels.shape[4] == 1 else images.permute(0, 2, 3, 1)[:, None]
         width = source.shape[3]
@@ -155,7 +156,8 @@ def _as_images(pixels: Tensor) -> Tensor:
 
 @functools.lru_cache(64)
 def _row_table(height: int, rows: int, padding: int, mode: str, stride: int) -> Tensor:
-    """Returns the start of each of ``rows`` in a padded plane, int64 ``(tops, rows)``, for each possible top."""
+    """Returns the start of each of ``rows`` in a padded plane, int64 ``(tops, rows)``, for each possible top. Cached:
+    not to be changed."""
     tops = torch.arange(-padding, height + padding - rows + 1, device="cpu")
     y = tops[:, None] + torch.arange(rows, device="cpu")
     inner = source_index(y, height, mode)

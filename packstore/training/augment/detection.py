@@ -31,7 +31,8 @@ class BatchBoxes(NamedTuple):
 
 
 class _ImageByImage(GeometricOperation):
-    """Crop or padding that gives images different sizes, so that a loader runs it image by image."""
+    """Crop or padding that gives images different sizes, so that a loader runs it image by image. Called with a batch,
+    raises :class:`UsageError`."""
 
     gives_sizes: ClassVar[bool] = True
 
@@ -92,8 +93,9 @@ class RandomIoUCrop(_ImageByImage):
     """Crops a part that overlaps enough with a box, as torchvision's ``RandomIoUCrop``.
 
     Draws a minimum IoU from ``sampler_options``, then up to ``trials`` parts until one contains the centre of a box and
-    has at least that IoU with it; draws another option if none does. An option of 1 or more keeps the whole image.
-    Boxes whose centres are outside the crop are dropped. Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
+    has at least that IoU with it; draws another option if none does, up to 100. An option of 1 or more keeps the whole
+    image; images without boxes stay whole, too. Boxes whose centres are outside the crop are dropped. Liu et al., "SSD:
+    Single Shot MultiBox Detector" (2016).
 
     Needs a column of boxes in ``columns=``.
 

@@ -40,7 +40,8 @@ class RandomErasing(ProgramOperation):
         count: Number of boxes, or ``(least, most)``; each then has its share of the area, as timm does.
 
     Raises:
-        UsageError: Numbers out of range, or an unknown value. When called: random values for floating point images.
+        UsageError: Numbers out of range, or an unknown value. When called: random values, except for uint8 RGB images,
+            or different values for images of other than three channels.
     """
 
     p: float = 0.5

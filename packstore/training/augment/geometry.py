@@ -64,7 +64,8 @@ class Resize(GeometricOperation):
         return crop_and_resize(images, whole, size, sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size; or with a single length, that of an image of ``size``, whose aspect ratio it keeps."""
+        """Returns the size; or with a single length, that of an image of ``size``, whose aspect ratio it keeps, and
+        None if that is unknown."""
         if not isinstance(self.size, int):
             return self.size
         if size is None:
@@ -190,7 +191,8 @@ class RandomCrop(GeometricOperation):
         return crop(images, top, left, self._size_pair, self.padding, self.padding_mode, self.fill, flip)
 
     def _draw_corners(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``."""
+        """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``. Raises :class:`UsageError` if they
+        are too small."""
         self._check_size(size)
         (rows, columns), padding = self._size_pair, self.padding
         top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding

@@ -40,7 +40,7 @@ _CHUNK_BYTES = 1 << 20
 def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
     """Runs ``program`` on a copy of ``images``: with the engine for uint8 RGB on the CPU, else as :func:`run_by_torch`.
 
-    Returns ``images`` themselves if the program does nothing."""
+    Returns ``images`` themselves if the program does nothing. Raises as :func:`run_by_torch`."""
     if not program["code"].any():
         return images
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1] == 3 and images.numel():
@@ -118,7 +118,7 @@ def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
 
 def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
     """Raises :class:`UsageError` if the operation ``code`` does not support the images' dtype or number of channels;
-    says how to load other images."""
+    says how to load other images. A policy (``name`` has "Aug") supports only uint8 RGB, whatever it has drawn."""
     channels = images.shape[1]
     random_erasing = code == Code.ERASE and flags != 0
     if images.dtype == torch.uint8 and channels == 3:
@@ -180,8 +180,8 @@ def _run_blur(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _run_noise(images: Tensor, steps: Steps) -> Tensor:
-    """Adds noise by the means, deviations and seeds in ``steps``. If the flag of the first step is 0, results of all
-    images wrap around; else they are clipped to 0 … 255."""
+    """Adds noise by the means, deviations and seeds in ``steps``, whose flags are equal: with 0 results wrap around,
+    else they are clipped to 0 … 255."""
     mean, sigma = _parameter_columns(images, steps, 0, 1)
     return warps.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
 
@@ -193,7 +193,7 @@ def _run_permutation(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _run_erasing(images: Tensor, steps: Steps) -> Tensor:
-    """Overwrites the boxes in ``steps`` with their values, or with random pixels if the flag is 1."""
+    """Overwrites the boxes in ``steps``, whose flags are equal, with their values, or with random pixels for flag 1."""
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
     if flags == 1:
         return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4))

@@ -54,7 +54,8 @@ def draw_programs(parts: Sequence[Any], draws: Draws, size: Size) -> list[Progra
 
 
 class _OperationGroup(ProgramOperation):
-    """Operation that runs other operations, its ``transforms``, on all or some of the images."""
+    """Operation that runs other operations, its ``transforms``, on all or some of the images. With crops or resizes
+    among them, raises :class:`UsageError` if it is called with a batch."""
 
     transforms: Sequence[Any]
 

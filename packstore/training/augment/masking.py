@@ -36,7 +36,7 @@ class RandomMasking:
     With ``masking=`` of a loader, each batch has a :class:`Masking` as its last value, or as ``"masking"`` of a dict.
 
     Args:
-        ratio: Fraction of the patches that are hidden.
+        ratio: Fraction of the patches that are hidden; the number of shown ones is rounded down.
         patch: Side of a patch in pixels; it must divide height and width of the images.
 
     Raises:

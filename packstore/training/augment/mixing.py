@@ -94,7 +94,7 @@ class BatchMixer:
             draw for each pair of first and last, second and second to last, …, as in timm. ``"elem"``: the same pairs,
             with a draw for each record.
         labels: ``"dense"``: labels become shares of classes, float32 ``(B, C)``; ``"pairs"``: :class:`MixedLabels`.
-        label_smoothing: Weight distributed over all classes, before mixing.
+        label_smoothing: Weight distributed over all classes, before mixing. Multi-hot labels move towards 0.5 by it.
         num_classes: Number of classes; None for the store's.
 
     Raises:

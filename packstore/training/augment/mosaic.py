@@ -22,7 +22,8 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Combines each image of a batch with three others around a random point of a canvas; for ``mix=``.
+    """Combines each image of a batch with three others around a random point of a canvas; for ``mix=``. The three are
+    drawn from the batch, so an image may occur twice.
 
     The first mosaic was that of YOLOv4 (Bochkovskiy et al., 2020); this one is that of ultralytics and MMDetection
     before they crop it. Images keep the size that ``augment`` gives them, and are clipped to the canvas. Boxes, columns
@@ -35,7 +36,8 @@ class Mosaic:
         p: Probability of a mosaic. Otherwise the image is alone in the middle of the canvas.
 
     Raises:
-        UsageError: A size that is not positive, an invalid range or probability.
+        UsageError: A size that is not positive, an invalid range or probability; (in a loader) columns that cannot be
+            joined: labels and further images of one record, volumes and clips.
     """
 
     size: int | Size

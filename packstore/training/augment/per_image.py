@@ -194,7 +194,8 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
         use: Beginning of the advice in messages.
 
     Raises:
-        UsageError: A transform of torchvision draws random numbers; or ``augment`` is not a list of operations.
+        UsageError: A transform of torchvision draws random numbers; a name is unknown, or of a recipe with views; or
+            ``augment`` is not a list of operations.
     """
     if isinstance(augment, str):
         augment = recipe(augment) if "-" not in augment or augment in RECIPES else [augment]

@@ -202,7 +202,7 @@ class RandAugment(_Policy, ProgramOperation):
         fill: Byte, or three, for pixels outside a warped image; None for black.
 
     Raises:
-        UsageError: A number out of range, an unknown interpolation.
+        UsageError: A number out of range, an unknown interpolation, an invalid fill.
     """
 
     num_ops: int = 2
@@ -242,7 +242,7 @@ class TrivialAugmentWide(_Policy, ProgramOperation):
         fill: Likewise.
 
     Raises:
-        UsageError: A number out of range, an unknown interpolation.
+        UsageError: A number out of range, an unknown interpolation, an invalid fill.
     """
 
     num_magnitude_bins: int = 31
@@ -270,7 +270,7 @@ class AutoAugment(_Policy, ProgramOperation):
         fill: Likewise.
 
     Raises:
-        UsageError: An unknown policy or interpolation.
+        UsageError: An unknown policy or interpolation, an invalid fill.
     """
 
     policy: str = "imagenet"
@@ -310,7 +310,7 @@ class AugMix(_Policy, ProgramOperation):
         fill: Likewise.
 
     Raises:
-        UsageError: A number out of range, an unknown interpolation.
+        UsageError: A number out of range, an unknown interpolation, an invalid fill.
     """
 
     severity: int = 3

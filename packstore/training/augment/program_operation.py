@@ -83,8 +83,8 @@ def contains_geometry(part: Any) -> bool:
 
 
 def parse_fill(operation: Operation, fill: Any) -> tuple[int, int, int] | None:
-    """Converts a fill colour, a number or three, to three bytes; None stays None. Raises :class:`UsageError` for other
-    values."""
+    """Converts a fill colour, a number or three, to three bytes, rounded; None stays None. Raises :class:`UsageError`
+    for other values."""
     values = (fill,) * 3 if isinstance(fill, int | float) else fill
     if values is None:
         return None

@@ -25,6 +25,9 @@ def resize(images: Tensor, size: Size, sampling: str = "bilinear") -> Tensor:
         images: Floating point, or integers, to which results are rounded.
         size: Height and width.
         sampling: One of :data:`SAMPLINGS`.
+
+    Raises:
+        UsageError: ``"box"`` or ``"lanczos"`` for anything but uint8 RGB images.
     """
     height, width = images.shape[-2:]
     if (height, width) == size:
@@ -81,6 +84,9 @@ def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | 
         box: int64 ``(B, 4)``: top, left, height, width, within the image.
         size: ``(h, w)``.
         sampling: As in :class:`Crops`, on the device of the images.
+
+    Raises:
+        UsageError: As :func:`resize`.
     """
     if images.device.type == "cpu":
         return crop_and_resize_each(images, box, size, sampling)

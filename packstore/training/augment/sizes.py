@@ -24,7 +24,8 @@ from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
 class _DrawnSize(GeometricOperation):
-    """Resizes each image to a size of its own, which is drawn; ``interpolation="random"`` is drawn after the size."""
+    """Resizes each image to a size of its own, which is drawn; ``interpolation="random"`` is drawn after the size.
+    Called with a batch whose images get different sizes or interpolations, raises :class:`UsageError`."""
 
     resizes: ClassVar[bool] = True
     gives_sizes: ClassVar[bool] = True

@@ -211,7 +211,7 @@ def place_boxes(
         min_visible: Minimum remaining fraction of a kept box's area. With both 0, all boxes are kept.
 
     Returns:
-        All boxes, ``(N, 4)``, and which to keep, bool ``(N,)``. Without moves, all boxes unchanged.
+        All boxes, ``(N, 4)``, and which to keep, bool ``(N,)``. Without moves, boxes are unchanged, and all are kept.
     """
     boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
     if not placement.moves:
@@ -235,8 +235,8 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
     Args:
         placement: Placement of the batch.
         points: float32 ``(N, ..., k)``: x and y; if k is 3 also COCO's visibility v. Points with v = 0, which are not
-            labelled, become zeros. So do points outside the result; a point is the pixel from (x, y) to
-            (x + 1, y + 1).
+            labelled, then become zeros, and so do points outside the result; a point is the pixel from (x, y) to
+            (x + 1, y + 1). Points without v stay outside. Without moves nothing changes.
         rows: int64 ``(N,)``: the image of each point.
 
     Returns:
@@ -354,12 +354,13 @@ _INSTEAD = "packstore.augment's operations, or a DataLoader with output='tv_tens
 
 
 def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INSTEAD) -> None:
-    """Raises :class:`UsageError` for operations that masks, boxes or keypoints cannot follow, and for functions that
-    might move pixels.
+    """Raises :class:`UsageError` for operations that masks, boxes or keypoints cannot follow, such as AugMix, a padding
+    that repeats pixels beside boxes or keypoints, and functions that might move pixels.
 
     Args:
         ops: The user's whole list, and all other functions that are called with images.
-        types: Types of the loaded columns; only :data:`TARGETS` count.
+        types: Types of the loaded columns. Only :data:`TARGETS` count, and for AugMix also ``image``, for further
+            images.
         instead: Alternative that moves images and targets together, for messages.
     """
     moved = [name for name in TARGETS if name in types]

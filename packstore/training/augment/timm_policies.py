@@ -85,7 +85,7 @@ class TimmAugment(ProgramOperation):
         interpolation: Interpolation of warps; ``"random"`` draws bilinear or bicubic for each.
 
     Raises:
-        UsageError: Text that timm does not know, or an unknown interpolation.
+        UsageError: Text that timm does not know, numbers out of range, an unknown interpolation, or an invalid fill.
     """
 
     config: str
@@ -216,7 +216,7 @@ class _PolicyPlan:
 
     def draw_operations(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
         """Draws the operation of each image and step, an index in :attr:`operations` ``(B, steps)``; returns it with
-        its probability and magnitude."""
+        its magnitude, and its probability: one number for all unless the lists were learned."""
         if self.learned:
             found = self._pair_table[draws.integers(len(self.learned), 0)]
             return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
@@ -381,7 +381,8 @@ def _write_shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: An
 
 
 def _write_shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
-    """Writes Pillow's matrix (1, factor, 0, 0, 1, 0), or its counterpart for columns, relative to the centre."""
+    """Writes matrices that shear about the centre, and the flags of the warp. ``place`` is the factor's index in the
+    matrix: 1 shears rows, 3 columns."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], p[:, 2 if place == 1 else 5] = factor, factor * length / 2
@@ -399,7 +400,7 @@ def _write_translation_y(steps: Any, part: Floats, sign: Floats, size: Size, fla
 
 
 def _write_translation(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
-    """Writes a translation by ``pixels`` to the left, or up."""
+    """Writes matrices that translate by ``pixels`` to the left (``place`` 2) or up (5), and the flags of the warp."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], steps["flags"] = pixels, flags

@@ -67,7 +67,7 @@ def parse_views(views: Any) -> Views | None:
 
     Raises:
         UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations, is empty,
-            or a view's crops have no common size.
+            a count is not 1 … 4096, or a view's crops have no common size.
     """
     if views is None or isinstance(views, Views):
         return views

@@ -57,7 +57,8 @@ def _sample_grid(images: Tensor, grid: Tensor, flags: NDArray[np.int32]) -> Tens
     """Samples images at ``grid``, in the coordinates of ``torch.nn.functional.grid_sample``; fills outside pixels, and
     rounds to the images' dtype.
 
-    ``flags`` say interpolation, fill method and fill colour; only the colour may differ between images."""
+    ``flags`` say interpolation, fill method and fill colour; only the colour may differ between images. Raises
+    :class:`UsageError` for a colour, except gray, if images have other than three channels."""
     mode, way = INTERPOLATIONS[flags[0] & 3], WARP_FILLS[flags[0] >> 2 & 3]
     values = images if images.dtype in (torch.float32, torch.float64) else images.float()
     if way == "blend":  # as torchvision: a channel of ones gives the share of each pixel that is in the image
@@ -92,8 +93,8 @@ def add_noise(images: Tensor, mean: Tensor, sigma: Tensor, seeds: NDArray[np.int
 
 
 def erase_boxes(images: Tensor, boxes: NDArray[np.int64], values: NDArray[np.float32]) -> Tensor:
-    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width, with ``values`` ``(B, 3)`` for red, green and
-    blue."""
+    """Overwrites boxes, int64 ``(B, 4)``: top, left, height, width, with ``values`` ``(B, 3)`` for red, green and blue.
+    Raises :class:`UsageError` for different values if images have other than three channels."""
     device = images.device
     top, left, height, width = (each[:, None] for each in _copy_to_device(boxes.T, device))
     y, x = (torch.arange(length, device=device) for length in images.shape[-2:])

@@ -70,7 +70,8 @@ class _WarpOperation(ProgramOperation):
         return int(pack_warp_flags(_WARPED.index(self.interpolation), parse_fill(self, self.fill)))
 
     def _parse_angles(self, name: str, value: Any) -> Range:
-        """Converts an angle to the range around 0, or returns a pair. Raises :class:`UsageError` for other values."""
+        """Converts an angle to the range around 0, or returns a pair. Raises :class:`UsageError` for other values, and
+        for more than 3600 degrees."""
         pair = (-value, value) if isinstance(value, int | float) and value >= 0 else value
         return parse_range(self, name, pair, -3600, 3600)
 
@@ -98,7 +99,7 @@ class RandomRotation(_WarpOperation):
         fill: Byte, or three, for pixels outside the image.
 
     Raises:
-        UsageError: A range that is not ascending, an unknown interpolation.
+        UsageError: A range that is not ascending, an unknown interpolation, an invalid centre or fill.
     """
 
     degrees: float | Range
@@ -132,7 +133,7 @@ class RandomAffine(_WarpOperation):
         center: Centre of the rotation, x and y in pixels from the upper left corner; None for the image's centre.
 
     Raises:
-        UsageError: Numbers out of range, an unknown interpolation.
+        UsageError: Numbers out of range, an unknown interpolation, an invalid centre or fill.
     """
 
     degrees: float | Range
@@ -198,7 +199,7 @@ class RandomPerspective(_WarpOperation):
         fill: Byte, or three, for pixels outside the image.
 
     Raises:
-        UsageError: Numbers out of range, an unknown interpolation.
+        UsageError: Numbers out of range, an unknown interpolation, an invalid fill.
     """
 
     distortion_scale: float = 0.5

@@ -307,7 +307,8 @@ class PackedLoader:
         return items
 
     def _iterate_items(self, epoch: int, first: int) -> Generator[Any, None, None]:
-        """Yields the items of an epoch from batch ``first`` on; counts them in the statistics, and for resuming.
+        """Yields the items of an epoch from batch ``first`` on, as arrays with ``output="numpy"``; counts them in the
+        statistics, and for resuming.
 
         Raises :class:`UsageError` if it is continued in a forked child."""
         process = os.getpid()
@@ -367,10 +368,11 @@ class PackedLoader:
     # Resume -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the latest iteration; a loader that resumes from it continues after its batches.
+        """Returns the position of the latest iteration, or a loaded state's until the next iteration begins; a loader
+        that resumes from it continues after its batches.
 
-        If no iteration runs, first prepares the order of the next epoch; raises :class:`UsageError` if that epoch would
-        have no batches, or if ranks would draw different records from the sampler.
+        If no iteration has begun yet, first prepares the order of the next epoch; raises :class:`UsageError` if that
+        epoch would have no batches, or if ranks would draw different records from the sampler.
         """
         if self._running is None:
             self._epochs.begin_epoch()
@@ -412,11 +414,12 @@ class PackedLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Makes the next iteration continue after the batches of ``state``, also with another number of ranks if the
-        global batch size is the same.
+        global batch size is the same. Restores the epoch and the generator of the sampler, too. Logs a warning if
+        records of a last batch are left out because they are too few for the ranks.
 
         Raises:
             UsageError: ``state`` is not a state, or of another dataset, order, augmentation or global batch size; names
-                the difference, and says if the store has grown since.
+                the difference, and says if the store has grown since. Or an epoch would have no batches.
         """
         self._epochs.begin_epoch()
         check_state(state, self._identity(), self.dataset)

@@ -86,7 +86,8 @@ class Assembler(ABC):
         check_all: bool = False,
         share: GroupShare | None = None,
     ) -> PreparedBatch:
-        """Reads the records of ``ids`` and plans their rows; chooses the checksums to verify. Decodes nothing.
+        """Reads the records of ``ids`` and plans their rows; chooses the checksums to verify. Decodes nothing. Adds the
+        seconds to the statistics.
 
         Args:
             out: Rows of a batch buffer, ``(B, *shape)``.
@@ -100,6 +101,8 @@ class Assembler(ABC):
 
         Raises:
             CorruptRecordError: ``errors`` is None, and a record is damaged; names the record and its key.
+            DecodeError: ``errors`` is None, and a record cannot be read; names the record and its key.
+            UsageError: An image is too small for its crop, whatever ``errors`` is.
         """
         start = perf_counter()
         records = ids & MASK

@@ -23,7 +23,7 @@ _LEAST = 1 << 15
 
 class EngineGatherer:
     """Gathers resident images by index; the engine crops, resizes, mirrors and normalises them in the same pass, in
-    threads.
+    threads, which start at the first batch of enough pixels for two.
 
     Attributes:
         pixels: Number of pixels of an image, or of its result if that is larger.
@@ -41,8 +41,8 @@ class EngineGatherer:
         self.pixels = max(images.shape[2] * images.shape[3], int(np.prod(kernel.shape)) // images.shape[1])
 
     def __call__(self, places: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
-        """Returns the images at ``places``, int64 ``(B,)``, of records ``ids``, cropped and finished: ``(B, C, h,
-        w)``."""
+        """Returns the images at ``places``, int64 ``(B,)``, of records ``ids``, cropped and finished: ``(B, C, h, w)``.
+        Raises :class:`MemoryError` if the engine has no memory."""
         kernel = self._kernel
         with torch.inference_mode(False):
             rows = self._memory.allocate((len(places), *kernel.shape), kernel.finish.dtype)

@@ -74,7 +74,7 @@ class ChecksumPolicy:
 
     Whether an image is verified depends only on record and epoch. Streamed arrays are verified if record number plus
     epoch is a multiple of :data:`ARRAY_SHARE`: so :data:`ARRAY_SHARE` epochs verify all of them. Everything else is
-    verified each time.
+    verified each time; with ``"always"`` arrays, too, and with ``"never"`` no image.
     """
 
     def __init__(self, reader: Reader, checksums: Checksums, columns: Sequence[str]) -> None:

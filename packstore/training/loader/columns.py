@@ -47,7 +47,7 @@ class BatchColumns:
         """Decodes masks and further images of rows ``first`` … ``stop - 1``, except rows in ``failed``.
 
         Returns:
-            Rows that fail here.
+            Rows that fail here; raises instead as :meth:`ColumnRows.fill_rows`.
         """
         found: list[int] = []
         for rows in self._rows.values():
@@ -70,6 +70,8 @@ class BatchColumns:
 
 class BatchFields:
     """Reads the columns of a loader's batches besides the main image, and moves masks, boxes and keypoints with it.
+    Refuses columns that the operations cannot move. Also reads the boxes of which other columns are labels or
+    keypoints, to drop their rows with the boxes.
 
     Attributes:
         carried: Names of the columns that move with the images, and of masks.
@@ -231,8 +233,8 @@ _BOX_KEYS = {"bbox", "bboxes", "box", "boxes"}
 
 
 def refuse_hidden_boxes(dataset: PackedDataset, columns: Sequence[str]) -> None:
-    """Raises :class:`UsageError` if the first record has boxes in one of the JSON ``columns``, which no operation
-    moves."""
+    """Raises :class:`UsageError` if the dataset's first record has boxes in one of the JSON ``columns``, which no
+    operation moves. Does not look at other records."""
     for name in columns:
         record = dataset._record_of_item(0)
         if _has_boxes(dataset.reader.item(name, record)):

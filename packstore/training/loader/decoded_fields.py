@@ -279,8 +279,8 @@ class ImageField(BatchField):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Prepares the images for decoding; creates the assembler on first use. Rows without an image become zeros.
 
-        If the images move with the main ones, one of another size than its main image marks the record as failed. The
-        error is stored in ``context``, or raised if ``context.errors`` is None."""
+        An unreadable image marks its record as failed; so does one of another size than its main image, if the images
+        move with the main ones. The error is stored in ``context``, or raised if ``context.errors`` is None."""
         missing = self.find_missing(context)
         if self._assembler is None:
             self._assembler = self._new_assembler(self.column)

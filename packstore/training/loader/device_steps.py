@@ -90,7 +90,7 @@ class DeviceSteps:
 
     @property
     def calls_user_code(self) -> bool:
-        """True if batches go through functions of the user."""
+        """True if functions of the user run here, on whole batches; not for those in :attr:`in_decoding`."""
         return self._options.transform is not None or any(
             not isinstance(op, Operation) or isinstance(op, InPlace | PerImage | _TimedOperation)
             for op in self._operations

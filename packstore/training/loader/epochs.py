@@ -44,9 +44,14 @@ class Epochs:
     Attributes:
         first_record: Number of the split's first record in the store.
         shuffle: Kind of shuffling, ``block`` aside; None for none.
-        order: Order of the latest epoch, with the ranks at its beginning. With a sampler, its length is not known.
+        order: Order of the latest epoch, with the ranks at its beginning. With a sampler, its length is the dataset's,
+            not the epoch's.
         mixture: Shares of the stores, for a :class:`packstore.Mix`; else None.
         generator_state: Hexadecimal state of the sampler's generator at the beginning of that epoch; None without.
+
+    Raises:
+        UsageError: ``window`` without lanes or ``block``; an order besides that of a :class:`packstore.Mix`; an epoch
+            without batches; anything but indices of the dataset from the sampler.
     """
 
     def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
@@ -122,7 +127,8 @@ class Epochs:
         return generator if isinstance(generator, torch.Generator) else None
 
     def _current_order(self) -> Order:
-        """Returns the order with the current rank and world size."""
+        """Returns the order with the current rank and world size, 0 of 1 if the sampler divides; for a world of 1 with
+        the window that fits the cache."""
         rank, world_size = (0, 1) if self._sampler_divides else resolve_ranks(self._options)
         # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window
@@ -231,7 +237,7 @@ class Epochs:
             yield from self._iterate_sampler_groups(epoch, first, images)
             return
         order, indices = self.order, self._subset_ids
-        count = order.count_batches(epoch)
+        count = order.count_batches()
         at_once = max(1, images // order.batch_size)
         for start in range(first, count, at_once):
             bounds = [order.batch_bounds(number) for number in range(start, min(start + at_once, count))]
@@ -304,7 +310,7 @@ class Epochs:
                 yield torch.from_numpy(ids - self.first_record).to(device, non_blocking=True), ids, sizes
             return
         order, indices = self.order, self._subset_ids
-        bounds = [order.batch_bounds(number) for number in range(first, order.count_batches(epoch))]
+        bounds = [order.batch_bounds(number) for number in range(first, order.count_batches())]
         if not bounds:
             return
         if order.world_size == 1:

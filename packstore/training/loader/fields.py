@@ -37,7 +37,8 @@ class Padded(NamedTuple):
     """Values with different numbers of rows, padded to one tensor.
 
     Attributes:
-        values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after a record's own rows.
+        values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after a record's own rows, around masks the
+            loader's ``mask_fill``.
         lengths: Size of each record's own value. Lists of rows: their number, int64 ``(B,)``. Images: height and width,
             int64 ``(B, 2)``. Volumes and clips: the length of each axis, int64 ``(B, axes)``.
     """
@@ -198,7 +199,8 @@ class NumberField(BatchField):
     """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads all values at once, as one tensor. Raises as :meth:`find_missing`."""
+        """Reads all values at once, as one tensor. Raises as :meth:`find_missing`, and the reader's errors in any
+        case."""
         missing = self.find_missing(context)
         values = context.reader.values(self.column.name, context.records)
         return TensorRows(as_tensor(self.column, values), missing)
@@ -223,7 +225,7 @@ class ObjectField(BatchField):
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Reads the values one by one: texts, JSON values or bytes, with None for missing and failed ones. Raises the
-        first error instead if ``context.errors`` is None."""
+        first error instead if ``context.errors`` is None, and as :meth:`find_missing`."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         values: list[Any] = []
         for row, record in enumerate(context.numbers):
@@ -308,8 +310,8 @@ class RaggedField(BatchField):
         self._least = min_area, min_visible
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> RaggedRows:
-        """Reads the values; moves boxes and keypoints with the images. Drops boxes of which too little is left, and the
-        rows of other columns that describe them.
+        """Reads the values; moves boxes and keypoints with the images. Drops boxes of which too little is left, notes
+        in ``context.boxes`` which are kept, and drops the rows of columns that describe them and are read later.
 
         Raises:
             StoreError: A record has another number of rows than boxes, or a class beyond the column's classes; or

@@ -41,7 +41,7 @@ _FIRST_OF_COLUMNS = 1
 
 class BatchJob:
     """Batch in progress: one thread of a pool prepares it, all decode slices of it, and the consumer's thread sends it
-    to the device."""
+    to the device. With ``on_error="skip"``, leaves out records that fail, and logs a warning for each."""
 
     def __init__(
         self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int, share: GroupShare | None
@@ -78,8 +78,8 @@ class BatchJob:
 
     def _prepare_batch(self, ring: Ring, pool: ThreadPoolExecutor, threads: int) -> BatchColumns | ViewColumns:
         """Reads records and columns, plans the rows, and submits slices to all threads. Runs in a thread of the pool.
-
-        Decodes a small batch of arrays at once, in this thread."""
+        Decodes a small batch of arrays at once, in this thread. With ``on_error="skip"``, first removes the records of
+        shards that cannot be opened."""
         if self._errors is not None:
             self._leave_out_lost_shards()
         pipeline, count = self._pipeline, len(self.ids)
@@ -114,7 +114,8 @@ class BatchJob:
         return columns
 
     def _leave_out_lost_shards(self) -> None:
-        """Removes records of shards that cannot be opened from the batch."""
+        """Removes records of shards that cannot be opened from the batch; logs a warning for each shard. Raises
+        :class:`UnreachableError` if the network fails."""
         lost = find_lost_records(self._pipeline.dataset.reader, self.ids & MASK)
         if lost.any():
             self.ids = self.ids[~lost]
@@ -167,7 +168,8 @@ class BatchJob:
             self._error = error
 
     def result(self, ring: Ring) -> LoadedBatch:
-        """Waits until the batch is decoded, sends it unless that was done, receives it, and returns it to the user.
+        """Waits until the batch is decoded, sends it unless that was done in the same modes of torch (such as
+        ``no_grad``), receives it, and returns it to the user.
 
         Raises the first error of the threads. Frees the slot of the ring."""
         try:

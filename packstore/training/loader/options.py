@@ -36,7 +36,8 @@ Collate = Literal["padded", "multi_hot", "optional", "list"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderOptions:
-    """Validated keyword arguments of :class:`packstore.PackedLoader`, which describes them."""
+    """Validated keyword arguments of :class:`packstore.PackedLoader`, which describes them. Raises :class:`UsageError`
+    for invalid values, and for options that contradict each other."""
 
     shuffle: bool | Shuffle = False
     seed: int = 0
@@ -144,7 +145,7 @@ def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
     """Returns ``(rank, world size)``: from the options, else from ``torch.distributed`` if it is initialised, else
     from torchrun's ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``.
 
-    Raises :class:`UsageError` if the rank is not below the world size."""
+    Raises :class:`UsageError` if the rank is not below the world size, or the environment has no numbers."""
     if options.rank is not None and options.world_size is not None:
         if not 0 <= options.rank < options.world_size:
             raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")

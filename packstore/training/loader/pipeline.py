@@ -57,7 +57,8 @@ class LoadedBatch(NamedTuple):
 
 
 class Pipeline:
-    """Assembles records into rows, runs steps on the device, and builds the user's item.
+    """Assembles records into rows, runs steps on the device, and builds the user's item. Creates the assembler on first
+    use, in each process.
 
     Attributes:
         dataset: The dataset.
@@ -72,6 +73,9 @@ class Pipeline:
         one_by_one: Decoding threads augment images one by one, since their sizes differ during augmentation.
         form: ``"list"`` or ``"padded"`` if images differ in size in the end; None if they make a batch.
         fields: The other columns.
+
+    Raises:
+        UsageError: Options that do not fit the columns, such as ``mix`` without labels.
     """
 
     def __init__(self, dataset: PackedDataset, options: LoaderOptions, resident: bool) -> None:
@@ -173,8 +177,8 @@ class Pipeline:
         finish: RowFormat | None = None,
         programs: Programs = NO_PROGRAMS,
     ) -> Assembler:
-        """Creates the assembler of a column of images that come out in one size: from the memory-mapped array of a
-        store if possible, else record by record."""
+        """Creates the assembler of a column of images that come out in one size: for the main column from the
+        memory-mapped array of a store if possible, else record by record."""
         decoder, stats = self.dataset.decoder_of(column), self.stats
         images = self._stored_images(column, decoder)
         kernel = EngineKernel.for_column(column, operations, finish, programs)
@@ -227,7 +231,8 @@ class Pipeline:
         """Builds the user's batch, a tensor, tuple or dict, from images and ``columns``, the other columns on the
         device.
 
-        Mixes labels and builds mosaics of columns as ``drawn`` for the images, then calls ``target_transform``."""
+        Mixes labels and builds mosaics of columns as ``drawn`` for the images, then calls ``target_transform``; appends
+        the hidden patches, if any were drawn."""
         values = {name: images if name == "image" else columns[name] for name in self.dataset.columns}
         drawn = drawn or DrawnForBatch()
         if drawn.mixed is not None:

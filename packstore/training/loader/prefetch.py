@@ -37,7 +37,7 @@ class prefetch:  # noqa: N801 - used like a function
         ahead: Number of batches in transfer at a time.
 
     Raises:
-        UsageError: An unknown normalisation; a dtype that is not floating point.
+        UsageError: An unknown normalisation; a dtype that is not floating point; ``ahead`` below 1.
     """
 
     def __init__(

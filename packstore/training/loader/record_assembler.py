@@ -40,7 +40,8 @@ except ImportError:  # Windows
 
 
 class RecordAssembler(Assembler):
-    """Reads, decodes, crops and resizes records one by one into batch buffers, with the engine if it can."""
+    """Reads, decodes, crops and resizes records one by one into batch buffers, with the engine if it can. Makes the
+    operating system read ahead while threads wait for the disk."""
 
     _plans_groups = True
 
@@ -81,7 +82,8 @@ class RecordAssembler(Assembler):
         self.shape = self._row_shape()
 
     def _row_shape(self) -> tuple[int, ...]:
-        """Returns the shape of a row. Raises :class:`UsageError` if images come out in different sizes."""
+        """Returns the shape of a row. Raises :class:`UsageError` if images come out in different sizes, and
+        :class:`DecodeError` if the first image is too large."""
         if self._of_one_size is not None:
             return self._of_one_size.shape
         image, finish = self._images.column, self._finish
@@ -93,9 +95,9 @@ class RecordAssembler(Assembler):
     def _common_size(self) -> tuple[int, int]:
         """Returns height and width of all rows, after the operations.
 
-        Without operations that give one size, reads the first image's, which all others must then have. Raises
-        :class:`UsageError` for operations that leave images of different sizes, and :class:`DecodeError` if the first
-        image is too large."""
+        Without operations that give one size, reads the first image's (1 x 1 if its header is unreadable), which all
+        others must then have, and sets ``_own_sizes``. Raises :class:`UsageError` for operations that leave images of
+        different sizes, and :class:`DecodeError` if the first image is too large."""
         images = self._images
         stored = images.column.shape[:2] if images.column.kind == "fixed" else None
         size = output_size(self._operations, (stored[0], stored[1]) if stored else None)
@@ -147,10 +149,11 @@ class RecordAssembler(Assembler):
 
     def _plan_batch(self, prepared: PreparedBatch, records: NDArray[np.int64], errors: Failures) -> float:
         """Gets the stored bytes of ``records``, and plans their rows. If the store is cold (not in memory yet), asks
-        the operating system to read the records ahead.
+        the operating system to read the records ahead, and counts down the batches for which the store is cold.
 
-        Stores the errors of failed records in ``errors``, or raises the first if that is None. Returns the time at
-        which the bytes were there, of :func:`time.perf_counter`."""
+        Stores the errors of failed records in ``errors``, or raises the first if that is None; raises
+        :class:`UsageError` for an image too small for its crop. Returns the time at which the bytes were there, of
+        :func:`time.perf_counter`."""
         images = self._images
         fetch = images.cold > 0
         images.cold -= fetch
@@ -161,8 +164,8 @@ class RecordAssembler(Assembler):
         return read
 
     def _plan_group(self, ids: NDArray[np.int64], seed: int, epoch: int) -> PreparedBatch | None:
-        """Plans the records of several batches at once. Returns None for a cold or remote store, if a record fails, or
-        if the engine cannot do the batch."""
+        """Plans the records of several batches at once. Returns None for a cold or remote store, without operations
+        that set the size, if a record fails, or if the engine cannot do the batch."""
         # A cold store is read by many threads; a remote one is fetched batch by batch.
         if not self._plans_groups or self._images.cold or self._own_sizes or self._is_remote:
             return None
@@ -177,8 +180,9 @@ class RecordAssembler(Assembler):
         return plan if plan.requests is not None else None
 
     def _plan_rows(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> None:
-        """Plans the rows of a batch from the images' bytes in memory: reads their headers, replaces unreadable images,
-        draws the crops, and makes the requests for the engine."""
+        """Plans the rows of a batch from the images' bytes in memory: reads their headers, sets a size for unreadable
+        images, draws the crops, and makes the requests for the engine. Raises :class:`UsageError` for an image too
+        small for its crop."""
         images = self._images
         prepared.turned = images.read_orientations(prepared.views)
         requests = images.make_file_requests(records, prepared)
@@ -201,8 +205,8 @@ class RecordAssembler(Assembler):
     def _view_each(self, prepared: PreparedBatch, errors: Failures, *, fetch: bool) -> None:
         """Gets the stored bytes of the records one by one; empty bytes for a record that fails.
 
-        Stores the error of each failed record in ``errors``, or raises the first error if ``errors`` is None. With
-        ``fetch``, asks the operating system to read each record ahead."""
+        Adds each failed record to ``prepared.failed`` and its error to ``errors``, or raises the first error if
+        ``errors`` is None. With ``fetch``, asks the operating system to read each record ahead."""
         left_out, images = {*prepared.failed}, self._images
         for row, record in enumerate(prepared.numbers):
             if row in left_out:
@@ -253,10 +257,12 @@ class RecordAssembler(Assembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Verifies checksums, lets the engine write the rows, and writes the rows that it refuses one by one.
+        """Verifies checksums, lets the engine write the rows, and writes the rows that it refuses one by one. Counts
+        the decoded images.
 
         Returns the rows that failed; their errors are in ``errors``. Raises the first error if ``errors`` is None, and
-        a :class:`SizeError` in any case. Turns reading ahead on if threads waited for the disk."""
+        a :class:`SizeError` or :class:`MemoryError` in any case. Turns reading ahead on if this thread waited for the
+        disk."""
         faults = _count_major_faults()
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)
         for row in self._run_engine(prepared, first, stop):
@@ -294,7 +300,8 @@ class RecordAssembler(Assembler):
         """Decodes, crops and writes a row that the engine has refused, decoding only a part of the image if possible.
 
         If the image differs in size from its header, draws its crop again; raises :class:`DecodeError` if other columns
-        follow the image, and :class:`SizeError` if its size differs from the rows'."""
+        follow the image, :class:`SizeError` if its size differs from the rows', and :class:`MemoryError` if the engine
+        refused it for want of memory."""
         rows, view, header = prepared.rows, prepared.views[row], self._row_header(prepared, row)
         if self._operations and self._images.can_decode_part(header):
             part = self._images.decode_crop(view, _box_in_stored_image(prepared, row), header)

@@ -57,7 +57,8 @@ def choose_residence(manifest: Manifest, records: int, device: torch.device, wan
         wanted: The user's wish: True, False or "auto".
 
     Raises:
-        UsageError: ``wanted`` is True, but the images differ in shape or do not fit into the free memory.
+        UsageError: ``wanted`` is True, but the images differ in shape or do not fit into the free memory, as far as
+            that is known.
     """
     image = manifest.image
     if wanted is False:

@@ -35,7 +35,8 @@ _GATHERED_AT_ONCE = 65536  # images that are not augmented, on the CPU
 
 
 class Resident:
-    """Keeps all images of a split in device memory, and gathers the batches of an epoch from them.
+    """Keeps all images of a split in device memory, and gathers the batches of an epoch from them. With
+    ``on_error="skip"``, records that cannot be loaded are left out of all epochs. Pickles without the images.
 
     Attributes:
         images: All images of the split; None until they are loaded.
@@ -56,7 +57,8 @@ class Resident:
         return self.__dict__ | {"images": None, "_numbers": {}, "_producer": producer}
 
     def iterate_epoch(self, epoch: int, first: int) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches of ``epoch`` from number ``first`` on. The first call loads all images."""
+        """Yields the batches of ``epoch`` from number ``first`` on. The first call loads all images. In a forked child
+        keeps torch on the calling thread from then on."""
         make_fork_single_threaded()
         images, pipeline = self._load_once(), self._pipeline
         if pipeline.kernel is None:
@@ -178,8 +180,8 @@ class Resident:
         """Reads, verifies and copies all images of the split to the device, ``(N, 3, H, W)``; calls ``pre_transform``
         on chunks of them.
 
-        ``errors`` receives damaged records; None raises the first error. Raises :class:`StoreError` if no shard can be
-        read."""
+        ``errors`` receives damaged records, whose images are then undefined; None raises the first error. Raises
+        :class:`StoreError` if no shard can be read."""
         pipeline, assembler, start = self._pipeline, self._pipeline.assembler, self._epochs.first_record
         device, count = pipeline.dataset.device, len(pipeline.dataset)
         pre_transform = pipeline.options.pre_transform

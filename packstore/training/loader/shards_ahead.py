@@ -24,7 +24,7 @@ _THREADS = 4  # fetching threads; each waits for the network most of the time
 
 class ShardsAhead:
     """Fetches the shards of an epoch in the order in which they are needed, as many ahead as the cache has room for;
-    then the first shards of the next epoch, even after this one has ended.
+    then the first shards of the next epoch, even after this one has ended. Starts up to four threads.
 
     Shards that batches currently need count towards that room. If a shard cannot be fetched ahead, the thread that
     needs it tries again and raises.
@@ -144,8 +144,8 @@ class ShardsAhead:
             self._reader.release_shards([shard for shard in done if shard not in needed])
 
     def _fetch_shards(self) -> None:
-        """Fetches shards in turn until none are left; runs in each thread. Logs the first failure as a warning, and
-        goes on."""
+        """Fetches shards in turn until none are left; runs in each thread. Logs the first failure as a warning, later
+        ones for debugging, and goes on; says nothing of a full cache or disk."""
         while (place := self._take_next()) is not None:
             try:
                 self._reader.prefetch(self._shards[place])

@@ -14,7 +14,7 @@ STAGES = ("wait", "read", "decode", "augment", "per_image", "copy")
 
 
 class Stats:
-    """Sums seconds by stage. Thread-safe.
+    """Sums seconds by stage, and counts images. Thread-safe; pickles as an empty one.
 
     ``wait``: the consumer waits for a batch. ``read`` and ``decode`` (with resizing): summed over the threads.
     ``augment``: operations on whole batches, and normalisation. ``per_image``: functions in ``PerImage``. ``copy``:

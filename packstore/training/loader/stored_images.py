@@ -42,7 +42,8 @@ class StoredImages(ABC):
         mode: Mode of the pixels.
         stored: Format of rows whose pixels stay as they are.
         view: Returns the stored bytes of a record. Checksums of the main images are verified later, by all threads.
-        will_need: Asks the operating system to read all of a record's stored bytes ahead.
+        will_need: Asks the operating system to read all of a main image's stored bytes ahead; does nothing for other
+            columns.
         cold: Number of batches for which the system is asked to fetch all records beforehand.
         are_files: They are image files, not arrays.
         is_main: They are the main images.
@@ -229,7 +230,7 @@ class ArrayImages(StoredImages):
 
 
 class MappedImages(ArrayImages):
-    """Reads stored pixels of one size from one memory-mapped array of all images.
+    """Reads stored pixels of one size from one memory-mapped array of all images; never asks to read ahead.
 
     Attributes:
         array: All images, ``(N, …)``.
@@ -241,9 +242,11 @@ class MappedImages(ArrayImages):
         self.cold = 0
 
     def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
+        """Returns each of ``records`` as an array, a view of :attr:`array`."""
         return [self.array[record] for record in records.tolist()]
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+        """Returns the image as a view of :attr:`array`, in the stored dtype; ignores ``view``."""
         found: NDArray[Any] = self.array[record]
         return found
 

@@ -36,9 +36,11 @@ class Streaming:
         return self.__dict__ | {"transport": None}
 
     def iterate_epoch(self, epoch: int, first: int) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches of ``epoch`` from number ``first`` on; fetches the shards of a remote store ahead.
+        """Yields the batches of ``epoch`` from number ``first`` on; fetches the shards of a remote store ahead, then
+        the first shards of the next epoch.
 
-        Threads run until this generator ends or is closed."""
+        Threads that decode run until this generator ends or is closed; those that fetch for the next epoch may end
+        later."""
         reads, following = self._epochs.list_shard_reads(epoch), self._epochs.list_shard_reads(epoch + 1)
         ahead = ShardsAhead.for_reader(self._pipeline.dataset.reader, reads, first, following)
         if ahead is None:

@@ -31,7 +31,8 @@ from packstore.training.loader.prepared import PreparedBatch
 class ViewColumnReader:
     """Reads the columns of batches with several views (crops of each record), all but the main image.
 
-    Columns that move with the pixels are read once per crop, others once per record.
+    Columns that move with the pixels are read once per crop, others once per record. Columns of further images are
+    refused.
 
     Attributes:
         carried: Names of the columns that move with the pixels, or belong to boxes that do.
