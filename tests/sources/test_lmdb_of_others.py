@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,20 @@ def test_basicsr_in_the_order_of_its_list(tmp_path: Path) -> None:
         (path / "meta_info.txt").write_text(wrong)
         with pytest.raises(SourceError, match=said):
             convert(path, tmp_path / "p.lmdb")
+
+
+@pytest.mark.parametrize("make", [ocr, basicsr])
+def test_equal_keys_of_several_lmdbs(make: Callable[[Path, int], Path], tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    for split, count in (("train", 3), ("val", 2)):
+        make(tmp_path / "set" / f"{split}.lmdb", count)
+    report = convert(tmp_path / "set", tmp_path / "o.lmdb")
+    assert [(each.name, len(each)) for each in report.manifest.splits] == [("train", 3), ("val", 2)]
+    with closing(open_source(tmp_path / "set" / "val.lmdb")) as alone:
+        own = [entry.key for entry in alone.entries()]
+    ds = PackedDataset(tmp_path / "o.lmdb", "val", columns=("key", "image"), output="bytes")
+    assert [key for key, _ in ds] == [f"val/{key}" for key in own]
+    assert verify(tmp_path / "o.lmdb", decode=False, against=tmp_path / "set").ok
 
 
 def varint(number: int) -> bytes:

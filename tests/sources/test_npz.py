@@ -161,6 +161,15 @@ def test_damage_is_found_by_the_checksum_of_the_zip(compress: bool, tmp_path: Pa
     assert caught.value.key == "0000000000"
 
 
+def test_damaged_names_of_classes_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, images=pixels(6, 8, 9, 3), class_names=np.array(["cat", "dog", "cat", "cow", "dog", "elk"]))
+    data = path.read_bytes()
+    path.write_bytes(data.replace("elk".encode("utf-32-le"), "elf".encode("utf-32-le")))
+    with pytest.raises(SourceError, match=r"a\.npz: class_names\.npy is damaged"):
+        open_source(path)
+
+
 def header(text: str, version: bytes = b"\x01\x00") -> bytes:
     return b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text.encode()
 

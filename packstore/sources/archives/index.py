@@ -66,7 +66,8 @@ class Member(NamedTuple):
 
 @dataclass(slots=True)
 class IndexBuilder:
-    """Builds the index of an archive from its members, added in their order.
+    """Builds the index of an archive from its members, added in their order. Refuses paths that lead out of the
+    archive, and two spellings of one path.
 
     Attributes:
         replaces: A file replaces an earlier one of the same name, as in a tar; if False, a repeated name is an error.
@@ -82,8 +83,8 @@ class IndexBuilder:
     _spelled: dict[bytes, str] = field(default_factory=dict)
 
     def add_file(self, name: str, member: Member, folder: str = "") -> None:
-        """Adds the file ``name`` in ``folder``. Raises :class:`SourceError` for a path that leads out of the archive or
-        has two spellings, and for a repeated one unless :attr:`replaces`."""
+        """Adds the file ``name`` in ``folder``; ignores an empty name. Raises :class:`SourceError` for a path that
+        leads out of the archive or has two spellings, and for a repeated one unless :attr:`replaces`."""
         if plain := self._register_name(name, folder):
             self._files[plain] = self._append_member(member)
 
@@ -198,7 +199,7 @@ class ArchiveIndex:
         return self.blob[self.ends[number] : self.ends[number + 1]]
 
     def get_member(self, number: int) -> Member:
-        """Returns size and place of file ``number``."""
+        """Returns the description of file ``number``."""
         return Member(*self.table[number].tolist())
 
     def find_number(self, name: bytes) -> int | None:

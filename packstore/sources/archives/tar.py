@@ -53,7 +53,7 @@ def is_tar(start: bytes) -> bool:
 
 
 class OpenTar:
-    """Open tar, whose files are read by offset. Thread-safe."""
+    """Open tar, whose files are read by offset, by any thread."""
 
     def __init__(self, path: Path) -> None:
         """Opens a tar; decompresses a compressed one into a temporary file. Raises :class:`SourceError` for a
@@ -82,7 +82,8 @@ class OpenTar:
 
 def read_first_names(path: Path, count: int) -> list[str]:
     """Returns the names of the first ``count`` plain files of a tar; decompresses no more than these. Raises one of
-    :data:`TAR_FAULTS` if the tar is damaged before them."""
+    :data:`TAR_FAULTS` if the tar is damaged before them, and :class:`SourceError` if the library for Zstandard is not
+    installed."""
     kind = detect_compression(path)
     with path.open("rb") as file:
         # a stream has to read the data between headers, too
@@ -102,7 +103,7 @@ def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 
 def read_tar(path: Path) -> ArchiveIndex:
     """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a tar that is
-    damaged, or has paths that lead out of it."""
+    damaged, or has paths that lead out of it or have two spellings, and as :func:`decompress_to_temporary` does."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
@@ -240,7 +241,7 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
     """Decompresses a file into a temporary file without a name, and returns that file. ``name`` is for messages.
 
     Raises :class:`SourceError` for a damaged file, for one that decompresses to more than 1 GiB and more than 200 times
-    its size, and if the disk is full.
+    its size, if less than 256 MiB are free on the disk, and if the library for Zstandard is not installed.
     """
 
     def pieces() -> Iterator[bytes]:

@@ -169,7 +169,8 @@ class ArchiveTree(Tree):
         return stamp_files([self._path])
 
     def close(self) -> None:
-        """Closes the archive and all decompressors; reading opens them again."""
+        """Closes the archive and all decompressors; reading opens them again. A copy of the archive that was
+        decompressed as a whole stays open."""
         self._file = self._index.file
         with self._inflating:
             while self._inflaters:

@@ -32,7 +32,7 @@ def is_zip(start: bytes) -> bool:
 
 def read_zip(path: Path) -> ArchiveIndex:
     """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted zip,
-    and for names with backslashes that may or may not separate folders."""
+    for names that are repeated or lead out of it, and for backslashes in names that may or may not separate folders."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -42,8 +42,8 @@ def read_zip(path: Path) -> ArchiveIndex:
 
 
 def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
-    """Builds the index from the central directory. Raises :class:`SourceError` for damage, encryption, and backslashes
-    in names that may or may not separate folders."""
+    """Builds the index from the central directory; symbolic links become files without data, directories are left out.
+    Raises :class:`SourceError` as :func:`read_zip` does."""
     count, start, end = _find_directory(data, name)
     builder, position, entries = IndexBuilder(replaces=False), start, 0
     odd, has_folders = "", False

@@ -179,7 +179,8 @@ def _assign_part(
     column for each array with a row per image.
 
     Returns the part, and the ``id()`` of each array in it. Replaces the description of flattened images by one with
-    height and width. Raises :class:`SourceError` if images or labels are not found, or their numbers differ.
+    height and width. Raises :class:`SourceError` if there are no images, the labels are unreadable, or their numbers
+    differ, and :class:`AmbiguousSourceError` if an option has to decide.
     """
     image = _find_images(shown, arrays, options)
     length = _count_labels(shown, arrays, image, options)
@@ -208,8 +209,9 @@ def _assign_part(
 
 
 def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptions) -> _NamedArray:
-    """Finds the array of images: the one that ``--image-key`` names, else the only candidate. Raises
-    :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none."""
+    """Finds the array of images: the one that ``--image-key`` names, else the only candidate, else the only matrix of
+    flattened images. Of several candidates, takes the one named as images if all others are masks or floating-point
+    numbers. Raises :class:`AmbiguousSourceError` for several candidates, and :class:`SourceError` for none."""
     if options.image_key is not None:
         return _find_by_key(shown, arrays, options.image_key, "--image-key")
     found = [each for each in arrays if _looks_like_images(each)]
@@ -320,7 +322,7 @@ def _choose_axes(
 ) -> tuple[int, tuple[int, ...]]:
     """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape.
     Returns axis 0 and no order for files. Raises :class:`AmbiguousSourceError` if neither layout nor shape decides, and
-    :class:`SourceError` if the layout does not fit."""
+    :class:`SourceError` if the layout does not fit, or there are too many channels."""
     info = image.info
     if info.content == "files":
         return 0, ()

@@ -42,7 +42,8 @@ class ExportedArrays(ExportedRows, ArraySource):
         return found
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
-        """Returns the value as in the exported store."""
+        """Converts a value to that of the exported store: bytes of a file, or a copy of numbers in the machine's byte
+        order."""
         return bytes(value) if chosen.info.content == "files" else np.array(value, chosen.info.dtype.newbyteorder("="))
 
 

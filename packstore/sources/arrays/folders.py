@@ -89,7 +89,8 @@ def walk_arrays(
     *,
     groups: bool,
 ) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Yields name, folder and metadata of each array at and below ``root``. Skips folders deeper than eight levels.
+    """Yields name, folder and metadata of each array at and below ``root``. Skips hidden folders, and those deeper than
+    eight levels.
 
     Args:
         root: Folder of an array or a group.
@@ -156,7 +157,7 @@ def _list_array_files(folder: Path) -> Iterator[Path]:
 
 
 def _walk_files(folder: Path) -> Iterator[Path]:
-    """Yields all files at and below a folder, sorted."""
+    """Yields all files at and below a folder, sorted; does not follow links to folders."""
     for directory, inside, names in os.walk(folder):
         inside.sort()
         for name in sorted(names):

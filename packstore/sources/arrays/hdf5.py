@@ -37,7 +37,8 @@ _PREFIX = "HDF5_VDS_PREFIX"
 
 
 class Hdf5Source(ArraySource):
-    """Samples of HDF5 files."""
+    """Samples of HDF5 files. Opening raises :class:`SourceError` for links to other files or to nothing, values in
+    files of other folders, and datasets that were never written."""
 
     kind = "hdf5"
     suffixes = (".h5", ".hdf5", ".he5", ".hdf")
@@ -50,7 +51,8 @@ class Hdf5Source(ArraySource):
 
 
 class _OpenHdf5(OpenArrays):
-    """Open HDF5 file."""
+    """Open HDF5 file; contiguous datasets are read without h5py. Opening raises :class:`SourceError` if h5py cannot
+    read the file."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         import h5py
@@ -112,8 +114,9 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
-        """Describes a dataset; as unreadable if no column can hold its values. Raises :class:`SourceError` if its
-        values are in a file of another folder, or were never written."""
+        """Describes a dataset; as unreadable if no column can hold its values. Strings are files if the first one
+        begins like an image. Raises :class:`SourceError` if the values are in a file of another folder, or were never
+        written."""
         import h5py
 
         shape = dataset.shape
@@ -291,7 +294,8 @@ _open = open_with(Hdf5Source, ExportedHdf5)
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises a file by its signature, and a folder of such files; packstore stores, whole or damaged, are not of
-    this kind. Raises the errors of opening the arrays."""
+    this kind. Raises the errors of opening the arrays, and :class:`SourceError` for a web page with the name of such a
+    file in a folder."""
     if path.is_dir():
         if Hdf5Source.recognise_folder(path) is Certainty.NO:
             return Certainty.NO

@@ -58,7 +58,11 @@ _EMNIST = {
 
 class IdxSource(ArraySource):
     """Samples of the idx files of one data set, in a folder, its ``raw``, or the ``raw`` of a folder in it
-    (``MNIST/raw``)."""
+    (``MNIST/raw``).
+
+    Columns: ``image``, ``label``, and for QMNIST ``nist``, all eight numbers of a label. Opening raises
+    :class:`AmbiguousSourceError` for several data sets, and :class:`SourceError` for a split without images or labels.
+    """
 
     kind = "idx"
     suffixes = ("-ubyte", "-int", "-ubyte.gz", "-int.gz")
@@ -173,7 +177,8 @@ class IdxSource(ArraySource):
 
 
 class _OpenIdx(OpenArrays):
-    """Open idx file: one array."""
+    """Open idx file, plain or gzip: one array, called ``numbers``. Opening raises :class:`SourceError` for a wrong
+    header or size."""
 
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))

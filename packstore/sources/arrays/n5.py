@@ -40,7 +40,7 @@ _MAX_BLOCK_BYTES = 1 << 30
 
 
 class N5Source(ChunkFolderSource):
-    """Samples of the arrays in an N5 container."""
+    """Samples of the arrays in an N5 container; missing blocks are zeros."""
 
     kind = "n5"
     files_name = "N5 arrays"
@@ -52,7 +52,8 @@ class N5Source(ChunkFolderSource):
 
 
 class _OpenN5(OpenArrays):
-    """Arrays of an N5 container; no file stays open."""
+    """Arrays of an N5 container; no file stays open. Opening raises :class:`SourceError` for damaged metadata, and for
+    more bytes than the files can hold."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -95,7 +96,8 @@ class _OpenN5(OpenArrays):
         return list(self._infos.values())
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along an axis from all blocks that hold them; blocks that were not written are zeros."""
+        """Reads rows along an axis from all blocks that hold them; blocks that were not written are zeros. Raises
+        :class:`ValueError` for a damaged block."""
         info, block = self._infos[name], self._blocks[name]
         low, high = [0] * len(block), list(info.shape)
         low[axis], high[axis] = start, stop

@@ -39,7 +39,8 @@ _CHUNK = 1 << 20
 
 
 class NpzSource(ArraySource):
-    """Samples of ``.npz`` or ``.npy`` files."""
+    """Samples of ``.npz`` or ``.npy`` files. Arrays of Python objects are never unpickled: images or labels of this
+    type raise :class:`SourceError`, other such arrays are left out."""
 
     kind = "npz"
     suffixes = (".npz", ".npy")
@@ -116,7 +117,8 @@ class _OpenNpy(_OpenNumpyArrays):
 
 
 class _OpenNpz(_OpenNumpyArrays):
-    """Open ``.npz`` file: a zip of ``.npy`` files."""
+    """Open ``.npz`` file: a zip of ``.npy`` files. Bytes ``x`` with ``x_offsets`` become one array of files. Opening
+    raises :class:`SourceError` for damage, encryption, and members that are no arrays."""
 
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))

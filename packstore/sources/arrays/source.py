@@ -47,6 +47,10 @@ _TEXTS = 4096
 class ArraySource(RowSource):
     """Source whose samples are rows of arrays in one file, or in the files of a folder.
 
+    Columns: ``image``, ``label``, and one for each further array with a row per image; keys are split and number.
+    Opening raises :class:`AmbiguousSourceError` if names and shapes do not tell these arrays, if samples were never
+    written, or if a file beside seems to hold the labels.
+
     Attributes:
         suffixes: Suffixes of its files, in lower case.
         files_name: Name of its files, for messages: ``HDF5 files``.
@@ -128,8 +132,12 @@ class ArraySource(RowSource):
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
         """Chooses the arrays that are columns, and the names of classes if labels are texts. Raises the errors of
-        :meth:`assign_roles`."""
-        return assign_text_labels(self.assign_roles(infos), self._read_texts)
+        :meth:`assign_roles`, and :class:`SourceError` for damaged names of classes."""
+        roles = self.assign_roles(infos)
+        try:
+            return assign_text_labels(roles, self._read_texts)
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
         """Assigns roles (image, label, further columns) to the arrays of the files. Raises
@@ -345,8 +353,8 @@ class ArraySource(RowSource):
         return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
 
     def _convert_image_row(self, chosen: ColumnArray, value: Any) -> Any:
-        """Converts a row to an image file, or to pixels ``(H, W, C)``. Raises :class:`ValueError` for too large a file,
-        and for pixels that the image's dtype cannot hold."""
+        """Converts a row to an image file, or to pixels ``(H, W)`` or ``(H, W, C)``. Raises :class:`ValueError` for too
+        large a file, and for pixels that the image's dtype cannot hold."""
         if chosen.info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:

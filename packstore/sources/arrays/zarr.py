@@ -48,7 +48,7 @@ _MAX_SAMPLE_CHUNKS = 1024
 
 
 class ZarrSource(ChunkFolderSource):
-    """Samples of the arrays in a Zarr group."""
+    """Samples of the arrays in a Zarr group. Arrays with unknown codecs are not opened."""
 
     kind = "zarr"
     files_name = "Zarr arrays"

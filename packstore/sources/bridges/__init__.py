@@ -52,7 +52,8 @@ def open_bridge(path: str | os.PathLike[str], options: SourceOptions) -> Source:
     discards the library's output.
 
     Raises:
-        UsageError: The library is not installed, or the name has another form than in :data:`BRIDGES`.
+        UsageError: The library is not installed, the name has another form than in :data:`BRIDGES`, or the option
+            ``layout`` is set for another library than ``datasets``.
         SourceError: The library cannot read the source, would unpickle it, or would connect to another machine.
     """
     named = find_bridge(path)

@@ -23,9 +23,9 @@ _PICKLED = ("cifar",)
 
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
-    """Imports the dataset; converts its annotations by way of Datumaro's own format, in a temporary folder. Drops a
-    split ``trainval`` that repeats ``train`` and ``val``. Raises :class:`UsageError` for formats that are unpickled,
-    and for data other than images."""
+    """Imports the dataset; converts its annotations by way of Datumaro's own format, in a temporary folder. Sorts the
+    images of a split by key. Drops a split ``trainval`` that repeats ``train`` and ``val``. Raises :class:`UsageError`
+    for formats that are unpickled, and for data other than images."""
     name, path = split_name_and_path(rest, "datumaro")
     from datumaro.components.dataset import Dataset
     from datumaro.components.media import Image

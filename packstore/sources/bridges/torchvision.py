@@ -91,7 +91,7 @@ _NAMES: Mapping[str, samples.NameValues] = {
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     """Opens the dataset: all its splits, unless the arguments choose one. Raises :class:`UsageError` for an unknown
-    class or argument, and :class:`SourceError` if torchvision cannot read it."""
+    class, an unknown argument and one that is missing, and :class:`SourceError` if torchvision cannot read it."""
     called, root = split_name_and_path(rest, "torchvision")
     name, *given = called.split(",")
     from torchvision import datasets
@@ -135,7 +135,8 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
 
 
 def _declare_celeba_fields(data: Any) -> dict[str, Field]:
-    """Declares the columns of CelebA: samples do not show the names of its attributes."""
+    """Declares the columns of CelebA: image, file, and one for each target type of ``data``. Samples do not show the
+    names of its attributes."""
     columns: dict[str, Field] = {
         "attr": Labels([name for name in data.attr_names if name], of=False),  # the line ends in a space
         "identity": Label(),
@@ -146,7 +147,7 @@ def _declare_celeba_fields(data: Any) -> dict[str, Field]:
 
 
 def _list_annotated_items(name: str, data: Any, split: str, root: Path) -> list[AnnotatedItem]:
-    """Lists the images of a dataset with objects, with their keys and raw annotations."""
+    """Lists the images of a dataset with objects, with their raw annotations; keys are split and path."""
     found = ((samples.relative_name(path, root), path, raw) for path, raw in _OBJECTS[name](data))
     return [AnnotatedItem(f"{split}/{key}".lstrip("/"), path, raw) for key, path, raw in found]
 

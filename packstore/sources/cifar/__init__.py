@@ -71,7 +71,8 @@ class _AllLabels:
 class CifarSource(Source):
     """CIFAR-10 (``label``) or CIFAR-100 (``label``: fine, ``coarse_label``), with the splits ``train`` and ``test``.
 
-    Images are uint8 ``(32, 32, 3)`` RGB, read-only. Memory holds all labels, and the pixels of at most two batches and
+    Images are uint8 ``(32, 32, 3)`` RGB, read-only. The first survey or listing reads all files, and raises
+    :class:`SourceError` for missing or damaged ones. Memory holds all labels, and the pixels of at most two batches and
     a few thousand images.
     """
 
@@ -183,7 +184,7 @@ class CifarSource(Source):
 
     def _load_labels(self, progress: ProgressCallback) -> _AllLabels:
         """Returns all labels; the first call reads and checks all files, and reports progress. Raises
-        :class:`SourceError` for damage."""
+        :class:`SourceError` for damage, labels out of range, and no images."""
         if self._labels is not None:
             return self._labels
         layout = self._files.layout

@@ -223,14 +223,14 @@ class TarFiles(CifarFiles):
 
 def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
     """Finds the files of a CIFAR at ``path``: its directory, its archive, or a folder that holds exactly one of these;
-    returns None if there is none.
+    returns None if there is none. In a folder, a directory hides the archive that it was unpacked from.
 
     Args:
         path: Where to look.
         kind: ``cifar10`` or ``cifar100``; None takes either.
 
     Raises:
-        SourceError: There are several, or the archive is damaged.
+        SourceError: There are several, the archive is damaged, or the folder cannot be listed.
     """
     layouts = [layout for layout in LAYOUTS if kind in (None, layout.kind)]
     if path.is_file():

@@ -33,7 +33,7 @@ def load_dict(file: IO[bytes]) -> dict[str, Any]:
     stay bytes. Executes nothing.
 
     Pass its arrays to :func:`build_array`. Raises :class:`BatchError` for a pickle that names other functions than
-    numpy's for arrays, a damaged pickle or one above 256 MiB, and any object but a dictionary.
+    numpy's for arrays, a damaged pickle, one above 256 MiB or 2,000,000 operations, and any object but a dictionary.
     """
     data = file.read(_MAX_BYTES + 1)
     if len(data) > _MAX_BYTES:
@@ -76,7 +76,7 @@ def build_array(value: Any) -> NDArray[Any]:
 
 def find_array_bytes(value: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
     """Returns the bytes of an array in C order (or their :class:`Span`), its shape and its dtype. Raises
-    :class:`BatchError` for any other value."""
+    :class:`BatchError` for an array in Fortran's order, and for any other value."""
     if not isinstance(value, _Array):
         raise BatchError(f"found {type(value).__name__}, expected an array")
     dtype = value.validate_dtype()
@@ -178,7 +178,7 @@ class _Array(StandIn):
 
 
 def _reconstruct(kind: Any, shape: Any, typecode: Any) -> _Array:
-    """Stand-in for ``numpy.core.multiarray._reconstruct``: makes an array without content."""
+    """Stand-in for ``numpy.core.multiarray._reconstruct``: makes an array without content, whatever the arguments."""
     return _Array()
 
 

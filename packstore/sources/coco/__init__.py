@@ -74,9 +74,12 @@ class CocoSource(FileRowSource):
 
     Columns: ``boxes``, ``labels``; ``keypoints`` if all categories have the same number; ``captions``, a list of texts;
     ``panoptic_mask``, the file, with ``segment_ids`` and ``segment_labels``; ``stuff_labels`` and ``stuff_mask``; and
-    ``json``: the unchanged entries of the image and of its annotations, masks included. If no annotation has a box, as
-    in iNaturalist, there is ``label`` instead, or ``tags`` if an image has several. An image without annotations has 0
-    boxes; in a split without a file of objects, ``boxes`` is missing.
+    ``json``: the entries of the image and of its annotations, masks included, without image ids and captions. If no
+    annotation has a box, as in iNaturalist, there is ``label`` instead, or ``tags`` if an image has several. An image
+    without annotations has 0 boxes; in a split without a file of objects, ``boxes`` is missing.
+
+    Leaves out a split whose images are missing; names splits without their year, if possible. Opening raises
+    :class:`AmbiguousSourceError` if splits share an image, name a category differently, or have two files of a kind.
     """
 
     kind = "coco"
@@ -124,10 +127,10 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or a list with the folder of each image if they are in several; returns None
-        if there is none. If no folder has the names, tries them without the first, the first two or the first three
-        folders, and renames the images in ``documents`` so. Raises :class:`AmbiguousSourceError` if several groups of
-        folders have the images."""
+        """Finds the folder of the images, or a list with the folder of each image if they are in several. If neither
+        has all images, returns the folder that has most; None if none has any. If no folder has the names, tries them
+        without the first, the first two or the first three folders, and renames the images in ``documents`` so. Raises
+        :class:`AmbiguousSourceError` if several groups of folders have all images, and no single folder has any."""
         names = list(documents.walk_image_names())
         folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):

@@ -148,7 +148,7 @@ def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str
 
 
 def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
-    """Tells if a folder has all ``names`` of images of a file."""
+    """Tells if a folder has all ``names`` of images of a file; False for no names."""
     there: dict[str, frozenset[str]] = {}
     for path in names:
         within, _, name = path.rpartition("/")
@@ -178,7 +178,8 @@ def _is_named_by_split(folder: str, split: str) -> bool:
 
 
 def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
-    """Yields the files of annotations in a folder; if it has many JSON files, only those with names of COCO's."""
+    """Yields the files of annotations in a folder; if it has more than 16 JSON files, only those with names of COCO's.
+    Looks for lists of COCO in the first 64 KiB of a file, and with such a name in the first 1 GiB."""
     found = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
     if len(found) > _PROBED:  # a file for each image
         found = [name for name in found if _has_coco_name(name)]

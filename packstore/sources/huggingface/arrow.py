@@ -28,7 +28,8 @@ _MAX_BYTES = 16 << 20
 
 
 class _ArrowFile(OpenTable):
-    """Mapped file: only rows that are read come into memory.
+    """Arrow file mapped into memory: only rows that are read take memory. Opening raises :class:`ValueError` for a
+    stream with dictionary-encoded columns.
 
     A read beyond the end of a mapped file ends the process, so the size of the file is checked before each row.
     """
@@ -88,7 +89,8 @@ class _ArrowFile(OpenTable):
                 overview.negative.add(name)
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields the record batch ``group``, validated, whatever ``rows`` is."""
+        """Yields the record batch ``group``, validated, whatever ``rows`` is. Reads all batches of a stream first, if
+        no other method has. Raises :class:`ValueError` if the file became shorter."""
         self.require_readable()
         if self._random:
             batch = self._reader.get_batch(group)
@@ -213,7 +215,8 @@ def _leads_outside(name: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder with the files that ``save_to_disk`` writes beside the data, and a file of Arrow."""
+    """Recognises a folder with the files that ``save_to_disk`` writes beside the data, and a file of Arrow; a stream
+    only if its suffix is ``.arrow``."""
     if path.is_dir():
         one = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
         return Certainty.CERTAIN if one or (path / _DATASET_DICT).is_file() else Certainty.NO

@@ -40,7 +40,7 @@ class Card:
 
 
 def read_card(folder: Path) -> Card:
-    """Reads the dataset card, ``README.md``, in a folder. Returns an empty one if the folder has none.
+    """Reads the dataset card, ``README.md``, in a folder: its first 8 MiB. Returns an empty one if the folder has none.
 
     Raises :class:`SourceError` for a malformed card, :class:`AmbiguousSourceError` for several configurations without a
     default.

@@ -184,7 +184,8 @@ class _FileCells(ArrayCells):
 
 
 def _to_json(value: Any) -> Any:
-    """Converts a plain Python value of Arrow to JSON."""
+    """Converts a plain Python value of Arrow to JSON: dates and times to ISO format, durations, decimals and UUIDs to
+    texts; keeps other values."""
     if isinstance(value, dict):
         return {str(name): _to_json(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -96,7 +96,9 @@ class TableFacts(NamedTuple):
 def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) -> list[TableColumn]:
     """Declares the columns of tables whose first rows are the record batch ``first``.
 
-    Raises :class:`SourceError` for a column that no field holds, and for tables without images."""
+    If the only images are lists, the first image of a list becomes ``image``, the later ones ``further_…``. A column of
+    objects becomes ``boxes``, ``labels`` and, as JSON, the other members of the objects. Raises :class:`SourceError`
+    for a column that no field holds, and for tables without images."""
     schema, objects = first.schema, facts.objects
     declared = _declare_each(first, features, facts)
     main = _choose_main_image(schema, declared)

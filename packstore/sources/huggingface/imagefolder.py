@@ -43,8 +43,9 @@ _PROBED_MASKS = 64
 class HfImageFolderSource(FileRowSource):
     """Source for an image folder of Hugging Face.
 
-    With metadata, the samples are its rows in order. Without, they are the images of the splits in the card. Names of
-    folders are their labels if ``datasets`` does so: if all images lie on one level, in several folders.
+    With metadata, the samples are its rows in order; further rows of one image have keys such as ``a.jpg#1``. Without,
+    they are the images of the splits in the card. Names of folders are their labels if ``datasets`` does so: if all
+    images lie on one level, in several folders.
     """
 
     kind = "hf_imagefolder"
@@ -59,7 +60,8 @@ class HfImageFolderSource(FileRowSource):
         self.evidence = ", ".join(files[:3]) + (" …" if len(files) > 3 else "") if files else f"data_files in {CARD}"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits of all samples; reads all rows first."""
+        """Returns the splits of all samples; reads all rows first. Raises :class:`SourceError` for an image of two
+        splits, and :class:`AmbiguousSourceError` if the names of folders give only some images a split."""
         return self._splits
 
     def describing_files(self) -> Iterable[str]:

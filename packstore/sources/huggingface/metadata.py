@@ -94,7 +94,7 @@ class Metadata:
     convert: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[MetadataRow]:
-        """Yields all rows in order. Raises :class:`SourceError` for a damaged file."""
+        """Yields all rows in order; reads each file as a whole. Raises :class:`SourceError` for a damaged file."""
         for file in self.files:
             folder, _, name = file.rpartition("/")
             shown = self.tree.name(file)
@@ -215,7 +215,7 @@ class ColumnValues:
         """Returns the field that fits all values added (:class:`Json` if no other does), and the function that converts
         a value.
 
-        Whole numbers are class numbers if ``feature`` names the classes, or the column's ``name`` is ``label``.
+        Whole numbers and texts are classes if ``feature`` names the classes, or the column's ``name`` is ``label``.
         """
         if self.text and self.kinds & {"text", "bool"} and self.kinds != {"bool"}:
             self.kinds = {"text"}
@@ -237,7 +237,8 @@ class ColumnValues:
 
 
 def _classify_text(value: str) -> str:
-    """Returns the kind of a text in CSV by its form, see :attr:`ColumnValues.kinds`; ``missing`` for none."""
+    """Returns the kind of a text in CSV by its form, see :attr:`ColumnValues.kinds`; ``missing`` for an empty one,
+    ``text`` for ``NA`` and the like."""
     if value in _MISSING:
         return "text" if value else "missing"
     if _INTEGER.fullmatch(value):
@@ -303,8 +304,8 @@ def _derive_image_name(name: str) -> str:
 
 
 def _read_csv(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields line and values of each row. Raises :class:`SourceError` for a repeated column, too many fields, malformed
-    CSV, and another encoding than UTF-8."""
+    """Yields line and values of each row; skips blank lines, and a short row lacks the last columns. Raises
+    :class:`SourceError` for a repeated column, too many fields, malformed CSV, and another encoding than UTF-8."""
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     try:
         header = next(reader, [])

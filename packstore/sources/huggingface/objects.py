@@ -107,7 +107,8 @@ class ObjectFacts:
                 self.names.update(each for each in classes or () if each is not None)
 
     def decide_convention(self, convention: str | None, name: str, path: Any) -> ObjectColumn | None:
-        """Returns the column with its convention; None if it holds no boxes, or ``convention`` is ``json``.
+        """Returns the column with its convention; None if :attr:`fits` is False, the column holds no boxes, or
+        ``convention`` is ``json``.
 
         Raises :class:`AmbiguousSourceError` if ``convention`` is None, and the boxes fit several conventions or none.
         ``name`` and ``path`` are those of the source."""

@@ -47,7 +47,7 @@ class _ParquetFile(OpenTable):
         self._file = parquet.ParquetFile(path, metadata=metadata, buffer_size=buffer_size, pre_buffer=False)
 
     def read_overview(self) -> TableOverview:
-        """Summarises the table from the file's metadata; reads columns whose statistics do not tell if they have
+        """Summarises the table from the file's metadata; reads columns of lists whose statistics do not exclude
         nulls."""
         metadata = self._file.metadata
         overview = TableOverview(self._file.schema_arrow)
@@ -65,8 +65,8 @@ class _ParquetFile(OpenTable):
 
     def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
         """Adds the column ``top`` to the sets of an overview, of columns with nulls, paths and negative numbers, if a
-        chunk of it may have such values by its statistics. Reads the chunk if they do not tell. ``leaf`` is the chunk's
-        column in Parquet's schema, which is ``top`` or a part of it."""
+        chunk of it may have such values by its statistics. Reads a chunk of lists to find nulls. ``leaf`` is the
+        chunk's column in Parquet's schema, which is ``top`` or a part of it."""
         statistics = chunk.statistics if chunk.is_stats_set else None
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
         if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):
@@ -107,7 +107,8 @@ class _ParquetFile(OpenTable):
 
 
 class ParquetSource(HfTableSource):
-    """Source for Parquet files, in the order of their names within a split."""
+    """Source for Parquet files, in the order of their names within a split. The dataset card or the names of files and
+    folders tell the splits. Opening raises :class:`SourceError` if numbered files are missing."""
 
     kind = "parquet"
 
@@ -137,8 +138,8 @@ class ParquetSource(HfTableSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of Parquet with a column of images or bytes. Any other Parquet is possible, unless images are beside
-    it, or tars."""
+    """Is certain of Parquet with a column of images or bytes, by its first file. Any other Parquet is possible, unless
+    images are beside it, or tars."""
     if path.is_file():
         return Certainty.NO if first_bytes(path, 4) != _MAGIC else _recognise_schema(path, alone=True)
     if not path.is_dir():

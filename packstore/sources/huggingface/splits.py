@@ -45,8 +45,9 @@ IN_NAME: Patterns = {
 
 
 def list_folder_files(path: Path) -> Iterator[str]:
-    """Yields the relative paths of the files in a folder and below, sorted within each folder. Leaves out hidden and
-    ignored ones, and folders such as ``__pycache__``."""
+    """Yields the relative paths of the files in a folder and below, sorted within each folder; links to folders count
+    as files. Leaves out hidden and ignored ones, and folders such as ``__pycache__``. Raises :class:`SourceError` if a
+    folder cannot be listed."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()

@@ -78,7 +78,8 @@ _NO_BLOCK = _Block((-1, -1), 0, 0, (), lambda: None, lambda _: None)
 class HfTableSource(ScannedTables):
     """Source whose samples are rows of tables in files, under keys of split and number.
 
-    Image files are kept as they are. A class number below 0 is a missing label.
+    Image files are kept as they are, and paths in their cells become further columns. A file that has only a path is
+    read from the table's folder; other places are refused. A class number below 0 is a missing label.
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:

@@ -104,7 +104,7 @@ class SplitDatabase(NamedTuple):
 
 class LmdbSource(RowSource):
     """Base of sources with one LMDB of another program, or several in a folder, named by split (``train.lmdb``,
-    ``ilsvrc12_val_lmdb``).
+    ``ilsvrc12_val_lmdb``). Opening raises :class:`SourceError` if there is none, or one is not of this kind.
 
     The reference of a row begins with the number of its database.
     """
@@ -176,6 +176,11 @@ class LmdbSource(RowSource):
         """Lists the databases of a split with their numbers."""
         return [(n, self.databases[n]) for n, each in enumerate(self._found) if each.split == split]
 
+    def make_key(self, split: str, key: str) -> str:
+        """Makes the key of a sample from its key in the LMDB; of several LMDBs, which may have equal keys, puts the
+        split before it."""
+        return f"{split}/{key}" if len(self.databases) > 1 else key
+
     def read_image(self, database: int, key: bytes) -> bytes:
         """Reads a value that is an image file. Raises :class:`ValueError` if it is missing, damaged or too large."""
         data = self.databases[database].read_value(key)
@@ -206,8 +211,9 @@ def is_lmdb(path: Path) -> bool:
 
 
 def find_lmdbs(path: Path) -> list[Path]:
-    """Lists the LMDBs in a folder, sorted. Passes over hidden and ignored names. Returns ``[]`` if ``path`` is no
-    folder, or also has images or other folders. Raises :class:`OSError`."""
+    """Lists the LMDBs in a folder, sorted: folders, and files whose suffix is ``.lmdb``, ``.mdb`` or ``_lmdb``. Passes
+    over hidden and ignored names. Returns ``[]`` if ``path`` is no folder, or also has images or other folders. Raises
+    :class:`OSError`."""
     if not path.is_dir():
         return []
     found = []

@@ -22,7 +22,8 @@ _LINE = re.compile(r"(.+) \((\d+), ?(\d+)(?:, ?(\d+))?\) \d+")
 
 
 class BasicSrSource(LmdbSource):
-    """Source of BasicSR's LMDBs, in the order of their lists, as in BasicSR."""
+    """Source of BasicSR's LMDBs, in the order of their lists, as in BasicSR. Listing raises :class:`SourceError` for an
+    invalid line, and if the LMDB has more or fewer images than its list."""
 
     kind = "basicsr"
 
@@ -40,8 +41,8 @@ class BasicSrSource(LmdbSource):
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each line of the lists; its size is that of the pixels. Raises :class:`SourceError` for an
-        invalid or repeated line, and if the LMDB has more or fewer entries."""
+        """Yields a row for each line of the lists; its key is the file name, its size that of the pixels. Raises
+        :class:`SourceError` for an invalid or repeated line, and if the LMDB has more or fewer entries."""
         for number, database in self.list_databases(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:
@@ -57,7 +58,7 @@ class BasicSrSource(LmdbSource):
                         raise SourceError(f"{printable(str(file))} lists {printable(name)} twice")
                     count += 1
                     height, width, channels = int(match[2][:9]), int(match[3][:9]), int((match[4] or "1")[:2])
-                    yield Row(name, (number, name), height * width * channels)
+                    yield Row(self.make_key(split, name), (number, name), height * width * channels)
             if count != database.entries:
                 raise SourceError(f"{printable(str(file))} lists {count} images; the LMDB has {database.entries}")
 

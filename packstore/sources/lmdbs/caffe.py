@@ -41,7 +41,8 @@ class _Datum(NamedTuple):
 
 
 class CaffeSource(LmdbSource):
-    """Source of Caffe's LMDBs. Pixels in an LMDB with ``cifar`` in its name are in the order red, green, blue."""
+    """Source of Caffe's LMDBs. Pixels in an LMDB with ``cifar`` in its name are in the order red, green, blue. Messages
+    of floating-point numbers, and of other than 1 or 3 channels, are bad samples."""
 
     kind = "caffe"
 
@@ -70,8 +71,8 @@ class CaffeSource(LmdbSource):
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads the image, a file or pixels ``(H, W, C)``, and the label. Raises :class:`ValueError` for damage or too
-        many pixels."""
+        """Reads the image, a file or pixels ``(H, W, C)``, and the label. Raises :class:`ValueError` for damage, too
+        many pixels, and other than 1 or 3 channels."""
         number, key = ref
         data = self.databases[number].read_value(key)
         if data is None:

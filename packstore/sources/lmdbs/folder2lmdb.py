@@ -25,7 +25,8 @@ _MISSING = -1
 
 
 class Folder2LmdbSource(LmdbSource):
-    """Source of folder2lmdb's LMDBs; samples are in the order of their numbers, as in its Dataset."""
+    """Source of folder2lmdb's LMDBs; samples are in the order of their numbers, as in its Dataset. A missing number is
+    a bad sample; other keys and a wrong ``__len__`` raise :class:`SourceError`."""
 
     kind = "folder2lmdb"
 
@@ -61,7 +62,7 @@ class Folder2LmdbSource(LmdbSource):
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads image file and label from the pickle, without running it. Raises :class:`ValueError` for any other
-        content."""
+        content, and a pickle that is too large for an image within ``max_pixels``."""
         number, index = ref
         data = self.databases[number].read_value(b"%d" % index)
         if data is None:
@@ -79,7 +80,8 @@ class Folder2LmdbSource(LmdbSource):
 
 def load_pickle(data: bytes) -> Any:
     """Parses a pickle of plain values and bytes; runs nothing from it. Raises :class:`ValueError` for a damaged pickle,
-    and for one that calls a function other than ``_codecs.encode``, which Python 3 uses for bytes."""
+    one of more than 1,000 operations, and one that calls a function other than ``_codecs.encode``, which Python 3 uses
+    for bytes."""
     left = len(data)
 
     def encode(text: Any, encoding: Any = "latin1") -> bytes:

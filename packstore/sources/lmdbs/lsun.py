@@ -24,7 +24,8 @@ _NAME = re.compile(rf"(?:({'|'.join(CLASSES)})_(train|val)|(test))_lmdb")
 
 
 class LsunSource(LmdbSource):
-    """Source of LSUN's LMDBs; the key of a sample is split, class and key in the LMDB."""
+    """Source of LSUN's LMDBs; the key of a sample is split, class and key in the LMDB. Classes are those that have an
+    LMDB; images of ``test`` have no label."""
 
     kind = "lsun"
 
@@ -75,7 +76,7 @@ class LsunSource(LmdbSource):
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads the image, and as ``label`` the class in the name of its LMDB; an image of ``test`` has no label.
-        Raises :class:`ValueError` for a missing or damaged image."""
+        Raises :class:`ValueError` for a missing, damaged or too large image."""
         number, key = ref
         found: dict[str, Any] = {"image": self.read_image(number, key)}
         match = _match_name(self.databases[number].path)

@@ -18,7 +18,8 @@ _PREFIX = b"image-"
 
 
 class OcrSource(LmdbSource):
-    """Source of LMDBs of images with texts, for OCR."""
+    """Source of LMDBs of images with texts, for OCR. Leaves out other entries, and counts them. Listing raises
+    :class:`SourceError` if an image is missing, or ``num-samples`` is wrong."""
 
     kind = "ocr"
 
@@ -42,7 +43,7 @@ class OcrSource(LmdbSource):
                     found += 1
                     if key != b"image-%09d" % found:
                         raise SourceError(f"{printable(str(database.path))}: image {found} is missing")
-                    yield Row(key.decode("ascii"), (number, found), size, 16)
+                    yield Row(self.make_key(split, key.decode("ascii")), (number, found), size, 16)
             if found != count:
                 raise SourceError(
                     f"{printable(str(database.path))}: num-samples is {count}, but there are {found} images"

@@ -54,6 +54,9 @@ class VocSource(FileRowSource):
     ``boxes``, ``labels`` and ``difficult``, and the whole annotation as ``json``, structured as by torchvision's
     ``VOCDetection``; ``mask`` and ``object_mask``, the files; masks in the colours of CVAT's ``labelmap.txt`` become
     class numbers, with ``mask_labels``. If an image has no such file, its values are missing.
+
+    Raises :class:`SourceError` for an image in two sets, or two images of one name without suffix, and
+    :class:`AmbiguousSourceError` for several folders with ``JPEGImages``.
     """
 
     kind = "voc"
@@ -77,7 +80,8 @@ class VocSource(FileRowSource):
         self.evidence = f"{', '.join(parts)}{sets}"
 
     def splits(self) -> Sequence[str]:
-        """Returns the sets in packing order, or ``("",)``. Raises :class:`SourceError` for an image in several sets."""
+        """Returns the sets in packing order, or ``("",)``. Raises :class:`SourceError` for an image in several sets, or
+        twice in one, and for images that differ only by their suffixes."""
         self._odd_suffixes  # noqa: B018 - raises for images in several sets
         return in_packing_order(self._sets) or ("",)
 
@@ -185,7 +189,7 @@ class VocSource(FileRowSource):
     @cached_property
     def _odd_suffixes(self) -> dict[str, str]:
         """Suffixes other than ``.jpg``, by the name of the image. Raises :class:`SourceError` for an image in several
-        sets, or twice in one."""
+        sets, or twice in one, and for images that differ only by their suffixes."""
         folder = self._join_base(self._images)
         suffixes = find_suffixes_other_than_jpg(self.tree, folder, self.tree.list(folder).images)
         if self._sets:

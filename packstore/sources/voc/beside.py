@@ -26,7 +26,7 @@ _START, _LOOKED_AT = 512, 16
 
 class VocBesideSource(FileRowSource):
     """Source of images with XML files beside them, in the folder itself or in folders of splits (``train``, ``valid``
-    …)."""
+    …). Columns: ``boxes``, ``labels``, ``difficult`` and ``json``, missing for an image without an XML file."""
 
     kind = "voc"
 
@@ -75,7 +75,8 @@ class VocBesideSource(FileRowSource):
 
 def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
     """Finds pairs of a folder of images and a folder of XML files by split, in packing order; the split is ``""`` if no
-    folder is named like one. Returns ``{}`` if there are none."""
+    folder is named like one. Returns ``{}`` if there are none. Raises :class:`AmbiguousSourceError` if several groups
+    of folders have the images of one folder of XML files."""
     folders = tree.names("").folders
     splits = {
         name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _find_pair(tree, name))
@@ -87,8 +88,9 @@ def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
 
 
 def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple[str, str]]]:
-    """Finds the folders of images that belong to a single folder of XML files, by split; ``{}`` if ``pair`` (images,
-    XML) already has all of them."""
+    """Finds the folders of images that belong to a single folder of XML files, by split; ``{}`` if there are none, or
+    ``pair`` (images, XML) already has all images. If several groups of folders have the images, returns ``{}``, or
+    without ``pair`` raises :class:`AmbiguousSourceError`."""
     xml = (
         next((name for name in tree.names("").folders if _has_annotations(tree, name)), None)
         if pair is None
@@ -110,7 +112,7 @@ def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str,
 
 def recognise_beside(tree: Tree) -> Certainty:
     """Returns ``CERTAIN`` for a tree with folders of images and XML files, ``PARTIAL`` if it has other annotations too,
-    else ``NO``."""
+    else ``NO``. Raises as :func:`find_folder_pairs` does."""
     pairs = find_folder_pairs(tree)
     if not pairs:
         return Certainty.NO
@@ -119,8 +121,8 @@ def recognise_beside(tree: Tree) -> Certainty:
 
 
 def _find_pair(tree: Tree, base: str) -> tuple[str, str] | None:
-    """Finds a folder of images and a folder with XML files for at least half of them, at or in ``base``; returns None
-    if there are none."""
+    """Finds a folder of images and a folder with XML files for at least half of them: ``base`` itself, folders in it
+    with usual names, or any two of the first 16 folders in it; returns None if there are none."""
     below = [(images, xml) for images in _IMAGES for xml in _XML if is_folder(tree, join(base, images))]
     folders = [name for name in tree.names(base).folders[:_LOOKED_AT] if name.lower() not in SPLIT_ORDER]
     below += [(images, xml) for xml in folders if _has_annotations(tree, join(base, xml)) for images in folders]

@@ -46,6 +46,9 @@ class YoloSource(FileRowSource):
     Columns: ``boxes`` and ``labels``; ``keypoints`` if ``data.yaml`` has ``kpt_shape``; ``polygons`` if a line has one:
     for each object the list of numbers in the file, fractions of the sides, or null if it has a box. The box of a
     polygon is the smallest around it. An image without a file of labels has 0 boxes.
+
+    Leaves out a split whose images are missing. Raises :class:`SourceError` for an image that is listed twice. Labels
+    more than 1% outside the image are bad samples.
     """
 
     kind = "yolo"
@@ -61,7 +64,8 @@ class YoloSource(FileRowSource):
         self.evidence = f"{described}images in {places} with labels beside them"
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits in packing order. Raises :class:`SourceError` for an image in several splits."""
+        """Returns the splits in packing order. Lists all images at the first call, and raises :class:`SourceError` for
+        one that is listed twice."""
         self._label_folders  # noqa: B018 - raises for images in several splits
         return tuple(self._layout.splits)
 

@@ -81,7 +81,9 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
     """Finds folders of images by split, in packing order.
 
     A folder counts if a folder of labels is beside it (``images/train``, ``train/images`` or ``images``). It also
-    counts if labels are in it and a file of class names exists, or the classes are ``named`` elsewhere.
+    counts if labels are in it and a file of class names exists, or the classes are ``named`` elsewhere. The folder
+    ``images/train2017`` is ``train``; if a folder in ``images`` has no name of a split, ``images`` is one without
+    splits.
     """
     names = tree.names("").folders
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
@@ -188,8 +190,9 @@ def _is_absolute(value: Any) -> bool:
 
 def _read_darknet(tree: Tree, file: str) -> YoloLayout:
     """Reads the layout from a file like ``obj.data``: lists of images by split, and a file of names. Paths are relative
-    to an unknown working directory, so the longest existing end of each is used. Raises :class:`SourceError` if the
-    names of classes are missing or not as many as stated."""
+    to an unknown working directory, so the longest existing end of each is used. A list of another split beside the
+    file, such as ``test.txt``, counts even if the file does not name it. Raises :class:`SourceError` if the names of
+    classes are missing or not as many as stated."""
     values: dict[str, str] = {}
     for _, line in read_lines(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
@@ -261,7 +264,7 @@ def _parse_classes(
     tree: Tree, file: str, document: dict[Any, Any]
 ) -> tuple[tuple[str, ...] | None, tuple[int, int] | None]:
     """Parses names of classes and shape of keypoints from the content of ``data.yaml``; None for each that is missing.
-    Raises :class:`SourceError` for invalid ones."""
+    Numbers are added to names that occur twice. Raises :class:`SourceError` for invalid ones."""
     where, names, count = tree.name(file), document.get("names"), document.get("nc")
     if isinstance(names, dict):
         numbers = [*names]
