@@ -190,8 +190,8 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
     the file's own folder or the one above.
 
     Opens each folder to see if its source names the file as one that describes it. Returns the folder, and options that
-    ignore the files of the same suffix beside the file. Returns None if the file describes no folder, is at a URL, or
-    has more than 256 such files beside it.
+    ignore the other files of that suffix, or of a similar one (``.json`` and ``.jsonl``), beside the file. Returns None
+    if the file describes no folder, is at a URL, or has more than 256 such files beside it.
     """
     if isinstance(file, RemotePath) or file.suffix.lower() not in DESCRIBING or not file.is_file():
         return None

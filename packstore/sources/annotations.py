@@ -113,8 +113,8 @@ def _shorten_list(phrases: Sequence[str]) -> str:
 
 
 def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
-    """Returns the error for a folder of images: the reason ``why``, how to pack the images alone, and answers, with
-    ``--ignore`` for the patterns of ``found``."""
+    """Returns the error for a folder of images: the reason ``why``, how to pack the images alone, and answers: CSV
+    files for ``--labels``, and ``--ignore`` for the patterns of ``found`` if these are four at most."""
     tree = open_tree(path)
     contents = Contents({}) if tree is None else list_contents(tree)
     masks = find_masks(contents)
@@ -259,7 +259,7 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
 
 
 def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
-    """Removes findings with the same phrase."""
+    """Keeps the last of findings with the same phrase."""
     return list({each.phrase: each for each in found}.values())
 
 
@@ -443,7 +443,8 @@ def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) 
 
 
 def _is_work_folder(folder: str) -> bool:
-    """Tells if a folder has a name that programs use for their own files (``logs``), which are numbered like images."""
+    """Tells if a folder, or one above it, has a name that programs use for their own files (``logs``), which are
+    numbered like images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 

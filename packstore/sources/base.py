@@ -51,7 +51,7 @@ class Certainty(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options with which a source is opened.
+    """Options with which a source is opened. Raises :class:`UsageError` for values that no kind can use.
 
     Attributes:
         labels: A CSV file with the columns ``file,label`` and optionally ``split``; for kinds that take one.
@@ -136,7 +136,8 @@ class Kind:
         return self.in_objects or not isinstance(path, UrlPath)
 
     def takes(self, options: SourceOptions) -> bool:
-        """Tells if this kind uses all given options that only some kinds use."""
+        """Tells if this kind uses all given options that only some kinds use. False for a layout of boxes together with
+        labels or names of arrays."""
         given = any(value is not None for value in options.array_names.values())
         if options.columns and not self.takes_columns:
             return False
@@ -320,7 +321,8 @@ class Source(ABC):
         return entries
 
     def workers(self) -> int:
-        """Returns the best number of reading threads: more than cores if each waits for a server."""
+        """Returns the best number of reading threads: 32 at a URL, where each waits for a server; else that of the
+        cores."""
         return _REMOTE_WORKERS if isinstance(self.path, UrlPath) else default_workers()
 
     def nbytes(self, entry: Entry) -> int:
@@ -347,7 +349,8 @@ class Source(ABC):
         return ""
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Lists all files of the source for its ledger: each folder, and the names of its files."""
+        """Lists all files of the source for its ledger: each folder, and the names of its files. A source that is one
+        file is the only name in the folder ``""``."""
         if self.path.is_dir():
             return list_files(FolderTree(self.path))
         return iter([("", [self.path.name])] if self.path.is_file() else [])
@@ -358,7 +361,8 @@ class Source(ABC):
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns the reason why a file is left out, or None for the usual reason by its name."""
+        """Returns the reason why a file is left out, or None for the usual reason by its name. This base returns
+        :attr:`left_images` for images."""
         return self.left_images if name.lower().endswith(IMAGE_SUFFIXES) else None
 
     def expects_left(self, path: str) -> bool:
@@ -372,7 +376,7 @@ class Source(ABC):
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
         """Lists all files, and assigns each its role by ``claims``; adds :meth:`claim_files` to them. ``split`` is the
-        surveyed split, None for all."""
+        surveyed split, None for all; images without a claim then count as not of this split."""
         self.claim_files(claims)
         others = None if split is None else "images that are not of this split"
         rules = compile_ignore_rules(self.options.ignore)

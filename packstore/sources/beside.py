@@ -47,9 +47,9 @@ def find_file(tree: Tree, path: str) -> str:
 
 
 def raise_suffix(path: str) -> str:
-    """Returns a path with its suffix in upper case."""
+    """Returns a path with its suffix in upper case; a path without a suffix stays."""
     stem, dot, suffix = path.rpartition(".")
-    return path if "/" in suffix else stem + dot + suffix.upper()
+    return path if "/" in suffix or not dot else stem + dot + suffix.upper()
 
 
 def join(folder: str, name: str) -> str:
@@ -58,8 +58,8 @@ def join(folder: str, name: str) -> str:
 
 
 def clean_path(text: str) -> str:
-    """Returns a path from a list of files without empty parts and ``.``. Raises :class:`ValueError` if it is empty,
-    absolute, or leads upwards, so that no file outside the source is read."""
+    """Returns a path from a list of files with ``/`` for ``\\``, without empty parts and ``.``. Raises
+    :class:`ValueError` if it is empty, absolute, or leads upwards, so that no file outside the source is read."""
     text.encode("utf-8", "surrogateescape")  # raises for a lone surrogate, which no file name has
     parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in text or text.startswith(("/", "\\")) or text[1:2] == ":":

@@ -30,7 +30,8 @@ _NO_TEXT = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
 
 
 class CaptionFilesSource(FileRowSource):
-    """Images with the column ``caption``, None without a text; and ``folder`` if they are in several folders."""
+    """Images with the column ``caption``, None without a text; and ``folder``, the folder's name, if they are in
+    folders of several names, those of splits aside. There are splits only if each folder of images is in one."""
 
     kind = "caption_files"
 
@@ -50,7 +51,7 @@ class CaptionFilesSource(FileRowSource):
         return in_packing_order(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares ``caption``, and ``folder`` if images are in several folders."""
+        """Declares ``caption``, and ``folder`` if images are in folders of several names."""
         return {"image": Image(), "caption": Text(optional=True), **({"folder": Text()} if self._folders else {})}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -136,7 +137,8 @@ def is_caption(raw: bytes) -> bool:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Is certain if all texts beside images are captions. Is partial if images are in several folders that are neither
-    splits nor repeats of kohya (``10_cat``): such folders may be classes."""
+    splits nor repeats of kohya (``10_cat``): such folders may be classes. Raises :class:`AmbiguousSourceError` for
+    captions of an unknown encoding."""
     tree = open_tree(path)
     try:
         if tree is None or find_caption_suffix(tree) is None:

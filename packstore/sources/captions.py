@@ -58,7 +58,8 @@ class CaptionsSource(FileRowSource):
     """The images that a file of captions names, in the order of their first captions.
 
     If each image has one caption, it is in the column ``caption``; else ``captions`` has a list of strings. Splits
-    come from a column ``split``, or from Flickr8k's lists of images."""
+    come from a column ``split``, or from Flickr8k's lists of images; captions of images in no list are left out, and
+    counted. A malformed line, and an image in two splits, raise :class:`SourceError`."""
 
     kind = "captions"
     left_images = "images without a caption"
@@ -133,7 +134,8 @@ class CaptionsSource(FileRowSource):
 
 class _CaptionStore:
     """Stores the captions of each image in a temporary file; memory holds some 20 bytes a caption, and the images'
-    names.
+    names. Raises :class:`SourceError` for a malformed line, an image in two splits, more than 100 splits, and if the
+    file cannot be written.
 
     Attributes:
         names: Names of the images.
@@ -248,8 +250,8 @@ def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _Ca
 
 
 def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header. Raises
-    :class:`ValueError` for other lines."""
+    """Yields line number and caption of each line that matches the pattern. Skips blank lines and a header; removes
+    quotes around captions of a file without a header. Raises :class:`ValueError` for other lines."""
     for number, each in enumerate(text, 1):
         match = pattern.fullmatch(each.strip())
         if match is not None and not (number == 1 and each.startswith("image_name|")):

@@ -52,7 +52,8 @@ class ClipsSource(FrameFilesSource):
     clip, with the folder's path as key; all frames have one size, and labels are the classes in whose folders the
     clips' folders are.
 
-    ``options.frames`` is ``clips:files`` as soon as it is known that files are clips.
+    ``options.frames`` is ``clips:files`` as soon as it is known that files are clips. A store, a source that has a
+    column ``clip``, and a source of which neither files nor folders are clearly clips are refused.
     """
 
     def __init__(self, source: Source, frames: str = CLIPS) -> None:
@@ -66,8 +67,9 @@ class ClipsSource(FrameFilesSource):
         self._is_decided = frames == FILE_CLIPS
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a source that has a column
-        ``clip``, and the errors of :meth:`_are_files`."""
+        """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a store, for a source that
+        has a column ``clip``, and for values of single files if each folder is a clip; and the errors of
+        :meth:`_are_files`."""
         survey = self.survey_files(split)
         if survey.store is not None:
             raise UsageError(
@@ -116,7 +118,7 @@ class ClipsSource(FrameFilesSource):
         return self._reading or Reading(self.scan_files().name)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields an entry for each clip. Reads all files first, once."""
+        """Yields an entry for each clip. Reads all files first, once. Raises the errors of :meth:`_are_files`."""
         clips = self._list_clips(split)  # raises for an unknown split at once
         return (entry for entry, *_ in clips)
 
@@ -228,7 +230,8 @@ class ClipsSource(FrameFilesSource):
         return self.options.frames == FILE_CLIPS
 
     def _refuse_folders_of_frames(self) -> None:
-        """Raises :class:`SourceError` if a folder seems to be a clip of numbered frames, beside files of frames."""
+        """Raises :class:`SourceError` if a folder of an image folder seems to be a clip of numbered frames, beside
+        files of frames."""
         for folder in self._folders.values() if self.kind == "imagefolder" else ():
             is_numbered = _NUMBERED.fullmatch(folder.file.rpartition("/")[2]) is not None
             if folder.files > 1 and is_numbered and not folder.several and folder.suffixes - self._animated_suffixes:

@@ -73,10 +73,10 @@ class FolderContents:
     Attributes:
         path: Path in the tree, ``""`` for its root.
         images: Files with the suffix of an image.
-        others: All other files, by suffix in lower case.
+        others: All other files, by suffix in lower case; beyond 64 suffixes under ``""``.
         folders: Names of the folders in it, sorted.
-        tails: For images ``a_WORD.png``: sorted hashes of the parts before the word, by word. Numbers, ``copy`` and the
-            like are not words.
+        tails: For images ``a_WORD.png``: sorted hashes of the parts before the word, by word, for at most 64 words.
+            Numbers, ``copy`` and the like are not words.
     """
 
     path: str

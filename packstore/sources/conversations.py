@@ -36,7 +36,8 @@ _FURTHER = "further_images"
 class ConversationSource(DocumentSource):
     """Conversations in the order of their file. The first image of each is ``image``, others are ``further_images``.
 
-    Conversations without an image, or with an image that is not here, are left out, counted, and named in a warning."""
+    Conversations without an image, or with an image that is not here, are left out, counted, and named in a warning.
+    A warning also names those with more marks ``<image>`` than images, which are packed."""
 
     kind = "conversations"
     title = "a list of conversations"
@@ -64,7 +65,8 @@ class ConversationSource(DocumentSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        """Finds JSON files that begin like conversations. Skips folders with more than 16 JSON files."""
+        """Finds JSON files that begin like conversations; none in a tree without images. Skips folders with more than
+        16 files of the suffix."""
         contents, found = list_contents(tree), []
         for folder, its in contents.folders.items() if contents.image_count else ():
             for suffix in (".json", ".jsonl"):

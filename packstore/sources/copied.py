@@ -32,7 +32,8 @@ Objects = tuple[ObjectInfo, ...]
 
 
 class CopiedSource(Source):
-    """Wraps a source that was opened from copies of the objects at a URL.
+    """Wraps a source that was opened from copies of the objects at a URL: fetches the objects into the cache at once,
+    and keeps the copies there until it is closed. Errors name the URL.
 
     Its entries have no times of change, since those of copies differ from those of the objects. :meth:`stamp` covers
     the objects instead."""
@@ -140,8 +141,8 @@ class CopiedSource(Source):
 
 
 def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
-    """Opens the bucket of a URL, and lists the object at the URL, or all objects below it by name. Raises
-    :class:`SourceError` if there is none, or the bucket cannot be reached."""
+    """Opens the bucket of a URL, and lists the object at the URL, or all objects below it by name, except those that
+    stand for folders (``NAME/``). Raises :class:`SourceError` if there is none, or the bucket cannot be reached."""
     scheme, _, rest = str(path).partition("://")
     bucket, _, name = rest.partition("/")
     store = open_objects(f"{scheme}://{bucket}/")

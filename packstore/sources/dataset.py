@@ -58,7 +58,7 @@ class _SplitData:
 
 
 def index_key(split: str, index: int) -> str:
-    """Makes the key of a sample that has none, from its split and index."""
+    """Makes the key of a sample that has none, from its split and index: ``train/0000000012``."""
     number = f"{index:0{KEY_DIGITS}}"
     return f"{split}/{number}" if split else number
 
@@ -142,7 +142,12 @@ class SampleSource(Source):
 
 
 class DatasetSource(SampleSource):
-    """Datasets by split, each map-style (``len`` and ``[i]``) or iterable."""
+    """Datasets by split, each map-style (``len`` and ``[i]``) or iterable.
+
+    Reads up to 33 samples of each split at once, from which it infers undeclared columns and estimates sizes. An
+    iterable can be read only once. A ``DataLoader``, an iterator in two splits, and a named split without samples are
+    refused. Worker processes read map-style datasets of 1024 samples and more that are no lists.
+    """
 
     def __init__(
         self,
@@ -277,7 +282,8 @@ class DatasetSource(SampleSource):
         return int(entry.ref[0])
 
     def _worker_count(self, part: _SplitData) -> int:
-        """Returns the number of worker processes for a split; 0 or 1 reads in this process."""
+        """Returns the number of worker processes for a split; 0 or 1 reads in this process: 0 for an iterable, a list,
+        and, unless the user has named a number, fewer than 1024 samples."""
         if part.length is None or part.in_memory:
             return 0
         if self._workers is not None:
@@ -314,8 +320,8 @@ class DatasetSource(SampleSource):
 
 
 class StreamSource(SampleSource):
-    """Samples that a program adds one by one. They can be listed once: a second call of :meth:`entries` raises
-    :class:`SourceError`."""
+    """Samples that a program adds one by one; the first 16 are taken at once. They can be listed once, whatever the
+    split: a second call of :meth:`entries` raises :class:`SourceError`."""
 
     def __init__(self, path: Path, options: SourceOptions, schema: Schema, entries: Iterator[Entry]) -> None:
         """
@@ -376,8 +382,8 @@ def _refuse_shared(splits: Mapping[str, Any]) -> None:
 
 
 def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Returns the class names of the datasets that have some, or None if none has. Raises :class:`UsageError` if they
-    differ."""
+    """Returns the class names of the datasets that have some, or None if none has; joins several names of one class by
+    commas. Raises :class:`UsageError` if the datasets differ."""
     found: dict[str, tuple[str, ...]] = {}
     for split, data in splits.items():
         classes = getattr(_unwrap_subset(data), "classes", None)

@@ -42,7 +42,8 @@ _MAX_LINES = 1 << 28
 
 
 class ExportedFiles(ExportedRows):
-    """Export in a folder or an archive whose records are image files, which its lines name."""
+    """Export in a folder or an archive whose records are image files, which its lines name. Refuses an export with
+    images that no line names, or with another number of lines than records."""
 
     kind = "exported"
 
@@ -81,7 +82,8 @@ class ExportedFiles(ExportedRows):
         return [file for name, file in line.items() if names_sidecar(name) and isinstance(file, str)]
 
     def find_lines(self) -> RecordLines:
-        """Opens the lines of the records: maps them in a folder, reads them from an archive."""
+        """Opens the lines of the records: maps them in a folder, reads them from an archive, up to 256 MiB or the bytes
+        of the archive."""
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
         found = self.tree.stat(ROWS_FILE)
@@ -167,7 +169,8 @@ def _find_export_manifest(path: Path) -> ExportManifest | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises an export by its manifest. Raises :class:`SourceError` for a damaged one."""
+    """Recognises an export by its manifest, if that names a known kind of source. Raises :class:`SourceError` for a
+    damaged one."""
     try:
         export_manifest = _find_export_manifest(path)
     except ManifestError as error:

@@ -42,8 +42,8 @@ class ExportedRows(RowSource):
     """Records of a store, read from an export.
 
     :meth:`rows` yields them in order, split by split. :meth:`read_values` returns the columns that the export manifest
-    lists as ``held``, in the form of :meth:`packstore.stores.Reader.item`. The other columns are in the lines of the
-    records."""
+    lists as ``held``, in the form of :meth:`packstore.stores.Reader.item`. The other columns, and the keys, are in the
+    lines of the records. An export with more or fewer rows, lines or images than packstore wrote is refused."""
 
     def find_export_manifest(self) -> ExportManifest | None:
         """Reads the export manifest, or returns None if there is none. Raises :class:`ManifestError` for a damaged

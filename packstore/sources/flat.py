@@ -44,7 +44,8 @@ class FlatSource(FolderSource):
     name; with a labels file, the images that it names, at any depth and in its order.
 
     Without a labels file there is no label column. With one, labels that are all integers are class numbers
-    (``classes`` is None); otherwise all are names of classes, numbered in sorted order."""
+    (``classes`` is None); otherwise all are names of classes, numbered in sorted order. A labels file that names a
+    missing image is refused. In a folder without images, ``.npy`` files are the images."""
 
     kind = "flat"
 
@@ -68,7 +69,7 @@ class FlatSource(FolderSource):
             return self._survey_unlabelled(progress)
 
     def _survey_unlabelled(self, progress: ProgressCallback) -> Survey:
-        """Surveys the images of the folder. Raises :class:`SourceError` if there are none."""
+        """Surveys the images of the folder. Raises :class:`SourceError` if none is directly in it."""
         ignored: Counter[str] = Counter()
         listing = self.tree.list(self._folder, ignored)
         if not listing.images:

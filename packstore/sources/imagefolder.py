@@ -86,6 +86,10 @@ class ImageFolderSource(FolderSource):
     Splits that contain images directly have no labels; they can be packed together or one by one, but not together with
     labelled splits. With other image folders beside the splits, a single split can be packed; naming the kind makes all
     folders classes instead.
+
+    Unless the kind is named, a folder such as ``logs`` without images is no class, and neither is the only folder of
+    each split if its name is such as ``images``. A class without images in any split is refused. In a folder without
+    images, ``.npy`` files are the images.
     """
 
     kind = "imagefolder"

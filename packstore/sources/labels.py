@@ -69,7 +69,8 @@ class LabelsSummary:
 
 
 class LabelsFile:
-    """Labels file. Each use reads the file from the start, so memory does not grow with its length."""
+    """Labels file. Each use reads the file from the start, so memory does not grow with its length. Malformed lines,
+    paths that may lead out of the folder, pipes and devices raise :class:`SourceError`."""
 
     def __init__(self, path: Path) -> None:
         """Reads texts as UTF-8, UTF-16 with its mark, or the encoding that ``--column encoding=NAME`` names."""

@@ -123,12 +123,14 @@ def make_ledger(
     reason: Callable[[str, str], str | None],
     members: Mapping[str, int],
 ) -> Ledger:
-    """Assigns each listed file its role: the one for which it is claimed, else left out.
+    """Assigns each listed file its role: the one for which it is claimed (the first in the order of :class:`Role` if
+    several), else left out. Claims of files that are not listed do not count.
 
     Args:
         listing: Folders with the names of their files, see :func:`list_files`.
         claims: Files that the source uses.
-        reason: Returns the reason for leaving out a file, by folder and name; None for the usual reason.
+        reason: Returns the reason for leaving out a file, by folder and name; None for the usual reason. Not called for
+            hidden and system files.
         members: See :attr:`Ledger.members`.
     """
     files: Counter[str] = Counter()
@@ -164,7 +166,7 @@ def make_ledger(
 
 
 def list_files(tree: Tree) -> Iterator[tuple[str, Sequence[str]]]:
-    """Lists all files of a tree, folder by folder, hidden ones included."""
+    """Lists all files of a tree, folder by folder; also hidden ones, and those that ``--ignore`` hides."""
     for folder, names in tree.all_folders():
         yield folder, names.files
 

@@ -250,7 +250,8 @@ NO_SOURCE = "give a folder of images (.jpg, .png …), or another source (see pa
 
 
 def no_images_message(name: str, ignored: Counter[str], advice: str) -> str:
-    """Returns the message about a folder without images: its printable name, what was left out, and ``advice``."""
+    """Returns the message about a folder without images: its printable name, the five most frequent reasons for which
+    entries were left out, and ``advice``."""
     found = ", ".join(f"{count:,} {reason}" for reason, count in ignored.most_common(5))
     return f"{name} holds no images{f' (passed over: {found})' if found else ''}: {advice}"
 

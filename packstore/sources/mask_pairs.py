@@ -205,8 +205,8 @@ def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPa
 
 def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
     """Pairs a folder of images with a folder of masks, or with itself; then masks have other endings of their names.
-    Returns None unless at least half of the images have a mask. Raises :class:`OtherSizeError` if masks differ in size
-    from images."""
+    Returns None unless at least half of the images have a mask. Raises :class:`OtherSizeError` if one of the first four
+    masks of each ending differs in size from its image."""
     if images == masks and _list_folders(tree, images):
         return None  # folders may be classes
     if images == masks and not _has_mask_endings(tree, images):
@@ -298,8 +298,8 @@ def _list_folders(tree: Tree, base: str) -> list[str]:
 
 
 def has_other_endings(tree: Tree, pair: MaskPair) -> bool:
-    """Tells if a pair's folder of images has further images of each sample, with an ending of neither images nor masks
-    (``a_edge.png``)."""
+    """Tells if a pair's folder of images has further images of samples, more than 18 with one ending that neither
+    images nor masks have (``a_edge.png``)."""
     found = list_contents(tree).folders.get(pair.images)
     if found is None:
         return False

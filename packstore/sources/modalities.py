@@ -50,7 +50,11 @@ _MOST, _PROBED = 32, 32
 
 
 class ModalitiesSource(FileRowSource):
-    """The images of one folder, ``image``, with those of the same names in the folders beside it as columns."""
+    """The images of one folder, ``image``, with those of the same names in the folders beside it as columns.
+
+    The main folder is one with a usual name, such as ``rgb``, else the first by name that is not called like masks.
+    A split without it is refused. Images of other folders without a main image are left out.
+    """
 
     kind = "modalities"
     left_images = "images without a main image of the same name"
@@ -115,7 +119,8 @@ def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]
     """Finds folders of images side by side, by the folder that contains them: the root, or that of a split.
 
     They are 2 to 32, each with at least half of the names of the first, and contain all images of the tree; else
-    returns nothing. Unless the user has ``named`` the kind of source, their names must be those of modalities.
+    returns nothing. In place of a folder of masks without images, the folders in it count. Unless the user has
+    ``named`` the kind of source, their names must be those of modalities, or one is called ``images``.
     """
     contents = list_contents(tree).folders
     found: dict[str, tuple[str, ...]] = {}

@@ -45,7 +45,8 @@ def read_class_colours(tree: Tree, file: str) -> ClassColours:
 
 
 def _parse_text(text: str) -> ClassColours:
-    """Parses lines of CamVid or CVAT. Raises :class:`ValueError` for any other line."""
+    """Parses lines of CamVid or CVAT; skips blank lines and comments (``#``). Raises :class:`ValueError` for any other
+    line."""
     found: ClassColours = []
     for line in filter(None, map(str.strip, text.splitlines())):
         if line[0] == "#":
@@ -60,8 +61,8 @@ def _parse_text(text: str) -> ClassColours:
 
 
 def _parse_csv(text: str) -> ClassColours:
-    """Parses a table whose header has a column of class names, and columns of colours or pixel values. Raises
-    :class:`ValueError`, :class:`IndexError` or :class:`StopIteration` for another text."""
+    """Parses a table whose header has a column of class names, and columns of colours or pixel values; sorts rows by
+    pixel value. Raises :class:`ValueError`, :class:`IndexError` or :class:`StopIteration` for another text."""
     head, *lines = ([cell.strip() for cell in line] for line in csv.reader(io.StringIO(text, newline="")) if line)
     names = [cell.lower() for cell in head]
     label = next(names.index(name) for name in _NAMES if name in names)

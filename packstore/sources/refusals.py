@@ -71,7 +71,8 @@ def several_kinds_error(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceErr
 
 
 def add_first_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
-    """Returns the error with the further answer to name a kind, before its other answers."""
+    """Returns the error with the further answer, before its others, to name a kind that packs the path as one
+    sample."""
     said = f"{error}; or pack {short_help(kind)} as one sample with --source {kind.name}"
     return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
 
@@ -112,8 +113,8 @@ def split_names_error(path: Path, folders: Sequence[str], kind: str) -> Ambiguou
 
 
 def no_classes_error(path: Path, why: str, folders: Sequence[str], kind: str) -> AmbiguousSourceError:
-    """Returns the error for an image folder whose folders do not seem to be classes; ``why`` is the reason, which
-    follows the path."""
+    """Returns the error for an image folder whose folders do not seem to be classes; names eight of these at most.
+    ``why`` is the reason, which follows the path."""
     is_folder = path.is_dir()
     shown = ", ".join(map(printable, folders[:_SHOWN])) + (" …" if len(folders) > _SHOWN else "")
     give = f"give one of them ({shown})" if is_folder else f"unpack it, and give one of them ({shown})"
@@ -134,12 +135,13 @@ def archive_without_images_error(path: Path, tree: Tree) -> SourceError:
 
 
 def short_help(kind: Kind) -> str:
-    """Returns the description of a kind without its examples."""
+    """Returns the description of a kind up to its first comma or colon, without parentheses."""
     return re.sub(r" \(.*\)|[,:].*", "", kind.help)
 
 
 def not_a_folder_error(path: Path) -> SourceError:
-    """Returns the error for a file in place of a folder of images."""
+    """Returns the error for a file in place of a folder of images: one image, or a file with other first bytes. Raises
+    :class:`SourceError` if the file cannot be read."""
     name = printable(str(path))
     start = first_bytes(path, _HEADER)
     return _single_image_error(name) if _is_image(start) else SourceError(

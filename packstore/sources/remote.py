@@ -224,7 +224,9 @@ def source_path(path: str | os.PathLike[str]) -> Path:
 class ObjectTree(Tree):
     """Objects below a URL.
 
-    Their ETags prove the content if they are MD5 digests, as those of S3's objects that were not uploaded in parts."""
+    Their ETags prove the content if they are MD5 digests, as those of S3's objects that were not uploaded in parts.
+    Times of modification are cut to seconds; a hash of the ETag stands for the time of change. Raises
+    :class:`SourceError` if the store cannot be reached."""
 
     def __init__(self, path: RemotePath) -> None:
         self.root = str(path)
@@ -296,8 +298,8 @@ class ObjectTree(Tree):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file) from None
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        """Reads an object, and proves its bytes. Raises :class:`SampleError` if it is gone, too large, or has
-        changed."""
+        """Reads an object, and proves its bytes if the ETag is an MD5 digest. Raises :class:`SampleError` if it is
+        gone, too large, or has changed."""
         if size_bytes > max_bytes:
             raise SampleError(
                 key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"

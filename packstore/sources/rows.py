@@ -83,7 +83,7 @@ class RecordForm(NamedTuple):
 
 
 class RowSource(Source):
-    """Source whose samples are rows.
+    """Source whose samples are rows. Its columns come from the declared fields and the first 16 rows of each split.
 
     Attributes:
         shape: ``(H, W, 3)`` if all main images are arrays of one shape, else None.
@@ -203,7 +203,8 @@ class RowSource(Source):
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _choose_splits(self, split: str | None) -> Sequence[str]:
-        """Returns the names of one split, or of all. Raises :class:`NotInSourceError` for an unknown split."""
+        """Returns the names of one split, given in any case if its name has lower case, or of all. Raises
+        :class:`NotInSourceError` for an unknown split."""
         splits = self.splits()
         if split is None:
             return splits
@@ -265,7 +266,7 @@ class InTree(NamedTuple):
 
 
 class TreeRowSource(RowSource):
-    """Source whose rows are in files of a folder or an archive.
+    """Source whose rows are in files of a folder or an archive. Raises :class:`SourceError` for any other path.
 
     Attributes:
         tree: The folder or archive.
@@ -324,7 +325,8 @@ class TreeRowSource(RowSource):
 class FileRowSource(TreeRowSource):
     """Source whose main images are files of a folder or an archive, with their paths as keys.
 
-    A file that is missing is a bad sample.
+    A row with a missing file is a bad sample, unless the file is an optional value. Values that are texts are converted
+    to UTF-8. A file of a value may have its suffix in upper case.
 
     Attributes:
         main: Name of the main image.

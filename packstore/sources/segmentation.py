@@ -42,7 +42,8 @@ class SegmentationSource(FileRowSource):
     """Images with masks in the column ``mask``. If they exist: for Cityscapes also ``instance_mask``, ``train_mask``
     and ``polygons``, for ADE20K the ``scene``. An image without a mask has no value.
 
-    With a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each.
+    With a palette, coloured masks become class numbers, and ``mask_labels`` lists the classes in each. Masks of another
+    size than their images are refused.
     """
 
     kind = "segmentation"

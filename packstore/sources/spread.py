@@ -32,6 +32,7 @@ def find_spread(
 ) -> list[str] | None:
     """Returns the folder to which each of the ``names`` is relative, if a group of folders has each name once: one
     folder, the folders in one folder, those whose names differ in the split (``train_images``, ``val_images``), or all.
+    Folders that are called like masks or labels do not count.
 
     Args:
         tree: The source.

@@ -33,7 +33,8 @@ _OF_OTHERS = ("lmdb", "hdf5")
 
 
 class StoreSource(Source):
-    """Packstore store, with all of its columns.
+    """Packstore store, with all columns but those that packstore keeps for itself, such as checksums. Proves each value
+    by its checksum when it is read.
 
     ``Entry.labels`` has its scalar int64 columns; the values of other columns come with each sample in stored form.
     ``Entry.ref`` is the number of the record.

@@ -10,7 +10,7 @@ from typing import Any
 class ImageFiles(Sequence[dict[str, Any]]):
     """Samples of a dataset of image files with labels or masks: key, path of the image, and the label or mask.
 
-    The key is the path relative to the dataset's root.
+    The key is the path relative to the dataset's root. The dataset's ``target_transform`` changes labels, not masks.
     """
 
     def __init__(self, dataset: Any, images: Sequence[Any], others: Sequence[Any], name: str) -> None:

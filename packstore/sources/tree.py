@@ -207,7 +207,8 @@ class Tree(ABC):
         return nullcontext()
 
     def identity(self, directory: str) -> Identity | None:
-        """Returns numbers that identify a directory, whatever links lead to it, or None if it is gone."""
+        """Returns numbers that identify a directory, whatever links lead to it, or None if it is gone. This base, for
+        trees without links, computes them from the path."""
         return -1, hash(directory)
 
     def holds_images(self, top: str, above: tuple[Identity, ...]) -> bool:

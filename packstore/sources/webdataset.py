@@ -65,7 +65,12 @@ _NUMBERED = re.compile(r"(^|[-_])\d{3,}([.]|$)")
 
 
 class WebDatasetSource(ShardSource):
-    """Tar shards, see :func:`find_shards`. A file ``classnames.txt`` beside them has a class name on each line."""
+    """Tar shards, see :func:`find_shards`. A file ``classnames.txt`` beside them has a class name on each line.
+
+    Columns follow from all extensions, see :meth:`_columns`; numbered images become a list if samples have different
+    numbers of them. Hidden files, links and devices are left out and counted; pickles are refused. The first use reads
+    the headers of all files in all shards. At most four shards are open at a time.
+    """
 
     kind = "webdataset"
 
@@ -384,7 +389,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 class ExportedWebDataset(ExportedRows, WebDatasetSource):
-    """Tar shards that packstore exported."""
+    """Tar shards that packstore exported. Files are named after the store's columns: ``cls``, ``txt``, ``json``, or
+    ``column.ext``, and ``column.0.ext`` … for lists."""
 
     _main = "image"
 

@@ -48,7 +48,8 @@ class FailedSample(NamedTuple):
 
 
 class DatasetReader:
-    """Reads samples of several datasets by number and index, and names their values."""
+    """Reads samples of several datasets by number and index, and names their values. A sample that raises an error
+    becomes a :class:`FailedSample`."""
 
     def __init__(self, datasets: Sequence[Any], schema: Schema, *, in_process: bool) -> None:
         """``in_process``: reading happens in the main process. Then samples keep the user's values, and threads convert

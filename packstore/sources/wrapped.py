@@ -20,7 +20,7 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Passes listing, reading and closing on to another source."""
+    """Passes listing, reading of single samples, and closing on to another source; also has that source's ``tree``."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)
@@ -79,7 +79,7 @@ class WrappedSource(Source):
 
 class GeoSource(WrappedSource):
     """Wraps a source and adds the column ``geo``: JSON of a TIFF's transform and reference system, null for other
-    images."""
+    images. Its survey refuses a source of arrays, a store, and a source that has such a column."""
 
     def __init__(self, source: Source) -> None:
         super().__init__(source, replace(source.options, columns=(*source.options.columns, GEO)))

@@ -16,7 +16,9 @@ import pytest
 from packstore import AmbiguousSourceError, PackedDataset, SourceError, convert, verify
 from packstore.core.errors import PackstoreError, SampleError
 from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources.beside import find_file
 from packstore.sources.ledger import Role
+from packstore.sources.tree import FolderTree
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg, mask
 from tests.makers.images import encode
@@ -453,3 +455,9 @@ def test_drawings_of_masks_raise_no_question_and_masks_are_never_to_be_ignored(t
     with pytest.raises(AmbiguousSourceError, match="9 images in more") as caught:
         open_source(fill(tmp_path, {f"more/{n}.png": jpeg(n) for n in range(9)}))
     assert all("*_mask.*" not in answer.options for answer in caught.value.answers)
+
+
+def test_a_file_is_found_with_its_suffix_alone_in_upper_case(tmp_path: Path) -> None:
+    tree = FolderTree(fill(tmp_path, {"a.PNG": b"", "LIST": b""}))
+    assert find_file(tree, "a.png") == "a.PNG"
+    assert find_file(tree, "list") == "list"

@@ -53,6 +53,8 @@ class AnnotationColumns(ABC):
     Columns: ``boxes`` with their ``labels``, and ``segmentations`` (for each box polygons in pixels or run lengths, as
     in COCO, or null); single points in ``keypoints`` with ``keypoint_labels``; ``label`` of the whole image, or
     ``tags`` if an image has several; the format's further columns; ``json``. A column without any value is left out.
+    Objects without a class have the class ``(none)`` if others have one. The columns follow from all annotations, which
+    are read once; damaged ones do not count.
 
     Attributes:
         path: Path of the data set, for messages.

@@ -21,7 +21,8 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class CrowdHumanSource(DocumentSource):
-    """Source of images of ``.odgt`` files; the class ``mask`` marks regions to ignore."""
+    """Source of images of ``.odgt`` files. Boxes enclose whole persons; boxes of visible parts and heads are in
+    ``json`` alone. The class ``mask`` marks regions to ignore."""
 
     kind = "crowdhuman"
     title = "CrowdHuman"

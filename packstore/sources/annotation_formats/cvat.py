@@ -37,7 +37,8 @@ _MAX_PIXELS = 1 << 28
 
 
 class CvatSource(DocumentSource):
-    """Source of images of ``annotations.xml``; ``track`` is the number of an object's track, -1 if it has none."""
+    """Source of images, or frames of a video, of ``annotations.xml``. ``track`` is the number of an object's track, -1
+    if it has none; shapes ``outside`` of the image are in ``json`` alone."""
 
     kind = "cvat"
     title = "CVAT"
@@ -51,9 +52,9 @@ class CvatSource(DocumentSource):
         return load_xml(data, _MAX_XML)[1]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image and each frame of a video; lists the classes in the head, and counts the rest
-        of the head as one value that is left out. Raises :class:`ValueError` if two images have the number of one
-        frame."""
+        """Yields an entry for each image, with its subset as split, and for each frame of a video; lists the classes in
+        the head, and counts the rest of the head as one value that is left out. Raises :class:`ValueError` if two
+        images have the number of one frame."""
         meta = document.get("meta") or {}
         self.ignored[f"the rest of the head of {file}"] += 1
         self._read_classes(meta)
@@ -106,8 +107,8 @@ class CvatSource(DocumentSource):
         return annotation
 
     def _add_shape(self, annotation: Annotation, kind: str, shape: Any, image: Any) -> None:
-        """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. ``kind`` is its
-        element in the XML."""
+        """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. An ellipse becomes
+        its box, a cuboid one polygon of its eight corners. ``kind`` is its element in the XML."""
         label, more = nonempty_text(shape.get("@label")), {}
         if "track" in image or "@track" in shape:
             more = {"track": int(shape.get("@track", -1))}

@@ -48,8 +48,8 @@ class DatumaroFormat(AnnotationColumns):
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
         """Converts labels to tags, shapes with an area to objects, points and lines to points; other annotations are in
-        ``json`` alone, which has the whole item. A mask without a box gets the whole image as its box. Raises
-        :class:`ValueError` for points or lines with an odd number of coordinates, or none."""
+        ``json`` alone, which has the whole item. An ellipse becomes its box. A mask without a box gets the whole image
+        as its box. Raises :class:`ValueError` for points or lines with an odd number of coordinates, or none."""
         annotation = Annotation(json=raw["item"])
         for each in raw["item"]["annotations"]:
             number, kind = each.get("label_id"), each["type"]

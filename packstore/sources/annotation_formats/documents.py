@@ -49,7 +49,7 @@ class AnnotationEntry(NamedTuple):
     Attributes:
         name: Name of the image: a path, which may be that of another machine.
         raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; any JSON value.
-        split: Split; None for that of the file.
+        split: Split, which the source writes in lower case; None for that of the file.
         further_images: Names of further images that it describes.
         identifier: Its id in the file, for messages.
     """
@@ -65,7 +65,8 @@ class DocumentSource(AnnotatedSource):
     """Base of formats with one file of annotations, or one for each split.
 
     The names of images are relative to the file, or to a folder beside it or above it; a bare name may lie in any
-    folder if no other image has that name. Images that no file names are left out.
+    folder if no other image has that name. Images that no file names are left out. A damaged file, an image with two
+    entries (unless :attr:`allows_repeats`) and more than 255 splits raise :class:`SourceError` at once.
 
     Attributes:
         name_pattern: Matches the names of files of annotations.

@@ -100,7 +100,8 @@ class FiftyOneFormat(AnnotationColumns):
 
 
 class FiftyOneSource(FiftyOneFormat, DocumentSource):
-    """Source of images in ``data``, with ``labels.json`` or ``samples.json``."""
+    """Source of images in ``data``, with ``labels.json`` or ``samples.json``. For ``labels.json``, refuses two images
+    that differ in their suffixes alone."""
 
     kind = "fiftyone"
     name_pattern = re.compile(r"(labels|samples)\.json")

@@ -28,7 +28,8 @@ _BOX = re.compile(rf"({_NUMBER}(?:(?:,\s*|\s+){_NUMBER}){{3}})(?:,\s*|\s+)(.*)")
 
 
 class IcdarSource(SidecarSource):
-    """Source of images with words; ``texts`` has the word in each box, null if it is to be ignored."""
+    """Source of images with words; ``texts`` has the word in each box, null if it is to be ignored. Boxes have no
+    classes."""
 
     kind = "icdar"
     title = "ICDAR"

@@ -37,7 +37,7 @@ class KittiSource(SidecarSource):
     signature = re.compile(rb"^\s*[A-Za-z_]\S*( -?\d+(\.\d+)?(e-?\d+)?){14,15}\s*($|\r?\n)", re.I)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares ``calib`` as well, if any image has a calibration."""
+        """Declares ``calib`` as well, if a folder ``calib`` is beside ``image_2``."""
         calibrated = any(self._calibration_folder(each.images) for each in self._folders)
         return {**super().fields(), **({"calib": Text(optional=True)} if calibrated else {})}
 

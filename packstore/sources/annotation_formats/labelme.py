@@ -24,7 +24,7 @@ from packstore.sources.annotation_formats.source import SidecarSource, make_side
 
 class LabelMeSource(SidecarSource):
     """Source of images with LabelMe's files; lines and points become ``keypoints``, flags of the image that are true
-    become tags."""
+    become tags. Circles and masks become boxes; the copy of the image in the file is not kept."""
 
     kind = "labelme"
     title = "LabelMe"

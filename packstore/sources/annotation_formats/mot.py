@@ -31,8 +31,8 @@ _WORDS = (6, 10)
 
 
 class MotSource(DocumentSource):
-    """Source of frames of sequences; ``track`` is the number of the track of each box. A frame without lines has 0
-    boxes."""
+    """Source of frames of sequences; ``track`` is the number of the track of each box. Coordinates count from 0, not
+    from 1 as in the files. A frame without lines has 0 boxes; frames without an image are left out, and counted."""
 
     kind = "mot"
     title = "MOTChallenge"
@@ -49,7 +49,7 @@ class MotSource(DocumentSource):
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image of the sequence: ``lines``, the numbers of its frame, and ``classes``, the
         names in ``labels.txt``, or None without that file. Counts frames without an image as left out. Raises
-        :class:`ValueError` for a line that does not have 6 to 10 numbers."""
+        :class:`ValueError` for a line that does not have 6 to 10 numbers, and if no image is named by a frame."""
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")
         names = self._read_class_names(listed) if is_file(self.tree, listed) else None

@@ -46,7 +46,8 @@ class MotsSource(DocumentSource):
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image of the sequence, with the lines of its frame, ``[]`` if it has none. Yields
-        nothing if the folder of images is missing. Counts frames without an image as left out."""
+        nothing if the folder of images is missing. Counts frames without an image as left out. Raises
+        :class:`ValueError` if no image is named by a frame."""
         frames: dict[int, list[str]] = {}
         for line in filter(str.strip, document):
             frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())

@@ -50,8 +50,8 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
         """Removes the raw annotation from the values of a row and returns it; returns None if the row has none."""
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and converts its annotation to columns. Raises :class:`ValueError` for an invalid
-        annotation."""
+        """Reads an image and converts its annotation to columns; returns the image alone if it has none. Raises
+        :class:`ValueError` for an invalid annotation."""
         values = dict(super().read_values(ref))
         raw = self.pop_annotation(values)
         return values if raw is None else values | self.make_column_values(raw, values[self.main])
@@ -133,8 +133,8 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def _annotates_images(cls, tree: Tree, images: str, folder: str) -> bool:
-        """Tells if ``folder`` has annotations of this format for images in the folder ``images``: the first ones that
-        are not empty match :attr:`signature`."""
+        """Tells if ``folder`` has annotations of this format for images in the folder ``images``: the first 16 that are
+        not empty match :attr:`signature`."""
         there = set(tree.names(folder).files)
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):

@@ -26,7 +26,8 @@ from packstore.sources.beside import is_file, read_text
 
 
 class SuperviselySource(SidecarSource):
-    """Source of images of a Supervisely project; tags of an image without a value become ``label`` or ``tags``."""
+    """Source of images of a Supervisely project; tags of an image without a value become ``label`` or ``tags``. Bitmaps
+    and polygons with holes become their boxes. Classes have the order of ``meta.json``."""
 
     kind = "supervisely"
     title = "Supervisely"

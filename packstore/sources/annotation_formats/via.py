@@ -36,7 +36,8 @@ _HEAD = ("filename", "file_size", "file_attributes", "region_count", "region_id"
 
 
 class ViaSource(DocumentSource):
-    """Source of images of a VIA project or export; points and polylines become ``keypoints``."""
+    """Source of images of a VIA project or export; points and polylines become ``keypoints``, circles and ellipses
+    boxes. All attributes are in ``json``."""
 
     kind = "via"
     title = "VIA"

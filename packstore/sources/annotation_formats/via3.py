@@ -43,7 +43,8 @@ def convert_to_via2(document: Any, ignored: Counter[str]) -> Iterator[Any]:
 
 
 def _convert_shape(numbers: Any) -> dict[str, Any]:
-    """Converts the number and coordinates of a shape to named values of VIA 2."""
+    """Converts the number and coordinates of a shape to named values of VIA 2. Raises :class:`KeyError` for an unknown
+    number, and :class:`ValueError` for a wrong number of coordinates."""
     kind, *values = numbers
     name, *keys = _SHAPES[kind]
     if keys:

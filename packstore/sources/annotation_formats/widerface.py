@@ -24,7 +24,7 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 
 class WiderFaceSource(DocumentSource):
     """Source of images of WIDER FACE by split; ``label`` is the event that an image shows, which is the name of its
-    folder."""
+    folder. Faces have no class. Images of the test set have no annotations, and are left out without their folder."""
 
     kind = "widerface"
     title = "WIDER FACE"
