@@ -35,7 +35,8 @@ _proven: set[tuple[int, int, int, int]] = set()
 @dataclass(frozen=True)
 class Cache:
     """A cache of whole objects, each under its SHA-256. An object is proven before it gets its name, and stays while it
-    is open.
+    is open. A damaged object is removed with a warning and fetched again; the least recently used objects make room for
+    others.
 
     Processes share it through its files alone; it pickles, and works after a fork.
 
@@ -72,14 +73,17 @@ class Cache:
             CacheFullError: The objects in use leave no room.
             DamagedObjectError: The fetched bytes were wrong three times.
             CacheError: The cache cannot be used.
-            Exception: An error of ``fetch`` before its first bytes, or at every attempt.
+            Exception: An error of ``fetch`` before its first bytes or at the third attempt, or any error but
+                :class:`StoreError`.
+            ValueError: ``digest`` is not 64 hexadecimal digits.
         """
         if not _SHA256.fullmatch(digest):
             raise ValueError(f"{digest!r} is not a SHA-256")
         return self._open_or_fetch(digest, nbytes, fetch, digest, url)
 
     def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
-        """Opens an object whose digest is unknown, like :meth:`open`, but only checks its size.
+        """Opens an object whose digest is unknown, like :meth:`open`, but checks only the size of the fetched bytes. A
+        cached file that was changed counts as damaged.
 
         ``address`` identifies it: its URL and something that changes with its content (an ETag).
         """
@@ -92,8 +96,8 @@ class Cache:
         return self._folder.whole / _name_by_address(address)
 
     def set_last_used(self, digest: str, used: float) -> None:
-        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted; ignores an
-        absent one.
+        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted; ignores one
+        that is absent or may not be changed.
         """
         path = self._folder.whole / digest
         with suppress(OSError):  # it has been evicted, or belongs to another user
@@ -129,7 +133,7 @@ class Cache:
 
     def _open_or_fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
         """Opens a cached object, or fetches it; tries again if another process fetched it or removed the cache's folder
-        meanwhile.
+        meanwhile (the latter three times at most).
         """
         removed = 0
         while True:
@@ -173,7 +177,9 @@ class Cache:
 
     def _is_sound(self, descriptor: int, name: str, nbytes: int, digest: str | None) -> bool:
         """Returns whether an object has its size and is proven: by its date stamp, or else by its digest. With
-        ``digest`` None, only the stamp counts. If it is sound, sets its stamp and its time of use.
+        ``digest`` None, only the stamp counts. A stamp from before the last boot does not count. If the object is
+        sound, sets its stamp and its time of use; if that is not permitted, this process remembers that the object is
+        sound.
         """
         state = os.fstat(descriptor)
         if state.st_size != nbytes:
@@ -230,7 +236,7 @@ class Cache:
 
     def _write_fetched(self, descriptor: int, nbytes: int, fetch: Fetch, digest: str | None) -> None:
         """Writes the fetched bytes to a file; fetches up to three times. Raises :class:`DamagedObjectError` if size or
-        digest are wrong each time.
+        digest are wrong each time. Raises errors of ``fetch`` like :meth:`open`.
         """
         for left in reversed(range(_TRIES)):
             os.lseek(descriptor, 0, os.SEEK_SET)

@@ -22,7 +22,8 @@ _NO_ATTRIBUTE = (errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.ENOENT, errno.
 
 @functools.cache
 def machine_id() -> str:
-    """Returns eight digits that identify this machine; containers on one machine share them.
+    """Returns eight hexadecimal digits of this machine's boot id, or of its host name if it has none. Containers on one
+    machine share the boot id.
 
     Each machine has part files of its own, since not every network file system locks between machines.
     """
@@ -83,7 +84,7 @@ def allocate_bytes(descriptor: int, nbytes: int) -> None:
 
 def write_url(descriptor: int, url: str) -> None:
     """Stores the URL of an object in a file attribute, which listings show. Does nothing if the system, the file system
-    or the file takes no attributes.
+    or the file takes no attributes, or the disk is full.
     """
     if sys.platform == "linux":
         try:

@@ -143,7 +143,8 @@ class CacheFolder:
         """Opens an object and takes a shared lock on it. Returns its descriptor, which the caller closes, or None if
         the cache lacks the object.
 
-        Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for a minute.
+        Raises :class:`CacheError` if the object cannot be read, is no regular file, or stays locked for a minute. A
+        cache that is read only needs no locks.
         """
         try:
             descriptor = self._open_file(self.whole / name, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -172,7 +173,8 @@ class CacheFolder:
                 os.close(descriptor)
 
     def claim_part_file(self, name: str, patience_seconds: float) -> tuple[int, Path] | None:
-        """Creates and locks the file into which an object is fetched; waits while another process fetches it.
+        """Creates and locks the file into which an object is fetched; waits while another process of this machine
+        fetches it.
 
         If that process's file has not changed for ``patience_seconds``, the process has stopped: then creates a second
         file.
@@ -324,7 +326,9 @@ class CacheFolder:
         return sorted(self._list_objects(), key=lambda each: each[1].st_atime_ns)
 
     def _evict(self, path: Path) -> bool:
-        """Removes a file unless a process has locked it; returns whether it did. Call it while the cache is locked."""
+        """Removes a file; returns False if a process has locked it, it is absent, or this user may not remove it. Call
+        it while the cache is locked.
+        """
         descriptor = self._open_to_lock(path)
         if descriptor is None:
             return False
@@ -351,7 +355,9 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def _try_lock(self, descriptor: int) -> bool:
-        """Tries to lock a file; returns False if another process has it open."""
+        """Tries to lock a file; returns False if it is locked already, or if NFS refuses to lock a file that is open
+        only for reading.
+        """
         try:
             return try_lock(descriptor, self.root)
         except OSError as error:

@@ -35,7 +35,8 @@ def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started
 
 
 class Driver:
-    """Runs a plan. Several drivers may run the same plan at once; all produce the same store.
+    """Runs a plan. Several drivers may run the same plan at once; all produce the same store. Raises
+    :class:`UsageError` for a source that can be read only once.
 
     Args:
         plan: A plan whose destination is a URL.
@@ -123,8 +124,8 @@ class Driver:
         return manifest if encode_manifest(manifest) == head else None
 
     def _run_tasks(self, shared: SharedPlan, runner: Runner) -> None:
-        """Runs all tasks without a receipt; adds their receipts to this driver. If tasks fail, raises the error of the
-        first in order.
+        """Runs all tasks without a receipt; adds their receipts to this driver. If a task fails, begins no others,
+        waits for those before it, and raises the error of the first in order.
 
         Raises :class:`SourceError` if the source lists other samples than the plan.
         """
@@ -221,8 +222,8 @@ def _labels_from_text(counts: Counter[str]) -> Counter[int]:
 
 
 def make_runner(job: ClusterJob, tasks: int) -> Runner:
-    """Starts the runner that the option ``cluster`` names: ``ray:ADDRESS``, ``processes:COUNT``, or this process by
-    default.
+    """Starts the runner that the option ``cluster`` names: ``ray:ADDRESS``, ``processes:COUNT`` (at most one for each
+    task; they share the cores), or this process by default.
     """
     name, _, detail = (job.plan.options.cluster or "").partition(":")
     if name == "ray":

@@ -15,13 +15,14 @@ from packstore.sources.base import Entry
 
 
 class RayRunner(Runner):
-    """Runs tasks on a Ray cluster; Ray restarts tasks whose worker or machine has died.
+    """Runs tasks on a Ray cluster; Ray restarts tasks whose worker or machine has died, up to :data:`TRIES` attempts.
+    Raises :class:`UsageError` if ray is not installed or cannot connect.
 
     Args:
         job: Its ``workers`` are the threads of a task, and the cores that Ray reserves for it.
         tasks: Number of tasks in all.
-        address: Address of a running cluster. Empty for the one that this process is connected to; if there is none,
-            one is started on this machine, and :meth:`close` ends it.
+        address: Address of a running cluster; if empty, one is started on this machine, and :meth:`close` ends it.
+            Ignored if this process is connected to a cluster already.
     """
 
     def __init__(self, job: ClusterJob, tasks: int, address: str) -> None:
@@ -85,7 +86,7 @@ class RayRunner(Runner):
             self._connected = False
 
     def _receive_result(self, ref: Any) -> TaskReceipt | BaseException:
-        """Returns the receipt of a finished task, or its error."""
+        """Returns the receipt of a finished task, or its error; :class:`StoreError` if Ray could not run it."""
         try:
             result: TaskReceipt | BaseException = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:

@@ -56,7 +56,8 @@ class PendingTasks:
         return task.copies - 1
 
     def choose_stragglers(self, at_once: int) -> list[tuple[int, Sequence[Entry]]]:
-        """Returns stragglers to copy to idle workers, at most one for each; ``at_once`` is the number of workers.
+        """Returns stragglers to copy to idle workers, at most one for each, and none that has three copies. ``at_once``
+        is the number of workers.
 
         If all tasks are stragglers, perhaps every worker hangs: then it returns at least one.
         """
@@ -80,5 +81,7 @@ class PendingTasks:
         return min((seconds for seconds in left if seconds > 0), default=None)
 
     def _straggler_limit(self) -> float | None:
-        """Returns the seconds after which a task is a straggler; None before any task has ended."""
+        """Returns the seconds after which a task is a straggler: three times the median, at least 30; None before any
+        task has ended.
+        """
         return max(LEAST_SECONDS, FACTOR * self._seconds[len(self._seconds) // 2]) if self._seconds else None

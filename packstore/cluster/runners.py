@@ -108,7 +108,8 @@ class _WorkerProcess:
 
 
 class ProcessRunner(Runner):
-    """Runs tasks in processes of this machine. Replaces a process that dies, and runs its task again.
+    """Runs tasks in processes of this machine. Replaces a process that dies, and runs its task again; after
+    :data:`TRIES` deaths the task's outcome is a :class:`StoreError`.
 
     The processes are fresh interpreters: nothing is forked, and ``__main__`` need not be importable. A thread talks to
     each one, because a process that hangs may leave a message half read or half sent.

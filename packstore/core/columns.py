@@ -54,7 +54,9 @@ class MappedValues(Sequence[memoryview]):
 
 
 class Ragged(Sequence[memoryview]):
-    """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``."""
+    """A ragged column: value ``i`` is ``data[offsets[i]:offsets[i + 1]]``. A value whose offsets are out of range
+    raises :class:`StoreError` on access.
+    """
 
     def __init__(self, offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         self._offsets = offsets
@@ -99,7 +101,8 @@ class Ragged(Sequence[memoryview]):
 
 
 class LazyRagged(Ragged):
-    """A ragged column that reads each value on access.
+    """A ragged column that reads each value on access, by its number from 0; negative numbers raise
+    :class:`IndexError`.
 
     A loop over the values holds one at a time; :attr:`data` loads all of them.
     """

@@ -142,7 +142,9 @@ def format_record_line(columns: Iterable[Column], values: Mapping[str, Any], **m
 
 
 class RecordLines:
-    """The lines of all records; each is parsed on access. Memory: 8 bytes a record."""
+    """The lines of all records; each is parsed on access. Leaves out bytes after the last newline. Memory: 8 bytes a
+    record.
+    """
 
     def __init__(self, data: bytes | mmap.mmap) -> None:
         self._data = data

@@ -129,8 +129,9 @@ class Agent:
 
 
 def get_agent_if_forked() -> Agent | None:
-    """Returns the agent of this process if the process was forked and so cannot use obstore. Starts the agent on first
-    use. Returns None in a process that was not forked."""
+    """Returns the agent of this process if it was forked from one that had loaded obstore, and so cannot use obstore;
+    else None. Starts the agent on the first call; the agent ends with this process.
+    """
     global _agent
     if not _forked:
         return None

@@ -27,8 +27,9 @@ _memory_lock = threading.Lock()
 
 
 def connect(location: ParsedUrl) -> Connection:
-    """Makes obstore's client for a store; requests nothing from it. Raises :class:`RemoteError` if there are no
-    credentials, or no Azure account.
+    """Makes obstore's client for a store; requests nothing from it, but may ask the cloud's metadata service for
+    credentials. Raises :class:`RemoteError` if there are no credentials or no Azure account, or for a malformed address
+    of the server.
 
     Stores in memory of the same name are one store in this process.
     """

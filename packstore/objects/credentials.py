@@ -91,10 +91,11 @@ _CLOUDS = {
 
 
 def find_credentials(location: ParsedUrl) -> dict[str, Any]:
-    """Returns arguments for a store of obstore, without those that obstore takes from the environment itself.
+    """Returns arguments for a store of obstore: for S3 those of the AWS profile, for other clouds none, since obstore
+    reads the environment itself.
 
     Raises :class:`RemoteError` at once if there are no credentials: outside a cloud, obstore would query the cloud's
-    metadata address for minutes.
+    metadata address for minutes. Also raises it for an S3 server's address that :func:`_check_endpoint` refuses.
     """
     cloud = _CLOUDS[location.scheme]
     profile = _read_profile(location) if location.scheme == "s3" else {}

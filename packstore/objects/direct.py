@@ -37,7 +37,9 @@ _BULK = 1000  # names in one request
 
 class Direct:
     """Makes the requests of :class:`packstore.objects.ObjectStore`, which documents its methods, in the calling thread.
-    While a request runs, Python handles no signal in that thread, such as Ctrl-C.
+    While a request runs, Python handles no signal in that thread, such as Ctrl-C. Reads of a whole object resume if the
+    connection breaks off. Created files of a local store are synced. Writes and deletions raise :class:`UsageError` for
+    HTTP.
     """
 
     def __init__(self, location: ParsedUrl) -> None:
@@ -154,8 +156,9 @@ class Direct:
             return files, [str(each).removeprefix(self._prefix).rstrip("/") for each in listing["common_prefixes"]]
 
     def create(self, name: str, data: bytes | Path) -> bool:
-        """Creates an object if there is none of this name: with one put up to 64 MiB, else by parts. Probes first if
-        the server supports that.
+        """Creates an object if there is none of this name: with one put up to 64 MiB, else by parts. Before the first
+        one, writes and deletes a small object to probe whether the server supports that. Raises :class:`ConflictError`
+        if an object with other content exists.
         """
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._raise_as_remote_error(name, "written"):
@@ -189,6 +192,7 @@ class Direct:
 
     def _create_in_one_put(self, name: str, data: bytes | Path) -> bool | None:
         """Creates an object with one conditional put. Returns True if this call created it, None if it exists already.
+        Repeats a put that timed out, for :data:`~packstore.objects.connection.RETRY_SECONDS`.
 
         If the reply to a put is lost, its retry finds the object of the first attempt. So an object found after a
         failed attempt counts as created by this call if its content is equal.
@@ -255,7 +259,8 @@ class Direct:
             self.delete([target])
 
     def _probe_conditional_writes(self, way: str) -> None:
-        """Raises :class:`RemoteError` if the server overwrites on a conditional put or copy (``way``); probes it once.
+        """Raises :class:`RemoteError` if the server overwrites on a conditional put or copy (``way``); probes it once,
+        with an object that it deletes. Does nothing for local files and memory. Raises :class:`UsageError` for HTTP.
 
         Such a server would let two writers overwrite each other.
         """

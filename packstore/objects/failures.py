@@ -18,8 +18,8 @@ _MOST = 300  # most characters of a server's own message
 
 @contextmanager
 def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
-    """In the context, turns obstore's errors into :class:`RemoteError`. ``doing`` is the participle for its message:
-    read, written, listed, deleted.
+    """In the context, turns obstore's errors, and any :class:`OSError` or :class:`ValueError`, into
+    :class:`RemoteError`. ``doing`` is the participle for its message: read, written, listed, deleted.
     """
     try:
         yield
@@ -51,7 +51,9 @@ def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str
 
 
 def _explain_reason(text: str, location: ParsedUrl) -> str:
-    """Returns the reason of a failure in plain words, with advice."""
+    """Returns the reason of a failure in plain words, with advice; else at most 300 characters of the server's message,
+    without secrets.
+    """
     first = text.partition("\n\nDebug source")[0].strip()
     code = re.search(r"<Code>([^<]*)</Code>", text)
     status = re.search(r"status(?: code)?: (\d{3})", text)
@@ -84,7 +86,9 @@ def _explain_reason(text: str, location: ParsedUrl) -> str:
 
 
 def remove_secrets(text: str) -> str:
-    """Returns ``text`` on one line without secrets: credentials in the environment, queries and user names in URLs."""
+    """Returns ``text`` on one line without secrets: values of at least 8 characters of AWS, Azure and Google variables
+    in the environment, queries and user names in URLs.
+    """
     for name, value in os.environ.items():
         if len(value) >= 8 and name.startswith(("AWS_", "AZURE_", "GOOGLE_")) and _SECRET_NAME.search(name):
             text = text.replace(value, "…")

@@ -46,8 +46,11 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def parse_url(url: str | os.PathLike[str]) -> ParsedUrl:
-    """Parses a URL. Raises :class:`UsageError` if it is not one, has another scheme, or contains credentials or a
-    query.
+    """Parses a URL; takes ``s3a`` as ``s3``, and decodes percent signs of HTTP.
+
+    Raises :class:`UsageError` if it is not a URL, has an unknown scheme, no bucket or host, or contains credentials or
+    a query. In a bucket, only a query that names a version or signs the URL is refused: other question marks belong to
+    the name.
     """
     split = split_url(url)
     if split is None:

@@ -38,11 +38,11 @@ class ObjectStore:
     """Objects under a URL. Their names are relative to it, with ``/`` between their parts.
 
     Works from any thread, from spawned processes (it pickles as its URL) and from forked ones (an agent process makes
-    their requests). Failed requests are retried for :data:`~packstore.objects.connection.RETRY_SECONDS`. Data read is
-    not verified: a flipped bit passes.
+    their requests), but a forked process cannot read ``memory://``. Failed requests are retried for
+    :data:`~packstore.objects.connection.RETRY_SECONDS`. Data read is not verified: a flipped bit passes.
 
     Every method raises :class:`RemoteError`, in one line, and :class:`packstore.core.errors.UsageError` if obstore is
-    not installed.
+    not installed; writes and deletions also raise the latter for HTTP.
 
     Attributes:
         url: The URL, without a slash at its end.
@@ -86,7 +86,9 @@ class ObjectStore:
         return self._iterate("list", prefix)
 
     def list_directory(self, name: str = "") -> tuple[Sequence[ObjectInfo], Sequence[str]]:
-        """Lists the objects in a directory, and the names of the directories in it, with one request for each 1,000."""
+        """Lists the objects in a directory, and the directories in it by their names relative to the store, with one
+        request for each 1,000.
+        """
         listing: tuple[Sequence[ObjectInfo], Sequence[str]] = self._call("list_directory", name)
         return listing
 

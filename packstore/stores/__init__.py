@@ -79,7 +79,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
     manifest.
 
     Returns False for an empty path and for anything that cannot be read. Raises :class:`UsageError` for a malformed
-    URL.
+    URL, or if obstore is missing.
     """
     if not os.fspath(path):
         return False

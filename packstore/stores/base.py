@@ -316,8 +316,8 @@ class Reader(ABC):
         """Checks the values of some records in the columns ``names``, but no images. Returns the faults by record
         number.
 
-        Here it finds only class numbers without a class. Readers that verify checksums override this, and find damaged
-        values, too.
+        Here it finds only class numbers without a class in fixed columns, one for each record. Readers that verify
+        checksums override this, and find damaged values, too.
         """
         errors: dict[int, StoreError] = {}
         for name in names:

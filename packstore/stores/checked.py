@@ -30,9 +30,10 @@ def find_invalid_class(column: Column, data: Any) -> int | None:
 class CheckedReader(DelegatingReader):
     """Wraps a reader and checks each record when it is read: its image, label, key and all other fields.
 
-    Raises :class:`CorruptRecordError` for an image that does not match its checksum, and for fields that do not match
-    the row checksum. Returns whole columns unchecked, since one bad label must not withhold all others. A store without
-    row checksums is checked by columns instead: :class:`StoreError` is raised if a column does not match its digest.
+    Raises :class:`CorruptRecordError` for an image that does not match its checksum, for fields that do not match the
+    row checksum, and for class numbers without a class. Returns whole columns unchecked, since one bad label must not
+    withhold all others. A store without row checksums is checked by columns instead: :class:`StoreError` is raised if a
+    column does not match its digest.
     """
 
     checks_records = True

@@ -24,7 +24,8 @@ def join_columns(readers: Sequence[Reader]) -> tuple[Column, ...]:
     Leaves out links to image files, and the seek index unless all stores have one.
 
     Raises:
-        StoreError: The stores differ in encoding, normalisation, rotation, splits or columns.
+        StoreError: The stores differ in encoding, normalisation, rotation or columns, or only some have splits or names
+            of classes.
     """
     first = readers[0]
     for reader in readers[1:]:

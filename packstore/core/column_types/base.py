@@ -61,7 +61,8 @@ def check(condition: bool, what: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One field of all records.
+    """One field of all records. Raises :class:`ManifestError` for an unknown type, and for attributes that are
+    impossible or do not fit the type.
 
     Attributes:
         name: ``image``, ``label``, ``key``, ``checksum``, ``shape`` or the user's own; a lower-case identifier.
@@ -142,7 +143,7 @@ class Column:
 
     @property
     def pixels(self) -> Mode:
-        """The mode of images."""
+        """The mode of images: that named by :attr:`mode`, or RGB of 8 bits."""
         return RGB if self.mode is None else parse_mode(self.mode)
 
     @property

@@ -151,7 +151,7 @@ def build_sharded_manifest(
     Args:
         base: Manifest from which all other fields are taken.
         parts: The shards, each with its number in the new store.
-        columns: All columns with the bytes of all records.
+        columns: All columns with the bytes of all records; their digests are left out.
         options: Options of all records; None takes those of ``base``.
         skipped: Entries that were left out.
         versions: Versions of the software that wrote the shards; None takes those of ``base``.

@@ -14,7 +14,8 @@ from packstore.core.manifest import Column
 
 
 def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_sizes: Sequence[int], first: int) -> None:
-    """Raises :class:`StoreError` naming the first record whose values do not fit together.
+    """Raises :class:`StoreError` naming the first record whose values do not fit together. For a class number without a
+    class in a ragged column, names the column instead.
 
     Args:
         columns: Columns of the store, ``image`` first.

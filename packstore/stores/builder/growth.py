@@ -43,7 +43,8 @@ def publish_growth(
     request: object = None,
 ) -> None:
     """Publishes ``new`` at ``destination`` in place of the store ``old``, and removes files that only the old one
-    needed.
+    needed. A single file gives its place to a directory of shards; the file then stays in the work directory, which the
+    caller removes.
 
     Args:
         work: The work directory of ``destination``.

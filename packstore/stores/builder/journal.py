@@ -173,7 +173,7 @@ class Journal:
 
     Attributes:
         due: When to write the next receipt, by ``time.monotonic``.
-        written: Records in the latest receipt; 0 if there was none.
+        written: Records in the latest receipt before the store was complete; 0 if there was none.
     """
 
     def __init__(self, run: Path, fingerprint: Fingerprint) -> None:
@@ -241,9 +241,11 @@ def read_journal(run: Path, receipt: Receipt) -> NDArray[Any]:
 
 
 def describe_difference(other: Fingerprint, wanted: Fingerprint) -> str | None:
-    """Describes the first difference of two fingerprints, in the order of ``wanted``; None if they are equal.
+    """Describes the first difference of two fingerprints, in the order of ``wanted``; None if they are equal. Leaves
+    out values if one has over 40 characters.
 
-    A name that ends with a question mark may be absent from ``other``."""
+    A name that ends with a question mark may be absent from ``other``.
+    """
     wanted = json.loads(json.dumps(wanted))
     for name in [*wanted, *(name for name in other if name not in wanted)]:
         now, before = wanted.get(name), other.get(name)

@@ -48,7 +48,8 @@ class Staging:
     """
 
     def __init__(self, destination: Path, *, overwrite: bool, owned: ListOwned) -> None:
-        """Checks the destination, locks its work directory, and undoes what a killed run had half replaced.
+        """Checks the destination, locks its work directory, undoes what a killed run had half replaced, and creates
+        this run's directory.
 
         Args:
             destination: A path that does not exist, or with ``overwrite`` a packstore store.

@@ -45,7 +45,8 @@ class ColumnSpool:
 
     def convert_values(self, values: Any, count: int) -> Any:
         """Converts ``values`` to the form that :meth:`append` takes: a list of bytes for a ragged column, else an array
-        of shape ``(count, *shape)`` in the column's dtype. Raises :class:`StoreError` for values that do not fit.
+        of shape ``(count, *shape)`` in the column's dtype. Rounds floating-point numbers to a narrower dtype. Raises
+        :class:`StoreError` for other values that do not fit, also for class numbers without a class in a fixed column.
         """
         name = self.column.name
         if self.column.kind == "ragged":

@@ -75,7 +75,8 @@ def work_path(destination: Path) -> Path:
 
 
 class WorkDirectory:
-    """The work directory of one destination, locked by this process until :meth:`remove` or :meth:`release`.
+    """The work directory of one destination, locked by this process until :meth:`remove` or :meth:`release`; forked
+    children do not hold the lock.
 
     Attributes:
         path: Path of the directory.
@@ -148,8 +149,8 @@ class WorkDirectory:
                 marker.unlink()
 
     def remove(self) -> None:
-        """Removes the directory with all runs and unlocks it. Logs a warning if that fails; leaves foreign files.
-        Idempotent.
+        """Removes the directory with all runs, after :meth:`undo_interrupted_publish`, and unlocks it. Logs a warning
+        if that fails; leaves foreign files. Idempotent.
         """
         if self._descriptor < 0:
             return
@@ -325,8 +326,8 @@ def find_leftovers(directory: Path) -> Iterator[Leftover]:
 
 
 def remove_leftover(leftover: Leftover) -> None:
-    """Removes a leftover work directory. Raises :class:`DestinationError` if it is in use, or if foreign files in it
-    remain.
+    """Removes a leftover work directory, and the needless files that its run left in the store; restores a store that
+    was moved aside. Raises :class:`DestinationError` if the directory is in use, or if anything in it remains.
     """
     destination = leftover.path.parent / leftover.owner.destination
     with writing(leftover.path):

@@ -55,7 +55,9 @@ class HeaderMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A contiguous dataset: its dtype as numpy names it, shape, and location (address None if it has no bytes)."""
+    """A contiguous dataset: its dtype as numpy names it (words for a message if packstore never writes that dtype),
+    shape, and location (address None if it has no bytes).
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -84,7 +86,9 @@ class Hdf5File(FileBytes):
         self.root: int = root
 
     def read_messages(self, address: int) -> list[HeaderMessage]:
-        """Reads the messages of the object at ``address``, continuations included, and checks its checksums."""
+        """Reads the messages of the object at ``address``, continuations included, and checks its checksums. Refuses
+        more than 64 chunks or 1 MiB.
+        """
         head = self.read_slice(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
             raise UnsupportedHdf5Error("it has an object header of version 1")

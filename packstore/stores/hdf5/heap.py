@@ -27,7 +27,7 @@ _MAX_BLOCK = 1 << 16
 
 class Heap:
     """One fractal heap, HDF5's storage of many small objects, without filters. All methods raise :class:`Hdf5Error` for
-    a damaged one.
+    a damaged one, or one larger than packstore writes.
     """
 
     def __init__(self, file: FileBytes, address: int) -> None:

@@ -35,7 +35,7 @@ def list_named_keys(manifest: Manifest) -> set[bytes]:
 
 def check_entries(pages: Pages, manifest: Manifest, *, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
     """Yields the faults of pages and entries, and wrong sums of bytes. ``quick`` skips the overflow pages of long
-    values.
+    values. Reports progress only if there is a fault: a sound file is checked in bulk.
     """
     if _is_sound(pages, manifest, overflow=not quick):
         return
