@@ -57,7 +57,9 @@ def _is_finite(number: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A named, contiguous range of records: ``start`` to ``stop - 1``."""
+    """A named, contiguous range of records: ``start`` to ``stop - 1``. Raises :class:`ManifestError` for an empty name
+    or an impossible range.
+    """
 
     name: str
     start: int
@@ -77,7 +79,7 @@ class Normalization:
 
     A pixel ``x`` of 8 bits becomes ``(x / 255 - mean) / std``, one of 16 bits ``(x / 65535 - mean) / std``. Pixels
     without an upper bound are not scaled: ``(x - mean) / std``. Raises :class:`ManifestError` for values that are not
-    finite, or of different lengths.
+    finite, a deviation that is not positive, or different lengths.
     """
 
     mean: tuple[float, ...]
@@ -152,7 +154,7 @@ class Origin:
 
 @dataclass(frozen=True, repr=False)  # without slots, so that its digests can be kept
 class Manifest:
-    """Description of a store.
+    """Description of a store. Raises :class:`ManifestError` for values that are impossible or contradict each other.
 
     Attributes:
         format: Name of the container's format: ``lmdb``, ``hdf5``, ``pth`` or a plug-in's.
@@ -235,7 +237,7 @@ class Manifest:
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of all images: of the main column and of further ones."""
+        """Bytes of all images: of the main column and of further ones, but not of masks."""
         return self.image.nbytes + sum(column.nbytes for column in self.columns[1:] if column.holds_images)
 
     @property
@@ -308,7 +310,8 @@ class Manifest:
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         """Parses JSON and checks its digest and values. Raises :class:`ManifestError` for text that :meth:`to_json`
-        cannot have written, and for a newer or older layout.
+        cannot have written, and for a newer or older layout. Reads the encoding ``seekable`` of packstore 0.1 as
+        ``original`` or ``jpeg``.
 
         Memory is bounded: some 500 MB for the worst hostile input.
         """
@@ -369,8 +372,10 @@ def _has_own_digest(text: bytes, digest: object) -> bool:
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
-    """Raises :class:`ManifestError` unless packstore's own columns have the form that the encoding demands, and each
-    column has its companions."""
+    """Raises :class:`ManifestError` unless packstore's own columns have the form that the encoding demands, each column
+    has its companions, the columns of links are all there or none, and labels or keypoints of boxes have as many rows
+    as these.
+    """
     image = columns["image"]
     good = image.type == "image"
     if encoding in ENCODINGS.built_in:  # those that hold arrays have the names of their dtypes

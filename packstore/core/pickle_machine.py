@@ -136,7 +136,8 @@ class _Machine:
 
     def call_function(self) -> None:
         """Pops arguments and a function that ``find`` has returned; calls it and pushes the result. Raises
-        :class:`UnsupportedPickleError` for anything else."""
+        :class:`UnsupportedPickleError` for anything else, and for wrong or more than 16 arguments.
+        """
         arguments, call = self.stack.pop(), self.stack.pop()
         if not callable(call) or type(arguments) is not tuple or len(arguments) > _MAX_ARGUMENTS:
             raise UnsupportedPickleError("a pickle that calls an object that is not a function")

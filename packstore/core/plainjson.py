@@ -58,8 +58,9 @@ def parse_with_digest(data: bytes) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    """Converts a dataclass and its content to dicts and lists. Leaves out fields with the metadata ``plain=False``, and
-    ``optional`` fields that are None."""
+    """Converts a dataclass and its content to dicts and lists; copies mappings without converting their values. Leaves
+    out fields with the metadata ``plain=False``, and ``optional`` fields that are None.
+    """
     if isinstance(value, _SCALARS):
         return value  # first, since most of a manifest are class names
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """Objects by name: built-in ones, then those of entry points and of :meth:`register`.
+    """Objects by name: built-in ones, then those of entry points and of :meth:`register`. An entry point with a
+    built-in name is left out with a warning.
 
     Attributes:
         what: Noun for its objects, for messages: ``format``.
@@ -36,7 +37,7 @@ class Registry:
         self._broken: set[str] = set()
 
     def register(self, name: str, value: Any) -> None:
-        """Adds ``value`` under a name, or replaces the object of that name."""
+        """Adds ``value`` under a name, or replaces the object of that name. Does not check its class."""
         self._objects[name] = value
 
     def unregister(self, name: str) -> None:

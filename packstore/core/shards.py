@@ -59,7 +59,7 @@ def _check(condition: bool, what: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file (or directory) of a sharded store.
+    """One file (or directory) of a sharded store. Raises :class:`ManifestError` for impossible values.
 
     Attributes:
         name: File name in the store's directory, see :data:`SHARD`.
@@ -96,7 +96,8 @@ class Shard:
 
 @dataclass(frozen=True)
 class ShardTable(Sequence[Shard]):
-    """The shards of a store in order. Equal tables have equal digests.
+    """The shards of a store in order. Equal tables have equal digests. Raises :class:`ManifestError` for impossible
+    values, and on access to a shard if the rows were not read.
 
     Attributes:
         length: Number of shards.

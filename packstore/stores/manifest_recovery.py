@@ -48,13 +48,13 @@ class RecoveredManifest:
 
 
 def find_manifest(data: memoryview | bytes) -> RecoveredManifest | None:
-    """Returns the best manifest anywhere in ``data``, or None if none can be read."""
+    """Returns the manifest anywhere in ``data`` that :func:`choose_manifest` prefers, or None if none can be read."""
     return choose_manifest(_find_manifest_texts(data))
 
 
 def choose_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
-    """Returns the first manifest in ``texts`` that its digest proves, corrected if need be; else the first readable
-    one.
+    """Returns the first manifest in ``texts`` that its digest proves as it is. Otherwise tries to correct the first 32
+    texts: returns the first that can be corrected, else the first readable one, else None.
     """
     unproven = None
     broken: list[bytes] = []

@@ -32,8 +32,9 @@ class ProvenRecords:
         return data
 
     def read_row(self, record: int) -> dict[str, Any]:
-        """Returns the stored values of all columns but the image and the checksums. Raises :class:`CorruptRecordError`
-        if they do not match the row checksum, which old stores lack.
+        """Returns the stored values of the columns that the row checksum covers: not of the image, checksums, seek
+        index and links. Raises :class:`CorruptRecordError` if they do not match the row checksum, which old stores
+        lack.
         """
         row = {column.name: self.reader.value(column.name, record) for column in self._row}
         if self._rows_are_checked:

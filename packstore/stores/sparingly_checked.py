@@ -39,9 +39,9 @@ class SparinglyCheckedReader(CheckedReader):
       that live for one epoch do not always check the same records.
     - All other columns: on first use, copies the values of one file of the store and compares the copy with the
       column's digest and its range of classes. Then it returns values from the copy, which later changes of the file
-      cannot affect. A column that does not match, or has more than :data:`MOST_KEPT_BYTES`, is checked record by
-      record: first by the row checksum, which needs all columns of the record; then by the hash that the value had at
-      that time, for :data:`MOST_KEPT_HASHES` records at a time.
+      cannot affect. A column that does not match, has more than :data:`MOST_KEPT_BYTES`, or may have large values
+      (:attr:`Column.one_by_one`) is checked record by record: first by the row checksum, which needs all columns of the
+      record; then by the hash that the value had at that time, for :data:`MOST_KEPT_HASHES` records at a time.
 
     An image is checked in the map, and decoded from the same map right afterwards.
     """
@@ -101,7 +101,8 @@ class SparinglyCheckedReader(CheckedReader):
     def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
         """Reads a value and proves it by its hash of an earlier read, or else by the row checksum; then keeps the hash.
 
-        Raises :class:`CorruptRecordError` if the record does not match its row checksum.
+        Raises :class:`CorruptRecordError` if the record does not match its row checksum. In a store without row
+        checksums, raises :class:`StoreError` if any column does not match its digest.
         """
         try:
             value = self._reader.value(kept.column.name, index)
@@ -131,7 +132,8 @@ class SparinglyCheckedReader(CheckedReader):
 
     def find_faults(self, records: NDArray[np.int64], names: Iterable[str]) -> dict[int, StoreError]:
         """Compares records with their row checksums if their values are not in a proven copy of the column. Returns the
-        faults by record."""
+        faults by record. Raises :class:`StoreError` in a store without row checksums whose columns are damaged.
+        """
         errors: dict[int, StoreError] = {}
         for name in names:
             kept = self._kept.get(name) or self._get_column_copy(name)

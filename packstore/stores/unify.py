@@ -64,8 +64,9 @@ def _name_both(first: Reader, second: Reader) -> str:
 
 
 def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
-    """Returns the options by which the image files of all stores are read. Raises :class:`StoreError` if two stores
-    contradict each other.
+    """Returns the options of the joined store: those of its first store of unchanged image files (else of its first
+    store), without sizes, and those of :func:`join_answers`. Raises :class:`StoreError` if two stores contradict each
+    other, or differ in EXIF rotation.
     """
     files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
     lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
@@ -81,7 +82,8 @@ def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
 
 
 def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
-    """Returns the options of stores that say how image files are read, in the main column and in others.
+    """Returns the options of stores that say how image files are read, in the main column and in others. Leaves out
+    options that are None, and those of the main column of stores of arrays.
 
     Args:
         manifests: Path and manifest of each store.
@@ -102,8 +104,8 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
 
 
 def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
-    """Wraps a store so that its records are image files, and replaces its options. 8-bit pixels become PGM or PPM
-    files.
+    """Wraps a store so that its records are image files, named ``original``, and replaces its options. 8-bit pixels
+    become PGM or PPM files.
 
     Raises :class:`StoreError` for pixels that no PGM or PPM file holds.
     """

@@ -47,7 +47,12 @@ _MAX_TRIED = 1000
 
 
 def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
-    """Recovers the columns and images of a ``data.mdb`` from its bytes. ``hint`` is a manifest known from elsewhere."""
+    """Recovers the columns and images of a ``data.mdb`` from its bytes.
+
+    Uses ``hint``, a manifest known from elsewhere, or else the last manifest in an entry. If its digest does not prove
+    it, prefers one found anywhere in the file. Without a manifest, the highest record number found gives the number of
+    records.
+    """
     scan = _PageScan(data)
     texts = scan.named.get("manifest", ())
     from_entry = hint or choose_manifest(bytes(text) for text in reversed(texts))
@@ -104,7 +109,7 @@ class _PageScan:
 
     def recover_columns(self, recovered: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
         """Returns the columns that can be recovered: of several copies the one with the manifest's digest, or else the
-        last.
+        last. Tries at most 1,000 arrays within pages. Adds columns with one value per key to :attr:`one_by_one`.
 
         Without a manifest, guesses the columns from their arrays.
         """

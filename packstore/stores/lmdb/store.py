@@ -77,7 +77,8 @@ _FEWEST_IN_BULK = 32
 
 
 class LmdbReader(Reader):
-    """Reads an LMDB over a map of its own, without the library: see :mod:`packstore.stores.lmdb.pages`.
+    """Reads an LMDB over a map of its own, without the library: see :mod:`packstore.stores.lmdb.pages`. Opening raises
+    :class:`StoreError` unless the number of entries is that of the manifest.
 
     So a damaged page raises an error, views stay valid after :meth:`close` even of another thread, and a fork or
     another environment of the same file in the process does no harm.

@@ -47,6 +47,7 @@ _NPY = np.lib.format
 
 class LmdbWriter(FileWriter):
     """Appends records in key order, one transaction per 4 MiB, which bounds memory and stays in the processor's cache.
+    Creates the directory at once.
 
     A background thread syncs committed data meanwhile, so that the last sync is short.
 
@@ -73,8 +74,8 @@ class LmdbWriter(FileWriter):
         self._open_environment()
 
     def append(self, images: Sequence[Buffer]) -> None:
-        """Appends images under their record numbers. Raises :class:`StoreError` beyond the number of records that one
-        LMDB holds.
+        """Appends images under their record numbers. Raises :class:`StoreError` for an image of 4 GiB or more, and
+        beyond the number of records that one LMDB holds.
         """
         if self._records + len(images) > _MAX_RECORDS:
             raise StoreError(f"LMDB holds up to {_MAX_RECORDS:,} records a file; use a shard size")

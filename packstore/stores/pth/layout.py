@@ -27,9 +27,9 @@ _MAX32 = 0xFFFFFFFF
 
 
 def check_layout(map: NDArray[np.uint8], entries: Sequence[zipfile.ZipInfo]) -> Iterator[Problem]:
-    """Yields a problem for each header that differs from what packstore writes, if most entries' headers do not differ.
+    """Yields a problem for each header that differs from what packstore writes, and one for bytes behind the zip.
 
-    Yields nothing for a file of another program, of whose headers none match.
+    Yields nothing if fewer than half of the entries' headers match, as in a file of another program.
 
     Args:
         map: The whole file.

@@ -44,7 +44,8 @@ class ZipError(Exception):
 
 
 class Archive:
-    """The entries of a ``.pth`` file, over one map of it.
+    """The entries of a ``.pth`` file, over one map of it. Opening raises :class:`ZipError` for entries that overlap or
+    have the same name, for more than 10,000 entries, and for a zip without torch's ``data.pkl``.
 
     Attributes:
         map: The whole file, ``uint8``; arrays over it keep the map alive.
@@ -109,7 +110,9 @@ class Archive:
 
 
 def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
-    """Raises :class:`ZipError` if entries overlap each other or the directory at ``end``."""
+    """Raises :class:`ZipError` if entries overlap each other or the directory at ``end``, or if there are more than
+    10,000.
+    """
     if len(entries) > _MAX_ENTRIES:
         raise ZipError(f"it has {len(entries)} zip entries")
     places = sorted((entry.header_offset, entry.compress_size) for entry in entries)

@@ -114,8 +114,8 @@ def remove_unneeded(
 
 
 def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
-    """Reads an object and returns whether packstore wrote it: its name has its digest, or it is JSON with its own
-    digest. False if it is gone.
+    """Reads an object and returns whether packstore wrote it: its name has its digest or is that of an unfinished
+    upload or probe, or it is JSON with its own digest. False if it is gone.
     """
     digits = parse_digest(info.name)
     try:

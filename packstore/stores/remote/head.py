@@ -58,7 +58,8 @@ def find_newest_version(objects: ObjectStore) -> int:
 def read_head(objects: ObjectStore) -> RemoteHead:
     """Reads the manifest of the newest version at a URL, and its table of shards, with three or four requests.
 
-    Raises :class:`MissingStoreError` if there is none, and :class:`StoreError` if it is damaged.
+    Raises :class:`MissingStoreError` if there is none, and :class:`StoreError` if it is damaged. Without versions, and
+    over HTTP, reads ``manifest.json``. Tries three times if it is damaged.
     """
     return _read_head(objects, find_newest_version(objects) if objects.can_list else 0)
 

@@ -184,7 +184,7 @@ def _create_by_content(objects: ObjectStore, name: str, data: bytes | Path) -> N
 
 def create_version(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
     """Creates the version after ``previous``, whose shards and table exist, then the hint. Returns the version's
-    number.
+    number; only logs a warning if the hint cannot be written.
 
     Raises :class:`LostRaceError` if another process created that version.
     """

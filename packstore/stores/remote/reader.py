@@ -144,7 +144,9 @@ class RemoteReader(ShardedReader):
         """Does nothing: shards are checked when they are fetched, which saves thousands of requests."""
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields missing objects and wrong sizes; unless ``quick``, also wrong SHA-256 and faults in each shard."""
+        """Yields missing objects and wrong sizes; unless ``quick``, also wrong SHA-256 and faults in each shard. Raises
+        :class:`UnreachableError` if a shard cannot be fetched now.
+        """
         shards, sizes = self._table, self._list_sizes()
         done_bytes = 0
         for number, shard in enumerate(shards):
@@ -239,8 +241,8 @@ class RemoteReader(ShardedReader):
     def _fetch_shard_now(self, number: int, ahead: bool = False) -> int:
         """Fetches a shard, unless it is in the cache; returns a descriptor of it there. Counts the fetch.
 
-        If the cache is full, closes shards of this reader and retries, for up to a minute. With ``ahead``, raises at
-        once, and counts no miss.
+        If the cache is full, closes shards of this reader and retries, for up to a minute, or five seconds if it has
+        none open. With ``ahead``, raises at once, and counts no miss.
 
         Raises :class:`UnreachableError` if the shard cannot be fetched, and :class:`StoreError` if it is missing or
         damaged.
