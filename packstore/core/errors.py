@@ -150,6 +150,10 @@ class ManifestError(StoreError):
     """A manifest that is not valid: broken JSON, a wrong digest, impossible numbers."""
 
 
+ROW_CHECKSUM_NOUN = "row checksum (label, key, other fields)"
+""":attr:`CorruptRecordError.what` of a record whose fields do not match its row checksum."""
+
+
 class CorruptRecordError(StoreError):
     """A record with an image or another value that does not match its checksum, or with a label outside the classes.
 

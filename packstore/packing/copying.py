@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from packstore.core.checksums import ROW_CHECKSUM, hash_values, row_checksums, row_columns
 from packstore.core.column import LINK_LENGTH, SEEK_INDEX
 from packstore.core.columns import Buffer
-from packstore.core.errors import CorruptRecordError
+from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.images.seek_index import index_values
@@ -114,13 +114,13 @@ class RecordCopier:
             if not unread:
                 images = reader.views(some)
                 found = hash_values(images, len(images))
-                _check_checksums(reader, some, found, checksums)
+                _check_checksums(reader, some, found, checksums, "checksum of its image")
             columns = row_columns(reader.manifest.columns)
             values = dict(_read_values(reader, columns, some))
             if reader.manifest.has_column(ROW_CHECKSUM.name):
                 hashes = {c.name: hash_values(values[c.name], len(some)) for c in columns if c.kind == "ragged"}
                 found = row_checksums(reader.manifest.columns, values | hashes, len(some))
-                _check_checksums(reader, some, found, reader.values(ROW_CHECKSUM.name, some))
+                _check_checksums(reader, some, found, reader.values(ROW_CHECKSUM.name, some), ROW_CHECKSUM_NOUN)
             for name, numbers in (labels or {}).items():
                 values[name] = renumber_classes(values[name], numbers)
                 if f"{name}_valid" in values and isinstance(values[name], np.ndarray):
@@ -167,10 +167,13 @@ def _read_values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int
             yield column.name, [bytes(reader.value(column.name, i)) for i in some.tolist()]
 
 
-def _check_checksums(reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any) -> None:
-    """Raises :class:`CorruptRecordError` for the first record whose checksum differs."""
+def _check_checksums(
+    reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any, what: str
+) -> None:
+    """Raises :class:`CorruptRecordError` for the first record whose checksum ``what`` differs."""
     wrong = np.flatnonzero(found != expected)
     if len(wrong):
         i = int(wrong[0])
         record = int(some[i])
-        raise CorruptRecordError(record, reader.key(record), f"{int(expected[i]):016x}", f"{int(found[i]):016x}")
+        digits = f"{int(expected[i]):016x}", f"{int(found[i]):016x}"
+        raise CorruptRecordError(record, reader.key(record), *digits, what)

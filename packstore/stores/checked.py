@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from packstore.core.checksums import ROW_CHECKSUM, column_digest, image_checksum, row_checksum, row_columns
 from packstore.core.columns import NUMPY_DTYPE, Buffer, ColumnData
-from packstore.core.errors import CorruptRecordError, StoreError, printable
+from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError, StoreError, printable
 from packstore.core.manifest import Column
 from packstore.stores.base import Reader
 from packstore.stores.delegating import DelegatingReader
@@ -135,10 +135,9 @@ class CheckedReader(DelegatingReader):
         fields = {c.name: values[c.name] if c.name in values else self._read_value_or_none(c, index) for c in self._row}
         found = row_checksum(self._row, fields)
         if found != expected:
-            what = "row checksum (label, key, other fields)"
             key = self._try_key(index)
             self.mark_suspect(index)
-            raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}", what)
+            raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}", ROW_CHECKSUM_NOUN)
         for column in self._row:
             wrong = find_invalid_class(column, fields[column.name]) if column.classes is not None else None
             if wrong is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from packstore.core.checksums import ROW_CHECKSUM, image_checksum, row_checksum, row_columns
 from packstore.core.columns import Buffer
-from packstore.core.errors import CorruptRecordError
+from packstore.core.errors import ROW_CHECKSUM_NOUN, CorruptRecordError
 from packstore.stores.base import Reader
 
 
@@ -28,7 +28,7 @@ class ProvenRecords:
         data = self.reader.read(record)
         found, expected = image_checksum(data), int(self.reader.value("checksum", record))
         if found != expected:
-            raise self._corrupt_error(record, expected, found)
+            raise CorruptRecordError(record, self.reader.key(record), f"{expected:016x}", f"{found:016x}")
         return data
 
     def read_row(self, record: int) -> dict[str, Any]:
@@ -40,9 +40,6 @@ class ProvenRecords:
         if self._rows_are_checked:
             found, expected = row_checksum(self._columns, row), int(self.reader.value(ROW_CHECKSUM.name, record))
             if found != expected:
-                raise self._corrupt_error(record, expected, found)
+                key = self.reader.key(record)
+                raise CorruptRecordError(record, key, f"{expected:016x}", f"{found:016x}", ROW_CHECKSUM_NOUN)
         return row
-
-    def _corrupt_error(self, record: int, expected: int, found: int) -> CorruptRecordError:
-        """Returns the error for a record whose checksum differs, with its key and both checksums."""
-        return CorruptRecordError(record, self.reader.key(record), f"{expected:016x}", f"{found:016x}")

@@ -17,6 +17,7 @@ from packstore.packing.select import SelectOptions
 from packstore.sources.store import StoreSource
 from packstore.stores import open_store
 from packstore.stores.opening import read_manifest
+from packstore.stores.records import ProvenRecords
 from packstore.stores.sharded import ShardedReader
 from tests.makers.command import run
 from tests.makers.datasets import make_folder
@@ -148,14 +149,22 @@ def test_stores_that_do_not_fit(photos: Path, stores: Path, tmp_path: Path) -> N
     assert not (tmp_path / "out.h5").exists()
 
 
-@pytest.mark.parametrize("what", ["images", "label"])
-def test_damage_is_not_copied(stores: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize(
+    ("images", "columns", "message"), [([5], [], "checksum of its image"), ([], ["label"], r"row checksum \(label")]
+)
+def test_damage_is_not_copied(
+    stores: Path, tmp_path: Path, images: list[int], columns: list[str], message: str
+) -> None:
     shutil.copy2(stores / "second.pth", tmp_path / "bad.pth")
-    damage(tmp_path / "bad.pth", [5] if what == "images" else [], [] if what == "images" else ["label"])
+    damage(tmp_path / "bad.pth", images, columns)
     with pytest.raises((CorruptRecordError, IndexError)):
         packstore.merge([stores / "first.h5", tmp_path / "bad.pth"], tmp_path / "out.h5")
-    with pytest.raises((CorruptRecordError, IndexError)):
+    with pytest.raises(CorruptRecordError, match=message):
         packstore.select(tmp_path / "bad.pth", tmp_path / "out.h5")
+    with open_store(tmp_path / "bad.pth") as reader:
+        records = ProvenRecords(reader)
+        with pytest.raises(CorruptRecordError, match=message):
+            [(records.read_image(number), records.read_row(number)) for number in range(len(reader))]
     assert [p.name for p in tmp_path.iterdir()] == ["bad.pth"]
 
 
