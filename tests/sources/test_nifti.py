@@ -181,6 +181,15 @@ def test_colours_are_rgb(tmp_path: Path) -> None:
     np.testing.assert_array_equal(image_of(records(tmp_path)["a.nii#1"]), colours[:, :, 1].transpose(1, 0, 2))
 
 
+@pytest.mark.parametrize("other", ["RGB", ""])
+def test_alpha_is_not_invented(other: str, tmp_path: Path) -> None:
+    for number, names in enumerate(("RGBA", other)):
+        values = np.ones((5, 4, 3), [(name, "u1") for name in names] or "u1")
+        save(values, tmp_path / f"{number}.nii")
+    with pytest.raises(SourceError, match=f"its volumes have {3 if other else 1} channels? and 4 channels.*--ignore"):
+        open_source(tmp_path, columns=SLICES).survey()
+
+
 def test_stored_values_with_their_slope(tmp_path: Path) -> None:
     image = nibabel.Nifti1Image(values_of(1), np.eye(4))
     image.header.set_slope_inter(0.5, -3)

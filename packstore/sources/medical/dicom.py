@@ -58,7 +58,7 @@ class _DicomFile(NamedTuple):
     Attributes:
         header: Its header; None if the file is damaged.
         error: Reason why it cannot be read; ``""`` for a good header.
-        numbers: Numbers of its patient, study and series.
+        numbers: Numbers of its patient, study and series, from 0; -1 for a damaged file.
     """
 
     path: str
@@ -71,7 +71,9 @@ class _DicomFile(NamedTuple):
 
 
 class DicomSource(HeaderScanSource):
-    """Frames of DICOM files, as stored values of up to 16 bits unless ``--column image=`` chooses another form.
+    """Frames of DICOM files, as stored values unless ``--column image=`` chooses another form. Files without pixels are
+    left out. Raises :class:`UsageError` for another form or an unknown keyword, and :class:`SourceError` for gray
+    images of more than 8 bits together with colours.
 
     The header scan also sorts the planes of a series. Elements that may identify a person are left out unless
     ``--column keep=`` names them. ``keep=file`` adds a column with the whole file; only the first frame of a file has
@@ -117,8 +119,10 @@ class DicomSource(HeaderScanSource):
         return ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, the numbers of patient, study and series, the scale and windows, and the kept elements as
-        JSON; with volumes, also their geometry."""
+        """Declares the image; the numbers ``patient``, ``study`` and ``series``, of a frame also ``instance``,
+        ``frame`` and ``position``; ``slope``, ``intercept`` and ``window``; and the kept elements as JSON, ``dicom``.
+        Adds ``file`` if whole files are kept. With volumes, adds ``volume`` with its order, positions, spacing, affine
+        and orientation."""
         if self._as_volumes:
             return {
                 "image": declare_image_field(self._mode),
@@ -154,7 +158,8 @@ class DicomSource(HeaderScanSource):
         return replace(survey, notes=(*survey.notes, *notes))
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields one row for each frame or volume, series by series; one whose reading fails for a damaged file."""
+        """Yields one row for each frame or volume, series by series; and for each damaged file one whose reading fails.
+        The key is the path, that of a frame of several ``PATH#FRAME``."""
         if self._as_volumes:
             yield from self._volume_rows()
             return
@@ -171,7 +176,8 @@ class DicomSource(HeaderScanSource):
                 yield Row(key, (file.path, file.size, file.modified_ns, rest), nbytes, 512, *times)
 
     def _volume_rows(self) -> Iterator[Row]:
-        """Yields a row for each series, and for each damaged file one whose reading fails."""
+        """Yields for each damaged file a row whose reading fails, then a row for each series, with the path of its
+        first file as key."""
         for file in self._files:
             if file.header is None:
                 yield Row(file.path, (file.path, -1, 0, file.error), 0, 0, file.modified_ns, file.changed_ns)
@@ -195,8 +201,10 @@ class DicomSource(HeaderScanSource):
         return list(found.values())
 
     def _read_volume(self, ref: Any) -> Mapping[str, Any]:
-        """Reads all slices of a series, and stacks them to a volume with its columns. Raises :class:`ValueError`, which
-        names a file, for damaged slices, slices that are no volume or have different scales, and too large a volume."""
+        """Reads all slices of a series, and stacks them to a volume with its columns. ``image`` is the middle slice,
+        and ``window`` its windows; ``dicom`` has the elements that are equal in all slices; slope and intercept are
+        None if they differ. Raises :class:`ValueError` for damaged slices, slices that are no volume, stored values of
+        different scales, and too large a volume."""
         files, count, (patient, study, series) = ref
         slices: list[Slice] = []
         columns: list[dict[str, Any]] = []
@@ -321,7 +329,8 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _files(self) -> list[_DicomFile]:
-        """All image files, numbered by series and sorted by series and plane; damaged files come last."""
+        """All image files, sorted by series and plane; damaged files come last. Patients, studies and series are
+        numbered from 0 in the order of the paths."""
         known: list[dict[str, int]] = [{}, {}, {}]
         found = []
         for file in self._scan_result[0]:
@@ -360,8 +369,8 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the pixels of all images. Raises :class:`SourceError` if some images are gray of more than 8
-        bits, and others have colours."""
+        """Mode that holds the pixels of all images; int32 if values may exceed it, and a larger value is then a bad
+        sample. Raises :class:`SourceError` if some images are gray of more than 8 bits, and others have colours."""
         ranges = {self._pixel_range(file.header) for file in self._files if file.header is not None}
         channels = max((each for each, *_ in ranges), default=1)
         floating = any(is_float for _, _, _, is_float in ranges)
@@ -410,8 +419,8 @@ def _is_dicom(tree: Tree, path: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with DICOM files, and partial if it has images of other formats, too. Files
-    without a usual suffix are recognised by their signature."""
+    """Is certain of a folder or archive with DICOM files, and partial if it has images of other formats, too. Of the
+    files without a suffix, or with a number as suffix, the first 64 of a folder are recognised by their signature."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -117,7 +117,8 @@ def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, k
 
 def parse_file(data: bytes, max_bytes: int, found: list[tuple[int, int]] | None = None) -> Any:
     """Parses a file to pydicom's data set. With the list ``found``, stops at the pixels and appends their tag and
-    length to the list. Raises :class:`ValueError` for a damaged file."""
+    length to the list. Raises :class:`ValueError` for a damaged file, and :class:`SourceError` if pydicom is not
+    installed."""
 
     def is_pixels(tag: int, _vr: str | None, length: int) -> bool:
         if found is not None and tag in _PIXELS:
@@ -178,8 +179,8 @@ def _convert_dataset_header(
 
 
 def _find_stored_range(dataset: Any) -> tuple[int, int, int]:
-    """Returns channels, least and greatest possible value of stored pixels. Raises :class:`ValueError` for other than 1
-    to 64 bits, or other than 1 or 3 channels."""
+    """Returns channels (3 for a palette), least and greatest possible value of stored pixels. Raises
+    :class:`ValueError` for other than 1 to 64 bits, or other than 1 or 3 channels."""
     if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
         return 3, 0, (1 << int(dataset.RedPaletteColorLookupTableDescriptor[2])) - 1
     bits = int(dataset.get("BitsStored") or dataset.get("BitsAllocated") or 32)
@@ -193,13 +194,14 @@ def _find_stored_range(dataset: Any) -> tuple[int, int, int]:
 
 
 def read_frame(dataset: Any, frame: int, image: str, mode: Mode, max_pixels: int) -> NDArray[Any]:
-    """Reads the pixels of a frame in a mode, ``(H, W, C)``.
+    """Reads the pixels of a frame in the dtype of a mode, ``(H, W, C)``; C is that of the frame, 1 or 3. A palette
+    becomes colours.
 
     Args:
         dataset: The parsed file.
         frame: Number of the frame, from 0.
-        image: Form of the values: ``stored``, ``rescaled`` (by slope and intercept, or by a table) or ``window``
-            (8 bits, through the file's first window or table).
+        image: Form of gray values: ``stored``, ``rescaled`` (by slope and intercept, or by a table; rounded to
+            float32) or ``window`` (8 bits, through the file's first window or table). Colours stay as stored.
         mode: Mode of the result.
         max_pixels: Limit for height times width.
 
@@ -267,7 +269,7 @@ def _read_codestream_size(data: bytes) -> tuple[int, int]:
 
 def _rescale(values: NDArray[Any], dataset: Any, frame: int, *, through_window: bool) -> NDArray[Any]:
     """Rescales stored gray values by slope and intercept, or a table. With ``through_window``, maps the result to 8
-    bits; raises :class:`ValueError` if the file has no window."""
+    bits, and inverts MONOCHROME1; raises :class:`ValueError` if the file has no window."""
     processing, view = load_pydicom().pixels.processing, load_pydicom().dataset.Dataset()
     view.file_meta = dataset.file_meta
     view.PhotometricInterpretation, view.PixelRepresentation, view.BitsStored = "MONOCHROME2", 0, 8
@@ -318,8 +320,9 @@ def read_frame_columns(dataset: Any, frame: int, kept: Sequence[str]) -> dict[st
 
 
 def read_slice(dataset: Any, frame: int, name: str, shape: tuple[int, int, int]) -> Slice:
-    """Reads the facts about a frame that place it in a volume: position, axes, distances, scale and number. Raises
-    :class:`ValueError` for damaged elements."""
+    """Reads the facts about a frame that place it in a volume: position, axes, distances, scale and number. The number
+    is InstanceNumber plus the frame's; frames of a dose are placed by their offsets. Raises :class:`ValueError` for
+    damaged elements."""
     try:
         with silence_warnings():
             place, axes, spacing, thickness, slope, intercept = (
@@ -381,7 +384,8 @@ def _functional_groups(dataset: Any, frame: int) -> list[Any]:
 
 
 def _find_rescaled_range(dataset: Any, frame: int, low: int, high: int) -> tuple[int, int] | None:
-    """Returns the least and greatest possible value of rescaled pixels, or None if some are no whole numbers."""
+    """Returns the least and greatest possible value of rescaled pixels, those of stored ones if the file has no scale,
+    or None if some are no whole numbers."""
     table = find_element(dataset, frame, "ModalityLUTSequence")
     if table:
         return 0, (1 << int(table[0].LUTDescriptor[2])) - 1
@@ -424,8 +428,9 @@ def _to_json(value: Any) -> Any:
 
 
 def _inflate(data: bytes, max_bytes: int) -> bytes:
-    """Inflates a file of deflated transfer syntax, with a limit, which pydicom lacks; returns other files unchanged.
-    Raises :class:`ValueError` for more than ``max_bytes``, and for a malformed header."""
+    """Inflates a file of deflated transfer syntax, with a limit, which pydicom lacks, and names the syntax without
+    compression in its header. Returns other files unchanged. Raises :class:`ValueError` for more than ``max_bytes``,
+    and for a malformed header."""
     at = data.find(_DEFLATED, MAGIC_AT, MAGIC_AT + 1024)
     if at < 0:
         return data
@@ -451,7 +456,7 @@ def load_pydicom() -> Any:
 
 @contextmanager
 def silence_warnings() -> Iterator[None]:
-    """Silences the warnings of pydicom and its decoders while any thread is inside."""
+    """Silences the warnings of pydicom and its decoders in the whole process, while any thread is inside."""
     with _silence.lock:
         if not _silence.threads:
             _silence.filters = warnings.catch_warnings()

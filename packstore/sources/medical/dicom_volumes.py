@@ -81,7 +81,7 @@ class Stack(NamedTuple):
 
 def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
     """Orders the slices of a series, and computes spacing and affine: by their positions, or by their instance numbers
-    if a slice has no position.
+    if a slice has no position. A single slice is as far from the next as it is thick, or 1 mm.
 
     Raises :class:`ValueError`, which names two slices, if they are not one volume: they differ in size, orientation or
     distance of pixels, are at one place, or, unless ``allow_gaps``, have another distance than other slices.
@@ -127,8 +127,9 @@ def _stack_by_instance(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
 def _compare_steps(
     slices: Sequence[Slice], order: Sequence[int], places: NDArray[np.float64], allow_gaps: bool, same: str, unit: str
 ) -> bool:
-    """Tells if the steps between sorted places are equal, within 2%. Raises :class:`ValueError` for two slices at one
-    place, and for unequal steps unless ``allow_gaps``. ``same`` and ``unit`` are words of these messages."""
+    """Tells if the steps between sorted places are equal, within 2% of their median. Raises :class:`ValueError` for two
+    slices that are not farther apart than that, and for unequal steps unless ``allow_gaps``. ``same`` and ``unit`` are
+    words of these messages."""
     steps = np.diff(places, axis=0)
     lengths = np.linalg.norm(steps, axis=1)
     if not len(steps):

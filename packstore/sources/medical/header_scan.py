@@ -21,7 +21,8 @@ _REPORT_EVERY = 200
 
 
 class HeaderScanSource(TreeRowSource):
-    """Source whose rows are known after a scan of all headers. Its pixels cannot be located in its files."""
+    """Source whose rows are known after a scan of all headers. Its pixels cannot be located in its files. Hidden files
+    are no part of it."""
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
         super().__init__(path, options)
@@ -41,7 +42,8 @@ class HeaderScanSource(TreeRowSource):
         return None
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Scans all headers, then counts the rows; both report progress."""
+        """Scans all headers, then counts the rows. Both report progress; reports of the count begin at the number of
+        scanned files."""
         self._progress = progress
         self._choose_splits(split)
         files = self.scan_headers()

@@ -72,6 +72,8 @@ class _Volume(NamedTuple):
 
 class NiftiSource(HeaderScanSource):
     """Slices or volumes of NIfTI files, in their stored values; with masks from the folder of labels beside them.
+    Raises :class:`AmbiguousSourceError` unless ``--column image=`` says which, and :class:`SourceError` for volumes of
+    different channels, unless they are gray and RGB of 8 bits.
 
     An image has the second axis of its volume as height and the first as width, as ``data[:, :, k].T``.
     """
@@ -122,8 +124,8 @@ class NiftiSource(HeaderScanSource):
         return {**found, **numbers, **scale, "affine": Array("float64", (4, 4)), "orientation": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields one row for each slice or volume, at each time step. A volume with a bad header is one row whose
-        reading fails."""
+        """Yields one row for each slice or volume, at each time step; the key of one of several is ``PATH#NUMBER``. A
+        volume with a bad header is one row whose reading fails."""
         for number, volume in enumerate(self._volumes):
             if split and _find_split(volume.path) != split:
                 continue
@@ -221,15 +223,16 @@ class NiftiSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the stored values of all volumes; values of 64 bits beyond it are bad samples. Raises
-        :class:`SourceError` for gray and coloured volumes together, unless all are uint8."""
+        """Mode that holds the stored values of all volumes; a value that it does not hold makes a bad sample. Raises
+        :class:`SourceError` for volumes of different channels, unless they are gray and RGB, all uint8."""
         volumes = [volume for volume in self._volumes if not volume.error]
         channels = {volume.channels for volume in volumes} or {1}
         dtypes = {PACKED_DTYPES[volume.dtype] for volume in volumes} or {"uint8"}
-        if len(channels) > 1 and dtypes != {"uint8"}:
+        if len(channels) > 1 and (dtypes != {"uint8"} or 4 in channels):
+            shown = " and ".join(f"{each} channel{'s' * (each > 1)}" for each in sorted(channels))
             raise SourceError(
-                f"{printable(str(self.path))}: some volumes are gray, others have colours, and a store has one mode; "
-                "leave one kind out with --ignore"
+                f"{printable(str(self.path))}: its volumes have {shown}, and a store has one mode; leave one kind out "
+                "with --ignore"
             )
         dtype = np.result_type(*dtypes).name
         known = dtype in PACKED_DTYPES.values()
@@ -320,7 +323,8 @@ def _find_split(path: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with NIfTI files, and partial if it has images of other formats, too."""
+    """Is certain of a folder or archive with NIfTI files, and partial if it has images of other formats, too. Of the
+    files ``.gz`` of a folder it looks at the first 64."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

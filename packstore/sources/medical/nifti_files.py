@@ -41,7 +41,7 @@ class NiftiHeader(NamedTuple):
         dtype: Stored dtype with its byte order; a struct for colours.
         offset: Position of the first value, in bytes.
         affine: Matrix from indices (i, j, k) to millimetres.
-        slope: Factor from stored to real values; ``intercept`` is added after it.
+        slope: Factor from stored to real values; ``intercept`` is added after it. 1 and 0 if the file states none.
         left: Number of texts and extensions that no column keeps.
     """
 
@@ -60,8 +60,9 @@ class NiftiHeader(NamedTuple):
 
 
 def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
-    """Reads the header from the first bytes of a file, compressed or not. Raises :class:`ValueError` for a damaged
-    header, a dtype that packstore does not read, and values that exceed ``max_bytes``."""
+    """Reads the header from the first 8 KiB of a file, compressed or not. Raises :class:`ValueError` for a damaged
+    header, a dtype that packstore does not read, and values that exceed ``max_bytes``; and :class:`SourceError` if
+    nibabel is not installed."""
     library = load_nibabel()
     try:
         start = inflate(data[:HEAD_BYTES], max(_HEADERS) + 4)
@@ -84,7 +85,7 @@ def read_header(data: bytes, max_bytes: int) -> NiftiHeader:
 
 def _convert_nibabel_header(header: Any, size: int) -> NiftiHeader:
     """Converts nibabel's header of ``size`` bytes. Raises :class:`ValueError` for a dtype that packstore does not read,
-    and nibabel's errors, of any type, for a damaged header."""
+    and for a pair of ``.hdr`` and ``.img``; and nibabel's errors, of any type, for a damaged header."""
     if bytes(header["magic"]).rstrip(b"\0")[:2] != b"n+":
         raise ValueError("a pair of .hdr and .img, or no NIfTI; write it as .nii")
     shape, dtype = tuple(map(int, header.get_data_shape())), header.get_data_dtype()
@@ -136,7 +137,8 @@ def inflate(data: bytes, limit: int) -> bytes:
 
 
 def cast_to_mode(values: NDArray[Any], mode: Mode) -> NDArray[Any]:
-    """Converts values to the dtype and the channels of a mode. Raises :class:`ValueError` if a value would change."""
+    """Converts values to the dtype and the channels of a mode; repeats gray for each channel. Raises
+    :class:`ValueError` if a value would change."""
     cast = values.astype(mode.dtype)
     if cast.dtype != values.dtype.newbyteorder("=") and not np.array_equal(
         cast.astype(values.dtype), values, equal_nan=values.dtype.kind == "f"

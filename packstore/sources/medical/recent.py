@@ -9,8 +9,8 @@ from typing import Any
 
 
 class RecentCache:
-    """Keeps the ``size`` most recently used values by key. One thread makes a value; others that need it meanwhile
-    wait."""
+    """Keeps the ``size`` most recently used values by key, and drops others. One thread makes a value; others that need
+    it meanwhile wait."""
 
     def __init__(self, size: int = 3) -> None:
         self._size, self._lock = size, threading.Lock()

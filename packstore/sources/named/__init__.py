@@ -29,10 +29,11 @@ _MAX_LIST_BYTES = 1 << 30
 
 
 class NamedSource(FileRowSource):
-    """Base of published data sets whose images are files that lists name.
+    """Base of published data sets whose images are files that lists name. Raises :class:`SourceError` for a path of
+    another layout, and if a required file is missing.
 
-    The given path is the data set's folder, or a folder that holds it beside nothing but archives, as torchvision
-    leaves it.
+    The given path is the data set's folder, or a folder up to three levels above it that holds nothing else but
+    archives, as torchvision leaves it.
 
     Attributes:
         title: The publisher's name for it.
@@ -151,7 +152,7 @@ class NamedSource(FileRowSource):
 
 
 def make_named_kind(source: type[NamedSource]) -> Kind:
-    """Makes the :class:`Kind` of a published layout."""
+    """Makes the :class:`Kind` of a published layout, which is also read from object stores."""
     return Kind(source.kind, f"{source.title} as published", source.recognise, source, in_objects=True)
 
 
@@ -172,8 +173,8 @@ def walk_lone_folders(tree: Tree) -> Iterator[str]:
 
 
 def has_path(tree: Tree, base: str, name: str, *, check_content: bool = False) -> bool:
-    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either. With ``check_content``, a
-    ``.mat`` file counts only if it begins like one."""
+    """Tells if the folder ``base`` of a tree holds a file or folder; ``a|b`` is either. A path that cannot be reached
+    is missing. With ``check_content``, a ``.mat`` file counts only if it begins like one."""
     for each in name.split("|"):
         path = join(base, each)
         try:

@@ -21,7 +21,9 @@ _PARTS = {"train": "0", "valid": "1", "test": "2"}
 
 
 class CelebA(NamedSource):
-    """Source of CelebA's images, in the order of ``list_eval_partition.txt``."""
+    """Source of CelebA's images with their attributes as ``labels``, in the order of ``list_eval_partition.txt``. The
+    columns ``identity``, ``bbox`` and ``keypoints`` exist if their lists do. Refuses an image that one of the lists
+    lacks."""
 
     kind = "celeba"
     title = "CelebA"
@@ -33,7 +35,8 @@ class CelebA(NamedSource):
         return tuple(_PARTS)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image and attributes, and a column for each optional list that exists."""
+        """Declares image and ``labels`` (attributes), and for each optional list that exists ``identity``, ``bbox`` (an
+        array, no boxes) or ``keypoints``."""
         found: dict[str, Field] = {"image": Image(), "labels": Labels(self._attributes, of=False)}
         more: dict[str, Field] = {
             _IDENTITY: Label(),

@@ -22,8 +22,9 @@ _BOXES = "images_box.txt"
 
 
 class FgvcAircraft(NamedSource):
-    """Source of FGVC-Aircraft's images, in the order of ``images_variant_train.txt``, ``…_val.txt`` and
-    ``…_test.txt``."""
+    """Source of FGVC-Aircraft's images in the order of ``images_variant_train.txt``, ``…_val.txt`` and ``…_test.txt``:
+    the variant as ``label``, ``family``, ``manufacturer``, and ``boxes`` if their list exists. Refuses an image that a
+    list lacks."""
 
     kind = "fgvcaircraft"
     title = "FGVC-Aircraft"
@@ -86,7 +87,8 @@ class FgvcAircraft(NamedSource):
 
     @cached_property
     def _class_numbers(self) -> dict[str, dict[str, int]]:
-        """Class numbers by name for each of the three columns, in the order of its file of names."""
+        """Class numbers by name for each of the three columns, in the order of its file of names. A name that occurs
+        twice counts once."""
         return {
             column: {name: n for n, name in enumerate(dict.fromkeys(" ".join(line) for line in self.read_table(file)))}
             for column, (_, file) in _LEVELS.items()

@@ -41,9 +41,10 @@ class FolderSet:
     Attributes:
         title: The publisher's name for it.
         markers: Files and folders that mark the set, all of them; ``a|b`` is either, ``*/a`` is ``a`` in any folder,
-            if these are few.
-        path: Pattern of the path of an image. Its groups are columns: ``split`` is the split, those in :attr:`labels`
-            are classes, those in :attr:`texts` texts, others whole numbers; a group ``_name`` is no column.
+            if these are at most 64.
+        path: Pattern of the path of an image, with its suffix in lower case. Its groups are columns: ``split`` is the
+            split, those in :attr:`labels` are classes, those in :attr:`texts` texts, others whole numbers; a group
+            ``_name`` is no column.
         splits: Names of splits by the text of the group, if they differ.
         labels: Groups that are classes.
         texts: Groups that are texts.
@@ -92,7 +93,9 @@ class FolderSetMatch(NamedTuple):
 
 
 class FolderSetSource(FileRowSource):
-    """Base of sources of one of :attr:`known_sets`; takes its images folder by folder."""
+    """Base of sources of one of :attr:`known_sets`; takes its images folder by folder. Images that do not match the
+    set's pattern are left out. Further files, such as masks, are a column if one exists. Raises :class:`SourceError` if
+    no set fits the path."""
 
     left_images = "images whose names do not follow the set's pattern"
     known_sets: ClassVar[Sequence[FolderSet]]
@@ -115,7 +118,8 @@ class FolderSetSource(FileRowSource):
         return in_packing_order({self._find_split(match) for _, match in self._match_images()})
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares a column for each group of the pattern, and for each further file that exists."""
+        """Declares the image, a column for each group of the pattern, and one for each further file that exists for
+        some image: masks by the column's name, else images, JSON or texts by the suffix of the first file."""
         found: dict[str, Field] = {"image": Image()}
         for name in self._columns:
             if name in self.row.labels:
@@ -131,7 +135,8 @@ class FolderSetSource(FileRowSource):
         return found
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split whose path matches the pattern, with its further files."""
+        """Yields a row for each image of a split whose path matches the pattern, with its further files. If a required
+        one is missing, the image is a bad sample."""
         for image, match in self._match_images():
             if self._find_split(match) != split:
                 continue
@@ -185,7 +190,8 @@ class FolderSetSource(FileRowSource):
         return text if column in self.row.texts else -1 if text == "00-1" else int(text)
 
     def _match_images(self) -> Iterator[tuple[str, re.Match[str]]]:
-        """Yields each image of the set: its path in the tree, and the match of the pattern. Skips other images."""
+        """Yields each image of the set: its path in the tree, and the match of the pattern with that path, its suffix
+        in lower case. Skips other images. Raises an error for a cycle of links, unless bad samples are skipped."""
         for image in _list_images(self.tree, self.base, self.options.skip_bad):
             match = self._path.fullmatch(_lower_suffix(_relative_path(self.base, image)))
             if match is not None:

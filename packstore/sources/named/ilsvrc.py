@@ -81,7 +81,8 @@ class _Layout:
 
 
 class IlsvrcSource(RowSource):
-    """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes.
+    """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes. Raises
+    :class:`AmbiguousSourceError` for validation images without the devkit, which has their labels.
 
     Keys are the paths to which torchvision unpacks: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. The column ``name``
     has the name of the class, if there is a devkit.
@@ -175,7 +176,7 @@ class IlsvrcSource(RowSource):
         self, split: str, folder: str, listing: Listing, labels: list[Any], order: list[int] | None = None
     ) -> Iterator[Row]:
         """Yields the rows of a folder's images, in ``order`` (None: as listed). ``labels`` has the class number of
-        each, or None."""
+        each, or None. Keys are ``SPLIT/WNID/NAME``, without the wnid if there is no label."""
         prefix = f"{folder}/" if folder else ""
         for n in range(len(labels)) if order is None else order:
             name, size, modified, changed, label = (
@@ -237,7 +238,8 @@ class _Devkit:
 
 
 def _read_devkit(path: Path) -> _Devkit:
-    """Reads the devkit, a folder or an archive. Raises :class:`SourceError` if it is missing or damaged."""
+    """Reads the devkit, a folder or an archive; only synsets without children are classes. Raises :class:`SourceError`
+    if it is missing or damaged."""
     tree = open_tree(path)
     if tree is None:
         raise SourceError(f"{printable(str(path))} is no devkit of ILSVRC")
@@ -260,8 +262,9 @@ def _read_devkit(path: Path) -> _Devkit:
 
 
 def _find_layout(path: Path) -> _Layout:
-    """Finds the splits and the devkit at ``path``; looks for the devkit beside ``path``, too, if that has only
-    validation images. Returns an empty layout for other paths. Raises :class:`OSError`."""
+    """Finds the splits and the devkit at ``path``; prefers an unpacked folder to a tar. Looks for the devkit beside
+    ``path``, too, if that has only validation images. Beside a devkit, an archive of validation images may have any
+    name with ``val``. Returns an empty layout for other paths. Raises :class:`OSError`."""
     found = _Layout()
     if not path.is_dir():
         if _is_val_archive(path):
@@ -326,7 +329,7 @@ def _has_val_images(tree: Tree, folder: str) -> bool:
 
 def _find_stray_val(tree: Tree) -> str | None:
     """Finds a folder of validation images without classes, as the only folder or named like a split; returns None if
-    there is none. An image folder would take it for a class, or a split without classes."""
+    there is none. An image folder would take it for a class, or a split without classes. Looks three levels deep."""
     folder = ""
     for _ in range(_DEPTH):
         inside = [name for name in tree.names(folder).folders if not is_passed_over(name)]
@@ -376,7 +379,8 @@ def _stray_val_error(path: Path, folder: str) -> AmbiguousSourceError:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises Kaggle's layout or the downloads; a plain image folder is neither. Raises :class:`SourceError` for
-    archives within an archive, and :class:`AmbiguousSourceError` for validation images without labels."""
+    archives within an archive, and :class:`AmbiguousSourceError` for validation images without labels, and if Kaggle's
+    layout lacks a file."""
     certainty = KaggleSource.recognise(path, options)
     if certainty is not Certainty.NO:
         return certainty

@@ -46,7 +46,8 @@ class _Batch(NamedTuple):
 
 class ImageNet32Source(PixelSource):
     """Source of downsampled ImageNet: the batches in a folder, or in its folders ``Imagenet32_train`` and
-    ``Imagenet32_val``."""
+    ``Imagenet32_val``. Raises :class:`AmbiguousSourceError` if some of the ten training batches are missing, and
+    refuses batches of different sizes of images."""
 
     kind = "imagenet32"
 
@@ -63,8 +64,8 @@ class ImageNet32Source(PixelSource):
         self.normalization = "imagenet"
 
     def read_class_names(self) -> tuple[str, ...] | None:
-        """Returns the wnids in ``map_clsloc.txt`` in the order of their numbers, or None without that file. Raises
-        :class:`SourceError` if their numbers are not 1, 2, 3 …"""
+        """Returns the wnids in ``map_clsloc.txt`` (its first MiB) in the order of their numbers, or None without that
+        file. Raises :class:`SourceError` if their numbers are not 1, 2, 3 …, or a wnid occurs twice."""
         file = self.path / _NAMES
         if not file.is_file():
             return None
@@ -123,8 +124,8 @@ def _read_npz(arrays: Any, size: int, offset: int, row: int) -> bytes:
 
 
 def _locate_in_npz(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int64]]:
-    """Returns offset 0, the shape of the array of pixels, and the labels. Raises :class:`BatchError` if ``data`` or
-    ``labels`` is missing or of another dtype."""
+    """Returns offset 0, the shape of the array of pixels, and the labels. Raises :class:`BatchError` if ``data`` is
+    missing or not uint8, or ``labels`` is missing or not one-dimensional."""
     arrays = NpzSource.open_file(file, file.parent)
     try:
         infos = {info.name: info for info in arrays.list_arrays()}

@@ -81,7 +81,7 @@ class MatArray:
 
 def find_arrays(path: Path) -> dict[str, MatArray]:
     """Finds the arrays of numbers in a MAT file of any size, by name; reads only their headers. Skips variables of
-    other types. Raises :class:`SourceError` for a damaged file."""
+    other types, complex numbers included. Raises :class:`SourceError` for a file that is damaged or cannot be read."""
     name = printable(str(path))
     try:
         with path.open("rb") as file:
@@ -127,8 +127,9 @@ def check_adler32(shown: str, file: Path, array: MatArray) -> None:
 
 
 def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
-    """Opens the file of an array. Returns two functions: one reads a number of bytes from an offset, as in
-    :attr:`MatArray.offset`, and raises :class:`ValueError` for damage; the other closes the file."""
+    """Opens the file of an array. Returns two functions. One reads a number of bytes from an offset, as in
+    :attr:`MatArray.offset`: of a compressed array it raises :class:`ValueError` for damage, of another array it returns
+    fewer bytes at the end of the file. The other function closes the file."""
     if array.deflated is None:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
@@ -275,7 +276,8 @@ class _MatReader:
 
     def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
         """Yields name and value of each array between the offsets ``start`` and ``end``; ``depth`` counts enclosing
-        cells and structs. An empty element is an array of no numbers, with an empty name."""
+        cells and structs. An empty element is an array of no numbers, with an empty name. Refuses more than eight
+        levels."""
         while start < end:
             kind, begin, stop, after = self.locate_element(start, end)
             if kind != _MATRIX:
@@ -291,7 +293,8 @@ class _MatReader:
         return name, self.read_value(flags, shape, at, end, depth)
 
     def read_array_header(self, start: int, end: int) -> tuple[int, tuple[int, ...], bytes, int]:
-        """Reads the header of an array: flags, shape, name, and the position of its values."""
+        """Reads the header of an array: flags, shape, name, and the position of its values. Refuses fewer than 2 or
+        more than 8 axes, and a shape that exceeds the bytes."""
         _, begin, _, after = self.locate_element(start, end)
         (flags,) = struct.unpack_from(f"{self.order}I", self.data, begin)
         _, begin, stop, after = self.locate_element(after, end)

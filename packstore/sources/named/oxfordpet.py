@@ -19,7 +19,9 @@ _SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
 
 
 class OxfordPet(NamedSource):
-    """Source of the pets' images, in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``."""
+    """Source of the pets' images, in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``: breed as
+    ``label``, ``species``, the trimap as ``mask``; and ``boxes`` of heads, which most images lack, if the folder of XML
+    files exists."""
 
     kind = "oxfordpet"
     title = "Oxford-IIIT Pet"

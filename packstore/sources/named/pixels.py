@@ -47,7 +47,8 @@ ReadRange = Callable[[int, int], bytes]
 
 
 class PixelSource(RowSource):
-    """Base of sources with images in arrays ``(n, 3, side, side)``. Memory holds all labels and some blocks of images.
+    """Base of sources with images in arrays ``(n, 3, side, side)``. Keys are split and number. Files stay open until
+    the source is closed. Memory holds all labels and some blocks of images.
 
     Attributes:
         column_major: The file has the pixels of an image column by column, as MATLAB writes them; else row by row.

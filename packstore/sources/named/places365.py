@@ -33,7 +33,7 @@ _UNNAMED = ("data_256", "data_large")
 
 class Places365(NamedSource):
     """Source of Places' images, in the order of the lists: ``train-standard`` or ``train-challenge``, ``val``,
-    ``test``."""
+    ``test``. A split exists if its folder does. Refuses two folders for one split, and a folder without its list."""
 
     kind = "places365"
     title = "Places365"

@@ -21,8 +21,8 @@ _FIELDS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2", "class", "fname")
 
 
 class StanfordCars(NamedSource):
-    """Source of the cars' images, in the order of the annotations. Without the folder ``cars_test``, there is no split
-    ``test``."""
+    """Source of the cars' images with label and box, in the order of the annotations. Without the folder ``cars_test``,
+    there is no split ``test``; with it, the labels of the test images are required."""
 
     kind = "stanfordcars"
     title = "Stanford Cars"

@@ -26,8 +26,8 @@ _LIST_OF_ALL = "file_list.mat|lists/file_list.mat"
 
 
 class StanfordDogs(NamedSource):
-    """Source of the dogs' images, in the order of the lists, or without lists folder by folder. The class is the name
-    of the folder."""
+    """Source of the dogs' images, in the order of the lists, or without lists, and splits, folder by folder. The class
+    is the name of the folder. An image with an annotation has ``boxes``, and the annotation as ``json``."""
 
     kind = "stanforddogs"
     title = "Stanford Dogs"
@@ -68,7 +68,8 @@ class StanfordDogs(NamedSource):
         }
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` if a list names anything but ``CLASS/FILE.jpg``."""
+        """Yields the rows of a split. Raises :class:`SourceError` for an image, in a list or a folder, that is not
+        ``CLASS/FILE.jpg``."""
         images, notes = self.resolve_alternative(_IMAGES), self.resolve_alternative(_NOTES)
         for image in self._read_list(split) if split else self._list_folders():
             folder, _, name = image.partition("/")

@@ -31,7 +31,8 @@ _CLASSES = 10
 
 
 class Stl10Source(PixelSource):
-    """Source of STL-10, with the splits ``train``, ``test`` and, if the file exists, ``unlabeled``."""
+    """Source of STL-10 in a folder or an archive, with the splits ``train``, ``test`` and, if the file exists,
+    ``unlabeled``, which has no labels. Training images have ``folds`` if that file exists."""
 
     kind = "stl10"
     column_major = True
@@ -66,7 +67,8 @@ class Stl10Source(PixelSource):
 
     def read_pixel_files(self) -> list[PixelFile]:
         """Reads labels, from 0, and folds of all splits that exist; ``unlabeled`` has no labels, and only ``train`` has
-        folds. Raises :class:`SourceError` for a file that is cut off, or wrong labels or folds."""
+        folds. Raises :class:`SourceError` for a file that is cut off, or compressed so that it cannot be read in parts,
+        and for wrong labels or folds."""
         found = []
         for split in ("train", "test", "unlabeled"):
             name = f"{split}_X.bin"

@@ -14,7 +14,8 @@ from packstore.sources.rows import FileRow
 
 
 class Sun397(NamedSource):
-    """Source of SUN397's images, class by class."""
+    """Source of SUN397's images, class by class. Takes the images ``sun_*`` of the folders that ``ClassName.txt``
+    names."""
 
     kind = "sun397"
     title = "SUN397"

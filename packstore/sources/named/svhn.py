@@ -23,7 +23,8 @@ _MAX_LABEL_BYTES = 1 << 28
 
 
 class SvhnSource(PixelSource):
-    """Source of SVHN's cropped digits: one of the files, or a folder with some of them."""
+    """Source of SVHN's cropped digits: one of the files, or a folder with some of them. The label 10 becomes 0. Files
+    that do not begin as MAT files are left out."""
 
     kind = "svhn"
     column_major = True
@@ -69,7 +70,8 @@ class SvhnSource(PixelSource):
 
 
 def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
-    """Reads the labels of a file as integers. Raises :class:`SourceError` if they cannot be read, or are not whole."""
+    """Reads the labels of a file as integers. Raises :class:`SourceError` if they cannot be read, are not whole, or
+    have more than 256 MiB."""
     size = int(np.prod(array.shape)) * array.dtype.itemsize
     if size > _MAX_LABEL_BYTES:
         raise SourceError(f"{shown} has {size:,} bytes of labels, expected at most {_MAX_LABEL_BYTES:,}")

@@ -16,7 +16,8 @@ _SHOWN = 80
 
 
 class TextTable:
-    """Lines of a text file, in fields. Memory holds the text and, after the first look-up, 16 bytes a line."""
+    """Lines of a text file, in fields. Skips blank lines. Reading a line raises :class:`SourceError` for a null
+    character, and for a path out of the source. Memory holds the text and, after the first look-up, 16 bytes a line."""
 
     def __init__(self, name: str, data: bytes, separator: str | None = None, skip: int = 0) -> None:
         """Keeps the content of a file; parses nothing yet.

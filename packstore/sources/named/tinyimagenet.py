@@ -18,8 +18,8 @@ _TEST = "test/images"
 
 
 class TinyImageNet(NamedSource):
-    """Source of Tiny-ImageNet's images, in the order of names; those of ``val`` in the order of
-    ``val_annotations.txt``."""
+    """Source of Tiny-ImageNet's images with label and box, in the order of names; those of ``val`` in the order of
+    ``val_annotations.txt``. Test images have neither; their split exists if their folder does."""
 
     kind = "tinyimagenet"
     title = "Tiny-ImageNet"

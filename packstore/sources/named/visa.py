@@ -23,8 +23,9 @@ _NORMAL = "normal"
 
 
 class VisA(NamedSource):
-    """Source of VisA's images, in the order of ``split_csv/1cls.csv``. Leaves out ``2cls_fewshot`` and
-    ``2cls_highshot``, other splits of the same images."""
+    """Source of VisA's images with label and object, in the order of ``split_csv/1cls.csv``. Anomalies have a mask;
+    ``defects`` exist if a table names some. Leaves out ``2cls_fewshot`` and ``2cls_highshot``, other splits of the same
+    images."""
 
     kind = "visa"
     title = "VisA"
