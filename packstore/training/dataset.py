@@ -47,7 +47,7 @@ Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
 
 class PackedDataset(ItemDataset):
-    """Records of a store, or of one of its splits, as a dataset.
+    """Records of a store, or of one of its splits, as a dataset, with the attributes of torchvision's ``ImageFolder``.
 
     ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
     ``image`` and ``label``; in a store without ``label``, the image with its boxes and their labels; else the image
@@ -287,7 +287,8 @@ class PackedDataset(ItemDataset):
 
     @property
     def samples(self) -> Sequence[tuple[str, int]]:
-        """``(key, label)`` of all items, read on access. Raises :class:`UsageError` unless each item has one label."""
+        """``(key, label)`` of all items, read on access. Verifies both columns first, as :attr:`keys`. Raises
+        :class:`UsageError` unless each item has one label."""
         self._check_labels()
         self.reader.verify_column("key")
         return LazySamples(self.reader, self._start, self._length)

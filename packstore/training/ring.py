@@ -90,8 +90,8 @@ class _PastEvent:
 class HostTransport(Transport):
     """Transport for the CPU: copies nothing.
 
-    Memory given to the consumer is reused when the last tensor over it is gone. New memory for each batch would cost
-    page faults: a fifth of the time in which two threads crop and resize it.
+    Memory given to the consumer is reused, up to four buffers of it, when the last tensor over it is gone. New memory
+    for each batch would cost page faults: a fifth of the time in which two threads crop and resize it.
     """
 
     def __init__(self) -> None:
@@ -249,6 +249,7 @@ class PlainTransport(Transport):
     """Transport for other devices than CPU and CUDA: copies, and runs the work, when the batch is received."""
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Allocates a tensor in ordinary host memory."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
@@ -265,7 +266,8 @@ class Slot:
 
 
 class Ring:
-    """Fixed number of slots for batches, used repeatedly, so that memory does not grow with an epoch.
+    """Fixed number of slots for batches, used repeatedly, so that memory does not grow with an epoch. Buffers that the
+    consumer still shares are replaced.
 
     Not thread-safe: the consumer acquires and releases; workers only write into buffers.
     """

@@ -38,7 +38,7 @@ class _LazySequence(Sequence[_T]):
 
 
 class LazyKeys(_LazySequence[str]):
-    """Keys of consecutive records, read on access."""
+    """Keys of consecutive records, read on access; bytes that are not UTF-8 become surrogates."""
 
     noun = "keys"
 
@@ -48,7 +48,8 @@ class LazyKeys(_LazySequence[str]):
 
 
 class LazySamples(_LazySequence[tuple[str, int]]):
-    """Pairs ``(key, label)`` of consecutive records, read on access."""
+    """Pairs ``(key, label)`` of consecutive records, read on access; bytes of keys that are not UTF-8 become
+    surrogates."""
 
     noun = "samples"
 

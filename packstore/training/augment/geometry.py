@@ -149,7 +149,7 @@ class CenterCrop(GeometricOperation):
 class RandomCrop(GeometricOperation):
     """Crops a part at a uniformly random position, as torchvision's ``RandomCrop``.
 
-    With padding it runs on batches only.
+    With padding it does not run while files are decoded, but on batches, or when the engine crops stored arrays.
 
     Args:
         size: ``S`` for a square, or ``(height, width)``.

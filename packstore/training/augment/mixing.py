@@ -98,7 +98,7 @@ class BatchMixer:
         num_classes: Number of classes; None for the store's.
 
     Raises:
-        UsageError: Invalid options.
+        UsageError: Invalid options; (while iterating) the number of classes is unknown, or a label exceeds it.
     """
 
     mixers: Sequence[MixUp | CutMix]

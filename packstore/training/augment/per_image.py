@@ -190,7 +190,8 @@ def as_operations(augment: Any, use: str = "use ") -> tuple[Any, ...]:
     operations.
 
     Args:
-        augment: One operation, a list of them, or the name of a recipe; texts in a list are policies of timm.
+        augment: One operation, a list of them, or the name of a recipe. Texts in a list are policies of timm, and so is
+            a single text with a dash that names no recipe.
         use: Beginning of the advice in messages.
 
     Raises:

@@ -157,7 +157,7 @@ class TimmAugment(ProgramOperation):
 
 @dataclass(eq=False)
 class _PolicyPlan:
-    """Parsed notation of a policy.
+    """Parsed notation of a policy, from which operations are drawn.
 
     Attributes:
         steps: Number of operations per image.

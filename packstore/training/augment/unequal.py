@@ -213,7 +213,8 @@ class DrawnOperation:
 
 
 class DrawnOperations:
-    """All operations of a list, drawn for the images of a batch.
+    """All operations of a list, drawn for the images of a batch. A function that changes the size of its image must
+    follow all of packstore's operations.
 
     Attributes:
         placement: Positions of the pixels after all operations, for masks, boxes and keypoints.

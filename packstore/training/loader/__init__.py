@@ -183,7 +183,7 @@ class PackedLoader:
 
     Raises:
         UsageError: Options that contradict each other or the store; (while iterating) a missing value, with its record
-            and key.
+            and key, or a fork since the iteration began.
         CorruptRecordError: (while iterating) a record is damaged, as far as the dataset's ``checksums`` verify.
         DecodeError: (while iterating) a record cannot be decoded; both name the record and its key.
     """
@@ -352,9 +352,9 @@ class PackedLoader:
 
         ``images``, ``batches``, ``skipped``, ``unindexed`` (images decoded without their seek index, since it was
         invalid), ``decoded`` (image files that were decoded; several views of a record take one decoding),
-        ``seconds``, ``images_per_second``, and seconds of each stage: ``wait`` (the consumer stood
-        idle), ``read`` and ``decode`` (summed over threads), ``augment``, ``per_image`` (functions in ``PerImage``;
-        summed over threads if they run there) and ``copy``.
+        ``seconds``, ``images_per_second``, and seconds of each stage: ``wait_seconds`` (the consumer stood idle),
+        ``read_seconds`` and ``decode_seconds`` (summed over threads), ``augment_seconds``, ``per_image_seconds``
+        (functions in ``PerImage``; summed over threads if they run there) and ``copy_seconds``.
 
         Of a store at a URL also ``cache_hits`` and ``cache_misses`` (shards that were there, or not, when a thread came
         to read them), ``fetched_bytes``, and ``fetch_wait_seconds`` of threads that waited for shards (summed).

@@ -27,7 +27,8 @@ class ImagesByNumber(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PendingChecksums:
-    """Checksums that are still to be verified for the images of a batch, and known faults of its other columns.
+    """Checksums that are still to be verified for the images of a batch, and known faults of its other columns. Records
+    found damaged are marked in the reader.
 
     Attributes:
         reader: The store.

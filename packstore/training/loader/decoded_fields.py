@@ -120,7 +120,8 @@ class MaskRows(TensorRows):
 
 
 class MaskField(BatchField):
-    """Reads a column of masks, volumes or clips for batches."""
+    """Reads a column of masks, volumes or clips for batches: as uint8, as int32 if a value or the fill value does not
+    fit, as float32 from a float32 column."""
 
     def __init__(
         self, column: Column, optional: bool, fill_value: int, max_pixels: int, form: str | None = None
@@ -251,7 +252,8 @@ class ImageRows(ColumnRows):
 
 
 class ImageField(BatchField):
-    """Reads a column of images beside the main one for batches; an assembler of its own decodes them."""
+    """Reads a column of images beside the main one for batches. An assembler of its own decodes them, which each
+    process creates for its first batch."""
 
     def __init__(
         self,

@@ -39,7 +39,8 @@ _DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batc
 
 
 class Epochs:
-    """Computes the batches of every epoch on one rank, as ids of records, from an order or from the user's sampler.
+    """Computes the batches of every epoch on one rank, as ids of records, from an order or from the user's sampler,
+    which is read some 4,096 records ahead.
 
     Attributes:
         first_record: Number of the split's first record in the store.

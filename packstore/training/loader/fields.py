@@ -293,7 +293,9 @@ class RaggedRows(ColumnRows):
 
 
 class RaggedField(BatchField):
-    """Reads a column of labels, boxes, keypoints, or arrays with any number of rows per record, for batches."""
+    """Reads a column of labels, boxes, keypoints, or arrays with any number of rows per record, for batches. Moves
+    boxes and keypoints with the images, and drops boxes of which too little is left, with the rows that belong to
+    them."""
 
     def __init__(
         self, column: Column, form: str = "list", optional: bool = False, min_area: float = 1, min_visible: float = 0

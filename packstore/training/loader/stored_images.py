@@ -157,6 +157,7 @@ class FileImages(StoredImages):
         return iter(self._decoder.decode_each(views, exif_transpose=self._exif_transpose))
 
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
+        """Reads the orientations from the files; returns none without ``exif_transpose``."""
         found = enumerate(map(read_orientation, views)) if self._exif_transpose else ()
         return {row: orientation for row, orientation in found if orientation != 1}
 

@@ -23,7 +23,8 @@ class Streaming:
     """Streams the batches of an epoch: threads read and decode several batches ahead of the consumer.
 
     Attributes:
-        transport: Copies batches to the device; created in the first epoch and kept, so that its memory is reused.
+        transport: Copies batches to the device; created in the first epoch of a process and kept, so that its memory is
+            reused.
     """
 
     def __init__(self, pipeline: Pipeline, epochs: Epochs) -> None:
