@@ -34,7 +34,8 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
 
     Raises:
         ValueError: A segmentation is neither polygons nor run lengths, does not fit the image, or has a polygon of
-            fewer than three points; the image has no pixels; or the masks would have more than ``max_bytes``.
+            fewer than three points, of 1.6 million pixels' length or with a coordinate beyond 100 million; the image
+            has no pixels; or the masks would have more than ``max_bytes``. Names the segmentation.
     """
     if height < 1 or width < 1 or len(segmentations) * height * width > max_bytes:
         raise ValueError(

@@ -47,7 +47,8 @@ Output = Literal["tensor", "pil", "numpy", "bytes", "dict", "tv_tensors"]
 
 
 class PackedDataset(ItemDataset):
-    """Records of a store, or of one of its splits, as a dataset, with the attributes of torchvision's ``ImageFolder``.
+    """Records of a store, or of one of its splits, as a dataset, with ``classes``, ``class_to_idx``, ``targets``,
+    ``samples``, ``imgs`` and ``loader`` as torchvision's ``ImageFolder``.
 
     ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
     ``image`` and ``label``; in a store without ``label``, the image with its boxes and their labels; else the image
@@ -401,7 +402,7 @@ def open_checked(path: Path, checksums: Checksums, head: RemoteHead | None = Non
 
 def remote_head(reader: Reader) -> RemoteHead | None:
     """Returns the version of a store at a URL that other processes should open, whatever is appended later; None for a
-    local store."""
+    local store, and for one without versions."""
     remote = reader.unchecked_reader
     return remote.head if isinstance(remote, RemoteReader) and remote.head.version is not None else None
 

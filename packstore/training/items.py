@@ -44,7 +44,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         """Open reader of the store."""
 
     def _prepare_readers(self) -> None:
-        """Creates a reader for each column, once all attributes are set."""
+        """Creates a reader for each column, once all attributes are set. Raises :class:`UsageError` if
+        ``"tv_tensors"`` lacks torchvision, or its type for a column."""
         self._numbers_of_classes = {
             column.name: len(column.classes)
             for column in self.manifest.columns

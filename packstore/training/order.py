@@ -54,7 +54,7 @@ class Order:
             once. With ``shards``: number of shards mixed at a time, over all ranks; 64 if None. With ``mixture``: the
             same for each store whose shards are fetched.
         indices: Record numbers to draw from instead of all, as a one-dimensional array of integers; repetitions are
-            allowed. Blocks are then of consecutive entries of it.
+            allowed. Blocks are then of consecutive entries of it. Shuffled with ``shards``, it is sorted by shard.
         mixture: Number of records that an epoch draws from each of several stores, instead of all records once. The
             sequence then consists of ids. Not with ``block``, ``shards`` and ``indices``.
 

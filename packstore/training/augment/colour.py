@@ -41,7 +41,7 @@ class ColorJitter(_Colours):
         hue: Shifts are uniform in ``(-hue, hue)``, at most 0.5; or in a pair's range.
 
     Raises:
-        UsageError: A number below 0, or a range that is not ascending.
+        UsageError: A number below 0, a hue beyond 0.5, or a range that is not ascending.
     """
 
     brightness: float | Range = 0

@@ -75,7 +75,7 @@ def solarize_add(images: Tensor, added: Tensor, threshold: Tensor) -> Tensor:
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretches each channel of an image to 0 … 255."""
+    """Stretches each channel of an image to 0 … 255; leaves a channel of one value unchanged."""
     values = images.float()
     low, high = values.amin((-2, -1), keepdim=True), values.amax((-2, -1), keepdim=True)
     flat = high == low

@@ -100,8 +100,8 @@ class PaddedImages:
 
     @classmethod
     def empty(cls, count: int, like: Tensor, padding: int, mode: str, fill: float) -> PaddedImages:
-        """Allocates memory for ``count`` images with the shape, dtype and memory format of those in ``like`` ``(B,
-        C, H, W)``."""
+        """Allocates memory for ``count`` images with the shape, dtype and memory format of those in ``like`` ``(B, C,
+        H, W)``. For constant padding all values are ``fill``."""
         _, planes, height, width, element = _as_planes(like[:1]).shape
         extra = int(padding > 0 and mode == "constant")
         pixels = like.new_empty((count, planes, height + extra, width + 2 * padding, element))

@@ -40,8 +40,8 @@ class RandomMasking:
         patch: Side of a patch in pixels; it must divide height and width of the images.
 
     Raises:
-        UsageError: ``ratio`` is not within 0 … 1, or ``patch`` is not positive; (while iterating) it does not divide
-            the images.
+        UsageError: ``ratio`` is not from 0 to below 1, or ``patch`` is not positive; (while iterating) it does not
+            divide the images.
     """
 
     ratio: float = 0.75

@@ -104,7 +104,8 @@ def _make_deit3() -> list[Step]:
 def _make_self_supervised_view(
     crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
 ) -> list[Step]:
-    """Creates the operations of a self-supervised view: ``crop``, flip, colour jitter, gray, blur and solarisation.
+    """Creates the operations of a self-supervised view: ``crop``, flip, colour jitter, gray, blur and, unless its
+    probability is 0, solarisation.
 
     ``blur`` and ``solarize`` are probabilities; ``kernel`` is the side of the blur's kernel."""
     operations: list[Step] = [

@@ -366,7 +366,7 @@ def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags
 
 
 def _write_rotation(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes matrices of rotations by up to 30 degrees in either direction."""
+    """Writes matrices of rotations by up to 30 degrees in either direction, and the flags of the warp."""
     steps["flags"], steps["p"][:, :6] = flags, inverse_rotation(len(part), sign * part * 30.0)
 
 

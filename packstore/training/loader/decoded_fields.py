@@ -243,6 +243,7 @@ class ImageRows(ColumnRows):
         return self.assembler.fill_rows(self.prepared, first, stop, context.errors, skip)
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns one tensor of the images in the rows ``kept``, or all."""
         return [select_rows(self.host, kept)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
@@ -356,7 +357,8 @@ class ImageListField(BatchField):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Reads the files of each record; decodes none. A record without a list has None.
 
-        The error of an unreadable record is stored in ``context``, or raised if ``context.errors`` is None."""
+        The error of an unreadable record is stored in ``context``, or raised if ``context.errors`` is None. Raises as
+        :meth:`find_missing`."""
         missing = self.find_missing(context)
         files: list[Sequence[Buffer] | None] = [None] * len(context.numbers)
         for row, record in enumerate(context.numbers):

@@ -221,8 +221,8 @@ class DeviceSteps:
         return images if self._options.transform is None else self._options.transform(images)
 
     def mix_labels(self, labels: torch.Tensor, mixed: DrawnMix, classes: int | None) -> Any:
-        """Mixes the labels of a batch as its images were mixed. ``classes`` is the number of the store's class names;
-        None without names."""
+        """Mixes the labels of a batch as its images were mixed; see :meth:`BatchMixer.mix_labels`, also for errors.
+        ``classes`` is the number of the store's class names; None without names."""
         assert isinstance(self._options.mix, BatchMixer)
         return self._options.mix.mix_labels(labels, mixed, classes)
 
@@ -265,6 +265,7 @@ class _TimedOperation(Operation):
             return self.operation(images, draws)
 
     def size_after(self, size: Size | None) -> Size | None:
+        """Returns the size after the :class:`PerImage`: unknown."""
         return self.operation.size_after(size)
 
 

@@ -100,7 +100,8 @@ class Epochs:
         generator.
 
         Raises:
-            UsageError: The epoch would have no batches; or ranks would draw different records from the sampler.
+            UsageError: Without a sampler the epoch would have no batches; or ranks would draw different records from
+                the sampler.
         """
         self.order = self._current_order()
         generator = self._sampler_generator
@@ -137,7 +138,8 @@ class Epochs:
 
     @cached_property
     def _fitting_window(self) -> int | None:
-        """Window for a single rank: fewer shards than the default if the cache has less room; None for the default."""
+        """Window for a single rank: the user's, or fewer shards than the default if the cache has less room; None for
+        the default."""
         remote = as_fetching(self._dataset.reader) if self._fits_cache else None
         if remote is None:
             return self._options.window

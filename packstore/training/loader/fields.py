@@ -180,9 +180,12 @@ class TensorRows(ColumnRows):
     missing: NDArray[np.bool_] | None
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
+        """Returns one tensor of the rows ``kept``, or all."""
         return [select_rows(self.host, kept)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Takes one tensor from ``there``; returns it, or for an optional column a list with None for missing
+        values."""
         return fill_missing(next(there), self.missing, kept)
 
 
@@ -217,6 +220,7 @@ class PythonObjectRows(ColumnRows):
         return []
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
+        """Returns the values of the rows ``kept``, or all, as a list; takes no tensor."""
         return select_rows(self.values, kept)
 
 

@@ -50,7 +50,8 @@ class RowFormat:
         return form if self.normalizer is None else self.normalizer.add_to_format(form)
 
     def write_rows(self, pixels: torch.Tensor, out: torch.Tensor) -> None:
-        """Normalises uint8 ``(B, h, w, C)`` on the CPU into ``out``, which has this format; uses no other thread."""
+        """Normalises uint8 ``(B, h, w, C)`` on the CPU into ``out``, which has this format; uses no other thread.
+        Without a normalizer copies pixels of any dtype."""
         target = out.permute(0, 2, 3, 1) if self.planes else out
         if self.normalizer is None:
             target.copy_(pixels)

@@ -204,7 +204,8 @@ class BatchJob:
             self._send_batch(ring)
 
     def _send_batch(self, ring: Ring) -> None:
-        """Leaves out failed records, logs a warning for each, and starts the copy of the batch's tensors to the device.
+        """Leaves out failed records, logs a warning for each the first time, and starts the copy of the batch's tensors
+        to the device.
 
         Raises the errors of the threads."""
         assert self._prepared is not None

@@ -76,7 +76,8 @@ class EngineKernel:
         return np.tile(self._size, (count, 1))
 
     def plan_crops(self, draws: Draws) -> list[Crops]:
-        """Draws the crops of the records' images: before the first operation, and after each."""
+        """Draws the crops of the records' images: before the first operation, and after each. Raises
+        :class:`UsageError` if the images are too small for a crop."""
         return plan_each(self._operations, self.repeat_size(len(draws)), draws)
 
     def make_requests(

@@ -107,7 +107,8 @@ def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
 
 
 def choose_image_form(dataset: PackedDataset, options: LoaderOptions) -> str | None:
-    """Returns ``"list"`` or ``"padded"`` as the form of a batch's images if they may differ in size; else None.
+    """Returns ``"list"`` or ``"padded"`` as the form of a batch's images if they may differ in size, for mosaics always
+    ``"list"``; else None.
 
     Raises:
         UsageError: Images may differ in size, and ``collate`` names no form; or they have a form, and options need one

@@ -229,7 +229,8 @@ class RecordAssembler(Assembler):
             prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
-        """Adds crops, outputs and drawn programs to ``requests``; None makes requests for stored arrays of pixels.
+        """Draws the programs into ``prepared``, and adds crops, outputs and programs to ``requests``; for None makes
+        requests for stored arrays of pixels.
 
         Returns None if the engine cannot do them, or if an image comes out in another size than the rows."""
         crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)
@@ -335,7 +336,8 @@ class RecordAssembler(Assembler):
         return upright(pixels, prepared.turned.get(row, 1))
 
     def _plan_crops(self, prepared: PreparedBatch, ids: NDArray[np.int64], sizes: NDArray[np.int64]) -> list[Crops]:
-        """Draws the crops of records whose images have ``sizes``: before the first operation, and after each."""
+        """Draws the crops of records whose images have ``sizes``: before the first operation, and after each. Raises
+        :class:`UsageError` for an image too small for its crop."""
         return plan_each(self._operations, sizes, Draws(prepared.seed, prepared.epoch, ids))
 
 

@@ -70,7 +70,8 @@ class Resident:
     def _iterate_batches(
         self, epoch: int, first: int, images: torch.Tensor, by_engine: EngineGatherer | None
     ) -> Generator[LoadedBatch, None, None]:
-        """Yields the batches, gathered by the engine or by torch. Augments many batches at once on a GPU."""
+        """Yields the batches, gathered by the engine or by torch. Augments many batches at once on a GPU. Reads keys
+        from the store, batch by batch."""
         pipeline, first_record = self._pipeline, self._epochs.first_record
         device, steps = pipeline.dataset.device, pipeline.device_steps
         pipeline.stats.start_clock()
@@ -178,7 +179,7 @@ class Resident:
 
     def _load_images(self, errors: dict[int, Exception] | None) -> torch.Tensor:
         """Reads, verifies and copies all images of the split to the device, ``(N, 3, H, W)``; calls ``pre_transform``
-        on chunks of them.
+        on chunks of them. Fetches the shards of a remote store ahead.
 
         ``errors`` receives damaged records, whose images are then undefined; None raises the first error. Raises
         :class:`StoreError` if no shard can be read."""

@@ -149,11 +149,13 @@ class FileImages(StoredImages):
                 return None
 
     def read_pixels(self, record: int, view: Any, header: Header) -> NDArray[Any]:
+        """Decodes the file by the decoder, not the engine; 16 bits become int32."""
         return widen_for_torch(self._decoder.decode(view, info=header), self.column)
 
     def read_pixels_of_each(
         self, records: Sequence[int], views: Sequence[Any]
     ) -> Iterator[NDArray[Any] | PackstoreError]:
+        """Yields the decoded files in order, each in the file's own dtype."""
         return iter(self._decoder.decode_each(views, exif_transpose=self._exif_transpose))
 
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:
@@ -162,9 +164,11 @@ class FileImages(StoredImages):
         return {row: orientation for row, orientation in found if orientation != 1}
 
     def can_decode_part(self, header: Header) -> bool:
+        """Asks the decoder; False for an unreadable header."""
         return header is not None and self._decoder.decodes_parts(header)
 
     def decode_crop(self, view: Any, box: Box, header: Header) -> NDArray[Any]:
+        """Decodes the box by the decoder; 16 bits become int32."""
         return widen_for_torch(self._decoder.decode_crop(view, box, info=header), self.column)
 
     def make_file_requests(self, records: NDArray[np.int64], prepared: PreparedBatch) -> Requests | None:
@@ -219,6 +223,7 @@ class ArrayImages(StoredImages):
     def read_pixels_of_each(
         self, records: Sequence[int], views: Sequence[Any]
     ) -> Iterator[NDArray[Any] | PackstoreError]:
+        """Yields each array as :meth:`read_pixels`, or its error; rotates nothing."""
         for record, view in zip(records, views, strict=True):
             try:
                 yield self.read_pixels(record, view, None)
