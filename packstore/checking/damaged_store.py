@@ -294,7 +294,7 @@ def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
     """Builds a manifest for a store of image files whose manifest is lost: guesses the columns from the data. Returns
-    None if images are not image files, or keys or checksums are lost."""
+    None if the first image that was found is no image file, or keys or checksums are lost."""
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None

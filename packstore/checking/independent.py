@@ -97,7 +97,8 @@ def _count_paths_by_suffix(names: Iterable[str]) -> dict[str, int]:
 
 
 def _list_tar_names(stream: IO[bytes] | Any, folder: str) -> Iterator[str]:
-    """Yields the names in a tar and in the tars inside it, prefixed by ``folder``."""
+    """Yields the names of the files in a tar, prefixed by ``folder``. For a tar directly inside it, yields the names in
+    that tar instead of its own."""
     with tarfile.open(
         fileobj=stream, mode="r|", ignore_zeros=True, encoding="utf-8", errors="surrogateescape"
     ) as archive:

@@ -45,7 +45,8 @@ from packstore.stores.sharded import ShardedReader
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepairOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.repair`, which describes them."""
+    """Validated keyword arguments of :func:`packstore.repair`, which describes them. Raises :class:`UsageError` for
+    invalid ones."""
 
     partial: bool = False
     workers: int | None = None

@@ -303,7 +303,8 @@ class _Salvage:
 
     def _add_record(self, file: DamagedFile, i: int, image: Buffer, doubted: bool) -> None:
         """Adds a record to the batch; first appends a full batch, or one of another split, to the store. Raises
-        :class:`_LostError` if a field is lost or impossible, or an unproven key occurs twice."""
+        :class:`_LostError` if a field is lost or impossible, or if unproven records are allowed and the key was saved
+        already."""
         assert file.scavenged is not None
         values: dict[str, Any] = {}
         chosen = self.chosen.get(i)

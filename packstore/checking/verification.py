@@ -48,7 +48,7 @@ class VerifyReport:
         problem_count: Number of problems; 0 means that the store is undamaged.
         differences: Number of problems that are differences from the source, and no damage.
         double_keys: Number of problems that are records with the key of an earlier record.
-        problems: The first 10,000 problems.
+        problems: The first 10,000 problems, differences from the source last.
         checked_bytes: Bytes of records whose checksums were computed.
         quick: Whether no image was read, so that ``ok`` says nothing about images.
     """
@@ -76,7 +76,8 @@ class VerifyReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifyOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.verify`, which describes them."""
+    """Validated keyword arguments of :func:`packstore.verify`, which describes them. Raises :class:`UsageError` for
+    invalid ones, and for ``quick`` with ``decode`` or ``against``."""
 
     quick: bool = False
     decode: bool = False

@@ -54,8 +54,8 @@ def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -
 
 
 def denormalize(array: NDArray[Any], column: Column, normalization: Normalization | None) -> NDArray[Any]:
-    """Undoes the normalisation of a floating point image. Returns ``(H, W, C)`` in the dtype of its mode, rounded and
-    clipped.
+    """Undoes the normalisation of a floating point image. Returns ``(H, W, C)`` in the dtype of its mode; scaled,
+    rounded and clipped unless that is float32.
 
     Args:
         array: ``(C, H, W)`` as stored; bfloat16 as uint16.

@@ -15,7 +15,8 @@ _MOST = (1 << 16) - 1
 
 
 def make_mask_file(mask: Any) -> bytes | None:
-    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file; gray of 8 bits gets Pascal VOC's palette.
+    """Converts a mask, a PNG file or an array ``(H, W)``, to a PNG file; gray of 8 bits gets Pascal VOC's palette,
+    arrays of other dtypes become gray of 16 bits.
 
     Returns None without a mask, for an empty one, and for values that PNG cannot store. Any other file is returned
     unchanged.

@@ -103,7 +103,7 @@ def check_header(data: Data) -> ImageInfo:
 
 def begins_like_image(start: bytes) -> bool:
     """Tells if the first 16 bytes of a file identify an image, of a kind that packstore reads or not. False for
-    ``.npy``, which may be any array."""
+    ``.npy``, which may be any array, and for BMP, netpbm and BigTIFF, whose first bytes other files may have."""
     if start.startswith(_SURE):
         return True
     return start[:4] + start[8:12] == b"RIFFWEBP" or is_heif(start) or find_unread_kind(start) is not None

@@ -47,7 +47,8 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AppendOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.append`, which describes them."""
+    """Validated keyword arguments of :func:`packstore.append`, which describes them. Raises :class:`UsageError` for
+    invalid ones. ``columns`` becomes a tuple."""
 
     split: str | None = None
     on_duplicate: OnDuplicate = "raise"

@@ -95,6 +95,7 @@ def pack_batch(
         SampleError, CorruptRecordError: A bad sample, unless ``skip``, which lists it in the part.
         FileLossError: An image file beside the main image would lose something that no option allows.
         SourceError: A linked file changed while it was read.
+        UsageError: A sample is no plain range of bytes of a file, so it cannot be linked.
     """
     read, checksum = source.read, xxhash.xxh3_64_intdigest
     remaining = zip(batch, source.read_together(batch), strict=True)

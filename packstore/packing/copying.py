@@ -60,7 +60,8 @@ def create_store_like(
 
 
 class RecordCopier:
-    """Copies records of open stores to a builder, and reports how many it has copied."""
+    """Copies records of open stores to a builder, and reports how many it has copied. Raises
+    :class:`CorruptRecordError` at a record that does not match its checksums."""
 
     def __init__(
         self,

@@ -65,7 +65,8 @@ class MergeReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeOptions:
-    """Validated keyword arguments of :func:`packstore.merge`, which describes them."""
+    """Validated keyword arguments of :func:`packstore.merge`, which describes them. Raises :class:`UsageError` for
+    invalid ones."""
 
     format: str | None = None
     on_duplicate: Literal["raise", "skip", "unchecked"] = "raise"

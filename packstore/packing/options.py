@@ -25,7 +25,9 @@ _CLUSTER = re.compile(r"processes:0*[1-9][0-9]{0,3}|ray(:.+)?")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConvertOptions(SourceArguments):
-    """Validated keyword arguments of :func:`packstore.convert`, which describes them."""
+    """Validated keyword arguments of :func:`packstore.convert`, which describes them. Raises :class:`UsageError` for
+    invalid ones, and for those that contradict each other whatever the source. A text of ``shard_size`` becomes a
+    number, ``ignore`` and ``columns`` become tuples."""
 
     split: str | None = None
     format: str | None = None

@@ -45,7 +45,8 @@ _MAX_SEED = 1 << 64
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SelectOptions:
-    """Validated keyword arguments of :func:`packstore.select`, which describes them."""
+    """Validated keyword arguments of :func:`packstore.select`, which describes them. Raises :class:`UsageError` for
+    invalid ones, and for those that do not go together, such as ``whole_shards`` with a sample."""
 
     where: str | None = None
     sample: int | None = None

@@ -27,9 +27,9 @@ def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Pla
 
 
 def _compute_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> DatasetStatistics:
-    """Computes mean and standard deviation over the training split, or over all records if there is none. Reads every
-    image, resized and cropped as it will be stored. Leaves out bad samples under ``on_error="skip"``, else raises
-    :class:`SampleError`."""
+    """Computes mean and standard deviation over the training split (the first whose name begins with ``train``), or
+    over all records if there is none. Reads every image, resized and cropped as it will be stored. Leaves out bad
+    samples under ``on_error="skip"``, else raises :class:`SampleError`."""
     names = list(plan.survey.splits)
     split = next((name for name in names if name.lower().startswith("train")), None)
     total = plan.survey.splits[split] if split else plan.survey.records

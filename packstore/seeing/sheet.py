@@ -116,7 +116,8 @@ def write_sheet(store: str | os.PathLike[str], path: Path, options: SheetOptions
 
     Raises:
         UsageError: The suffix is another, the directory does not exist, the augmentations are wrong, or the store lacks
-            the split, records or a column. StoreError: The store does not open, or none of its records can be read.
+            the split, records or a column.
+        StoreError: The store does not open, or none of its records can be read.
     """
     if path.suffix.lower() not in KINDS:
         raise UsageError(f"a sheet is written as {' or '.join(KINDS)}, got {printable(path.name)!r}")

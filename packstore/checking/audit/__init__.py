@@ -35,7 +35,8 @@ __all__ = ["KINDS", "AuditOptions", "AuditReport", "Finding", "audit"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditOptions:
-    """Validated keyword arguments of :func:`packstore.audit`, which describes them."""
+    """Validated keyword arguments of :func:`packstore.audit`, which describes them. Raises :class:`UsageError` for
+    values out of range, and for ``mirrored`` or ``mask_classes`` without ``pixels``."""
 
     pixels: bool = False
     near: bool = True
@@ -148,8 +149,9 @@ class _Audit:
         return any(column.type == type for column in self.reader.manifest.columns)
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
-        """Decodes and inspects all images, collects findings and duplicates; writes a temporary file. Returns height
-        and width of each image, zeros for those that cannot be decoded."""
+        """Decodes and inspects all images, collects findings and duplicates; to find near ones, writes a temporary
+        file. Grey images are findings only if they are fewer than half. Returns height and width of each image, zeros
+        for those that cannot be decoded."""
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)
         limits = Limits(

@@ -95,7 +95,8 @@ class InspectionResults:
 
 
 class ImageInspector:
-    """Inspects the images of a store. Thread-safe."""
+    """Inspects the images of a store. Damage becomes a finding; a shard that cannot be fetched raises
+    :class:`UnreachableError`. Thread-safe."""
 
     def __init__(self, reader: Reader, decoder: Decoder, limits: Limits) -> None:
         """``reader`` checks the records that it reads; ``decoder`` reads images as the store says."""
@@ -159,7 +160,7 @@ class ImageInspector:
 
     def _read_image(self, record: int, seen: InspectionResults) -> NDArray[Any]:
         """Returns the decoded pixels, ``(H, W, C)``, rotated as the image is shown; adds findings of file and header to
-        ``seen``. Raises :class:`DecodeError`."""
+        ``seen``. Raises :class:`DecodeError`, and the reader's errors."""
         column = self._manifest.image
         if column.layout is not None:
             array = self._reader.array(record)
@@ -208,8 +209,8 @@ class ImageInspector:
         return np.ascontiguousarray(image.transpose(1, 0, 2)) if turned else image
 
     def _check_values(self, record: int, image: NDArray[Any], seen: InspectionResults) -> None:
-        """Adds findings of pixel values: many at the lowest or highest value, or not finite. Examines 8-bit pixels only
-        if the store reduces deeper files to them."""
+        """Adds findings of pixel values: over a quarter at the lowest or at the highest value, unless that is 0; or not
+        finite. Of 8-bit pixels counts black and white together, and only if the store reduces deeper files to them."""
         reading = self._decoder.reading
         if image.dtype == np.uint8:
             if reading.depth is not None and self._manifest.image.layout is None:
@@ -300,8 +301,8 @@ class ImageInspector:
                 seen.findings.append(("truncated", record, f"{what}: {flaw}"))
 
     def _read_mask(self, name: str, record: int) -> tuple[tuple[int, ...], NDArray[Any] | None] | None:
-        """Returns height and width of a mask, and its values if the number of classes is known; None if the record has
-        no mask. Raises :class:`DecodeError`."""
+        """Returns height and width of a mask, and its values; for a file the values are None if the number of classes
+        is unknown. Returns None if the record has no mask. Raises :class:`DecodeError`, and the reader's errors."""
         column = self._manifest.column(name)
         if not self._reader.has_value(name, record):
             return None

@@ -66,7 +66,8 @@ def report_duplicates(
     what: str,
 ) -> None:
     """Adds findings of label conflicts, leakage between splits and duplicates among ``valid`` records with equal
-    ``values``, uint64 ``(N,)``. ``what`` names the equal thing in the findings: ``same bytes``.
+    ``values``, uint64 ``(N,)``. ``what`` names the equal thing in the findings: ``same bytes``. To be dropped are: for
+    a conflict all, for leakage those outside the smallest split, for duplicates all but the first in the split.
     """
     for group in group_equal(values, valid):
         splits = rows.splits[group]
@@ -184,8 +185,8 @@ def find_nearest_before(
     """Finds for each record the nearest earlier one, within its split and in another, at most :data:`THRESHOLD` bits
     away.
 
-    Hashes are cut into 16 bands of 16 bits. Only records with an equal band are compared; nearly all that are near have
-    one, in some crop (tools/bench/audit.py measures how many).
+    Hashes are cut into 16 bands of 16 bits. Only records with an equal band are compared, with at most 1,024 others;
+    nearly all that are near have one, in some crop (tools/bench/audit.py measures how many).
 
     Args:
         hashes: Hashes of all records.
@@ -223,8 +224,8 @@ def _search_bucket(
     same: NDArray[np.uint64],
     best: NDArray[np.uint64],
 ) -> None:
-    """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``;
-    updates ``best`` with near ones.
+    """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``; updates
+    ``best`` with near ones that are not known duplicates.
     """
     low = starts[keys]
     counts = np.minimum(starts[keys + 1] - low, _MOST_IN_A_BUCKET)

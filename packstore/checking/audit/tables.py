@@ -24,7 +24,8 @@ _OUTSIDE = 1.0
 
 
 class RecordTable:
-    """Checksums, splits and labels of all records, read file by file. Collects damage and double keys as findings.
+    """Checksums, splits and labels of all records, read file by file. Collects damage, double keys and labels without a
+    class as findings.
 
     Attributes:
         checksums: ``uint64``, checksums of the images.
@@ -182,7 +183,7 @@ def _check_boxes(
     sizes: NDArray[np.int32] | None,
 ) -> None:
     """Adds findings of the faulty boxes of the records ``part`` of a file, whose first record in the store is
-    ``first``."""
+    ``first``: one for each record and fault, with the first five boxes."""
     each = [bytes(values[i]) for i in part]
     counts = np.array([len(value) // column.record_nbytes for value in each])
     whole = b"".join(value[: n * column.record_nbytes] for value, n in zip(each, counts.tolist(), strict=True))

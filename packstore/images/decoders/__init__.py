@@ -345,7 +345,7 @@ def available_decoders() -> dict[str, str]:
 
 def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
     """Returns the header if ``data`` is a JPEG that all libraries decode alike: 8 bits, Huffman coding, 1 or 3
-    components, complete.
+    components; a progressive one only if it is complete.
 
     Returns None for any other file.
     """

@@ -104,7 +104,8 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
         gray: Return only the luma of a colour JPEG, as libjpeg does.
 
     Raises:
-        DecodeError: The image is damaged, too large, has no such frame, or needs a library that is missing.
+        DecodeError: The image is damaged, too large, has no such frame, or needs a library that is missing; or a
+            further frame of a PNG of 16 bits in colour or with alpha.
     """
     return FrameReader(data, max_pixels).read_frame(frame, gray=gray)
 
@@ -262,7 +263,8 @@ def _decode_special_kind(data: bytes, info: ImageInfo, frame: int) -> tuple[NDAr
 
 
 def pixels_of_pillow(image: Any) -> NDArray[Any]:
-    """Converts a Pillow image to pixels, ``(H, W, C)``, in the mode that represents it completely."""
+    """Converts a Pillow image to pixels, ``(H, W, C)``, in the mode that represents it completely; CMYK and other
+    colours without such a mode become RGB."""
     has_alpha = "A" in image.getbands() or "transparency" in image.info
     found = _PILLOW.get(image.mode, "RGB")
     mode = parse_mode(_WITH_ALPHA.get(found, found) if has_alpha else found)

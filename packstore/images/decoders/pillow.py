@@ -201,8 +201,8 @@ class OpenImage:
 
 
 def read_orientation(data: memoryview) -> int:
-    """Reads the EXIF orientation with Pillow, 1 … 8. Returns 1 if it is missing or unreadable, and for TIFF, whose
-    orientation Pillow applies itself."""
+    """Reads the EXIF orientation with Pillow, 1 … 8. Returns 1 if it is missing or unreadable, for too many pixels, and
+    for TIFF, whose orientation Pillow applies itself."""
     if bytes(data[:4]) in TIFF:
         return 1
     try:

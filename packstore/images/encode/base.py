@@ -92,8 +92,8 @@ class SourceImages:
         return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
     def check_file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
-        """Checks the header of an image file. Returns its bytes and header; the header is None if checks are off.
-        Caches both for this thread.
+        """Checks the header of an image file; decodes the file if its header does not tell all. Returns its bytes and
+        header, and caches both for this thread. If checks are off, does nothing and returns None as the header.
 
         Raises:
             SampleError: ``image`` is an array.
@@ -159,8 +159,8 @@ class SourceImages:
         return (turned[::-1], turned) if read_orientation(image, info) >= 5 else (turned[::-1],)
 
     def check_array(self, key: str, image: ImageData) -> NDArray[Any]:
-        """Returns the array of a source of arrays. Raises :class:`SampleError` for another dtype or number of
-        channels."""
+        """Returns the array of a source of arrays. Raises :class:`SampleError` for image files, values of another size
+        in bytes, or another number of channels."""
         encoding, expected = self.encoding, self.mode.channels
         if not isinstance(image, np.ndarray):
             raise SampleError(key, f"the source gave {len(image)} bytes; expected an array ({encoding.dtype})")

@@ -111,7 +111,8 @@ class Float32(Floats):
 
 class _Normalizer:
     """Normalises pixels ``(H, W, C)`` to ``(C, H, W)`` of an encoding: by tables for uint8 and uint16, else by
-    computing. Raises :class:`UsageError` for int32 values that float32 cannot represent."""
+    computing. Raises :class:`UsageError` for int32 values that float32 cannot represent, and for values beyond the
+    encoding's range."""
 
     def __init__(self, encoding: str, normalization: Normalization | None, mode: Mode) -> None:
         self._encoding = encoding

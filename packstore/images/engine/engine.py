@@ -92,7 +92,8 @@ class Engine:
         """Computes the seek index of each file, without the GIL: checkpoints from which crops can be decoded.
 
         Returns:
-            The indexes; empty for a file that the engine does not decode, or too small to skip anything.
+            The indexes; empty for a file that the engine does not decode, that is too small to skip anything, or whose
+            index would take more than 64 bytes and 1/16 of its bytes.
         """
         count = len(files)
         if not count:
@@ -138,7 +139,8 @@ class Engine:
         """Decodes a JPEG file, or a box of it, to uint8 ``(h, w, 3)``, RGB; with ``channels=1`` only its luma, ``(h, w,
         1)``.
 
-        Returns None if the engine refuses the file, or the image or box has more than ``max_pixels`` pixels.
+        Returns None if the engine refuses the file, the box does not lie within the image, or either has more than
+        ``max_pixels`` pixels.
         """
         if box is None and channels != 3:
             return next(self.decode_each([data], max_pixels, channels))
@@ -171,7 +173,8 @@ def get_engine() -> Engine:
 
 
 def augment(images: NDArray[np.uint8], programs: Program, threads: int = 1) -> None:
-    """Runs the program of each image in place, in ``threads`` threads; see :meth:`Engine.augment`."""
+    """Runs the program of each image in place, in ``threads`` threads; see :meth:`Engine.augment`. Raises
+    :class:`ValueError` as that does, and for another number of programs."""
     bounds = np.linspace(0, len(images), max(1, threads) + 1).astype(int).tolist()
     parts = [(images[a:b], programs[a:b]) for a, b in itertools.pairwise(bounds) if a < b]
 
