@@ -77,8 +77,8 @@ def open_source(
 
     Args:
         path: A file or directory; a bridge, see :mod:`packstore.sources.bridges`; or a URL: ``s3://bucket/imagenet``.
-            Folders of images and stores at a URL are read directly; other sources are first fetched into the local
-            cache.
+            A file that describes a folder of images (``data.yaml``) opens that folder. Folders of images and stores at
+            a URL are read directly; other sources are first fetched into the local cache.
         kind: The name of its kind, one of :data:`packstore.core.registry.SOURCES`; None recognises it. A name decides
             if a folder is ambiguous: ``imagefolder`` takes all top folders as classes, even if some have names of
             splits and others contain images.
@@ -141,7 +141,8 @@ def _open_files(
 ) -> Source:
     """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
 
-    Copies a source at a URL into the cache if its kind reads only local files. Raises :class:`UsageError` for options
+    Opens the folder that ``path`` describes, if it is such a file. Copies a source at a URL into the cache if its kind
+    reads only local files. Raises :class:`UsageError` for options
     that the named kind, or a bridge, does not use.
     """
     refuse_empty(path)

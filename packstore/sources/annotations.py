@@ -91,8 +91,8 @@ _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
 
 
 def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
-    """Returns the error for a folder with annotations that its kind of source does not read. The error lists the
-    annotations and offers answers."""
+    """Returns the error for a folder with annotations that its kind of source does not read. The error names the
+    first four of all suspected annotations, and offers answers."""
     tree = open_tree(path)
     found = [] if tree is None else find_all_annotations(tree)
     return _question_error(
@@ -167,7 +167,7 @@ def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
 
 
 def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:
-    """Returns the first names of files with a suffix in a folder; empty if it has no such file."""
+    """Returns the first names of files with a suffix in a folder, at most 64; empty if it has no such file."""
     return folder.others[suffix].first if suffix in folder.others else ()
 
 
@@ -177,7 +177,8 @@ def describe_annotations(tree: Tree) -> list[str]:
 
 
 def describe_further_files(tree: Tree) -> list[str]:
-    """Returns a phrase for each suspected annotation, except folders of masks and pairs of images."""
+    """Returns a phrase for each suspected annotation that is a file, or files of one folder; for no images, such as
+    masks."""
     contents = list_contents(tree)
     return [each.phrase for each in _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))]
 
@@ -211,7 +212,7 @@ def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
 
 def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
     """Finds suspected annotations among the files that a source leaves out: whole folders of masks, and other files.
-    Skips hidden files and files of the operating system."""
+    Skips hidden files, files of the operating system, and folders of drawings (``visualization``)."""
     whole = list_contents(tree)
     by_folder: dict[str, list[str]] = {}
     for path in paths:
@@ -264,8 +265,8 @@ def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields suspected annotations among the files ``others``: sidecar files, lists, tables and files of annotation
-    tools."""
+    """Yields suspected annotations among the files of the folders ``others``: sidecar files, lists, tables and files of
+    annotation tools. Looks at the first 64 files of a suffix in a folder; reads texts only where there are no more."""
     others = list(others)
     known = images.hash_image_stems()
     yield from _find_sidecars(tree, images, others, known)
@@ -297,7 +298,7 @@ def _annotation_phrase(
     counts: frozenset[int],
 ) -> str | None:
     """Returns how a file annotates images, to complete a phrase: ``" (it names the images)"``. Returns ``""`` if only
-    the file's name says so, and None if the file is no annotation."""
+    the file's name says so, and None if the file is no annotation. Reads texts only if ``few``."""
     name = path.rpartition("/")[2].lower()
     if _NO_ANNOTATION.fullmatch(name):
         return None
@@ -471,6 +472,6 @@ def _mentions_stems(text: bytes, groups: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def _hash_stems_of(words: Collection[bytes]) -> NDArray[np.int64]:
-    """Hashes words without their suffixes."""
+    """Hashes words without their suffixes, each once."""
     hashes = {hash(os.path.splitext(word.decode("utf-8", "surrogateescape"))[0]) for word in words}  # noqa: PTH122
     return np.fromiter(hashes, np.int64, len(hashes))

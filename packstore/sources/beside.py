@@ -99,7 +99,8 @@ def read_text(tree: Tree, file: str, max_bytes: int = _TEXT_BYTES) -> bytes:
 
 def read_lines(tree: Tree, file: str, paths: bool = False) -> Iterator[tuple[int, str]]:
     """Yields number and stripped text of each line that is not blank. With ``paths``, lines are file names, and may
-    have undecodable bytes, which become surrogates. Raises as :func:`read_text` does."""
+    have undecodable bytes, which become surrogates, unless the user has named an encoding. Raises as :func:`read_text`
+    does."""
     text = read_whole(tree, file) if paths and tree.encoding is None else read_text(tree, file)
     begin, number = 0, 0
     while begin < len(text):

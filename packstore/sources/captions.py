@@ -263,7 +263,7 @@ def _parse_by_pattern(text: Iterable[str], pattern: re.Pattern[str]) -> Iterator
 
 def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
     """Yields the captions in a line of JSON; none for a blank line. Raises :class:`ValueError` for any other line than
-    an object with a file and captions."""
+    an object with a file, captions and at most a split and counters."""
     if not text.strip():
         return
     found = json.loads(text)
@@ -362,8 +362,8 @@ def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file of captions whose images exist. Is partial if that file is malformed, or further files
-    annotate the images."""
+    """Recognises a file of captions, the first one, whose images exist. Is partial if that file is malformed, or
+    further files annotate the images."""
     tree = open_tree(path)
     files = [] if tree is None else find_caption_files(tree)
     if tree is None or not files:

@@ -123,8 +123,8 @@ class ClipsSource(FrameFilesSource):
         return (entry for entry, *_ in clips)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Decodes all frames of a clip; the image is the middle one. Raises :class:`SampleError` for a bad frame,
-        frames of different sizes, and too large a clip."""
+        """Decodes all frames of a clip; the image is the middle one. Other values come only with a clip that is a file.
+        Raises :class:`SampleError` for a bad frame, frames of different sizes, and too large a clip."""
         counts, files = entry.ref
         reading, clip, at = self._target, np.empty(0), 0
         size = None if self._are_files() else next(iter(self._sizes))

@@ -80,8 +80,8 @@ class SampleSource(Source):
     schema: Schema
 
     def read(self, entry: Entry) -> Sample:
-        """Converts the sample in ``Entry.ref`` by the schema. Raises :class:`SampleError` if the program failed to read
-        the sample, or the schema does not fit."""
+        """Converts the sample in ``Entry.ref`` by the schema; its number is the index in a key of :func:`index_key`,
+        else None. Raises :class:`SampleError` if the program failed to read the sample, or the schema does not fit."""
         ref = entry.ref
         if isinstance(ref, FailedSample):
             error = SampleError(entry.key, ref.reason)
@@ -122,7 +122,8 @@ class SampleSource(Source):
         return images // number, (sum(sample.nbytes for sample in good) - images) // number
 
     def make_survey(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
-        """Makes the survey of a source from its counts and from mean sizes, see :meth:`mean_sizes`."""
+        """Makes the survey of a source from its counts and from mean sizes, see :meth:`mean_sizes`. Keys count as if
+        made by :func:`index_key`."""
         records, (image, values) = sum(splits.values()), sizes
         return Survey(
             splits=splits,
@@ -252,7 +253,8 @@ class DatasetSource(SampleSource):
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
-        """Mean bytes of a sample: those of the main image, and those of its other values."""
+        """Mean bytes of a sample, of 16 probed samples of each split at most: those of the main image, and those of its
+        other values."""
         return self.mean_sizes(entry.ref for entry in self.pick_entries(None, 0, PROBED))
 
     def _choose_parts(self, split: str | None) -> list[_SplitData]:
@@ -295,9 +297,10 @@ class DatasetSource(SampleSource):
         return entry._replace(ref=self._reading[entry.ref])
 
     def _read_probes(self) -> list[Any]:
-        """Reads the first samples of each split, and of a map-style dataset some of the rest; keeps them as probes, and
-        returns them. Raises :class:`SampleError` for a bad sample unless bad ones are skipped, and
-        :class:`SourceError` for a split without samples."""
+        """Reads the first 16 samples of each split, and of a map-style dataset 17 spread over it; keeps them as probes,
+        and returns them. Raises :class:`SampleError` for a bad sample of a map-style dataset, unless bad ones are
+        skipped, and :class:`SourceError` for a named split without samples, or no samples at all. Errors of an iterable
+        pass."""
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))
@@ -348,7 +351,7 @@ class StreamSource(SampleSource):
         return found
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields the first samples."""
+        """Yields the first samples, at most 16, whatever the split."""
         return islice(self._first, count)
 
 

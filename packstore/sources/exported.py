@@ -59,7 +59,7 @@ class ExportedFiles(ExportedRows):
         return _read_tree_manifest(self.tree)
 
     def count_unlisted(self) -> int:
-        """Counts images that the export's lines do not name. Lists all folders."""
+        """Counts images beyond the number that the export's lines name; 0 if there are fewer. Lists all folders."""
         there = sum(len(listing.images) for _, listing in self.tree.walk("", self.tree.above, skip_cycles=True))
         more = there - len(self._lines)
         if more > 0:  # masks beside images
@@ -82,8 +82,8 @@ class ExportedFiles(ExportedRows):
         return [file for name, file in line.items() if names_sidecar(name) and isinstance(file, str)]
 
     def find_lines(self) -> RecordLines:
-        """Opens the lines of the records: maps them in a folder, reads them from an archive, up to 256 MiB or the bytes
-        of the archive."""
+        """Opens the lines of the records: maps them in a folder, reads them from an archive. Raises
+        :class:`SampleError` for lines of more than 256 MiB that are larger than the archive itself."""
         if isinstance(self.tree, FolderTree):
             return super().find_lines()
         found = self.tree.stat(ROWS_FILE)

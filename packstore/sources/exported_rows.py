@@ -96,7 +96,7 @@ class ExportedRows(RowSource):
         return found
 
     def splits(self) -> Sequence[str]:
-        """Returns the splits of the exported store."""
+        """Returns the splits of the exported store; ``("",)`` if it has none."""
         return tuple(self.ranges)
 
     def fields(self) -> dict[str, Field]:
@@ -124,7 +124,7 @@ class ExportedRows(RowSource):
 
     @cached_property
     def ranges(self) -> dict[str, range]:
-        """Record numbers of each split."""
+        """Record numbers of each split; all under ``""`` without splits."""
         splits = {each.name: range(each.start, each.stop) for each in self._manifest.splits}
         return splits or {"": range(self._manifest.records)}
 

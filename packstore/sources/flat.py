@@ -60,8 +60,8 @@ class FlatSource(FolderSource):
         self.evidence = where if options.labels is None else f"the labels in {options.labels.name}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts samples. Raises :class:`SourceError` for an empty folder, and for a labels file that names no file
-        or has a malformed line (the error names the line)."""
+        """Counts samples. Raises :class:`SourceError` for a folder without images directly in it, and for a labels file
+        that names no file, or a missing one, or has a malformed line (the error names the line)."""
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
         self._choose_splits(("",), split)
@@ -113,8 +113,9 @@ class FlatSource(FolderSource):
             self.claim_paths(claims, [self._labels.path.absolute()], Role.ANNOTATION)
 
     def stamp(self) -> str:
-        """Returns size and times of the labels file; empty without one."""
-        return stamp_files([self._labels.path]) if self._labels is not None else ""
+        """Returns the stamp of an archive, and size and times of the labels file; empty for a folder without one."""
+        labels = stamp_files([self._labels.path]) if self._labels is not None else ""
+        return " ".join(filter(None, (super().stamp(), labels)))
 
     def _yield_unlabelled(self) -> Iterator[Entry]:
         """Yields an entry for each image directly in the folder."""

@@ -36,7 +36,8 @@ _BROKEN = 0
 class FrameFilesSource(WrappedSource):
     """Wraps a source of image files of which some have several frames, and reads single frames.
 
-    One pass over the files counts their frames and finds the mode that holds them all.
+    One pass over the files counts their frames and finds the mode that holds them all. A source without image files,
+    and files without such a mode, are refused.
     """
 
     def __init__(self, source: Source, frames: str) -> None:
@@ -72,7 +73,8 @@ class FrameFilesSource(WrappedSource):
         return self._number_files(entries, split)
 
     def _number_files(self, entries: Iterator[Entry], split: str | None) -> Iterator[tuple[Entry, int]]:
-        """Yields files with their places in the results of the scan, and scans them first."""
+        """Yields files with their places in the results of the scan, and scans them first. Raises :class:`SourceError`
+        for more files than were scanned."""
         self.scan_files()
         number = None if split is None else self._starts.get(split)
         for place, entry in enumerate(entries):

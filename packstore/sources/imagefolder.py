@@ -104,8 +104,8 @@ class ImageFolderSource(FolderSource):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples: lists all directories, with one ``stat`` a file.
 
-        Raises :class:`SourceError` for a folder without images, a class without images in any split, a mix of labelled
-        and unlabelled splits, images both in splits and in other folders, a cycle of links, and an unreadable
+        Raises :class:`SourceError` for a folder or split without images, a class without images in any split, a mix of
+        labelled and unlabelled splits, images both in splits and in other folders, a cycle of links, and an unreadable
         directory.
         """
         with self.tree.cache_names():
@@ -167,7 +167,8 @@ class ImageFolderSource(FolderSource):
         return self._yield_entries(chosen, numbers)
 
     def _yield_entries(self, chosen: Sequence[_SplitFolder], numbers: dict[str, int]) -> Iterator[Entry]:
-        """Yields the entries of the chosen split folders; ``numbers`` maps class names to numbers."""
+        """Yields the entries of the chosen split folders; ``numbers`` maps class names to numbers. A link that is a
+        cycle has no class, and gets number 0."""
         for folder in chosen:
             split = folder.split
             for label, directory, listing in self._listed.get(split) or self._list_directories(folder, None):
@@ -305,8 +306,8 @@ class ImageFolderSource(FolderSource):
     def _list_directories(
         self, folder: _SplitFolder, ignored: Counter[str] | None
     ) -> Iterator[tuple[str, str, Listing]]:
-        """Yields class, path and listing of each directory of a split, in order; the class is empty for images
-        without one."""
+        """Yields class, path and listing of each directory of a split, in order, after those of links that are cycles;
+        the class is empty for images without one."""
         for link in folder.cycles:
             yield "", "", link
         if not folder.classes:

@@ -120,7 +120,8 @@ class LabelsFile:
             yield line
 
     def _read_line(self, file: TextIO, number: int) -> str:
-        """Reads one line, at most 1 MiB; empty at the end. Raises :class:`SourceError` for another encoding."""
+        """Reads one line, at most 1,048,576 characters; empty at the end. Raises :class:`SourceError` for another
+        encoding."""
         try:
             return file.readline(_MAX_LINE)
         except UnicodeError:  # Python decodes ahead of the line
@@ -203,11 +204,11 @@ class LabelsFile:
         return "/".join(parts)
 
     def summarise(self) -> LabelsSummary:
-        """Summarises the whole file in one pass (two if only some labels look like numbers), and remembers which lines
-        repeat a file.
+        """Summarises the whole file in one pass (one more if only some labels look like numbers, and one if files
+        repeat), and remembers which lines repeat a file.
 
         Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file with different labels
-        or splits, too many splits.
+        or splits, more than 100 splits.
         """
         names: set[str] = set()
         splits: set[str] = set()

@@ -84,7 +84,8 @@ def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     """Finds the folders of images and masks by split, in packing order.
 
     Returns an empty mapping if there are none, several ways to pair them, or a split without a pair; a split of images
-    alone gets a folder of masks that does not exist. Raises :class:`OtherSizeError` if masks differ in size.
+    alone gets a folder of masks that does not exist. Cityscapes is taken by the names of its folders alone. Raises
+    :class:`OtherSizeError` if masks differ in size.
     """
     folders = _list_folders(tree, "")
     found: dict[str, MaskPair | None] = {}

@@ -48,7 +48,8 @@ class NeedsCopyError(SourceError):
 
 
 class Bucket:
-    """Lists directories of a bucket, and caches the last ones.
+    """Lists directories of a bucket, and caches the last ones: with 200,000 names together, or a larger last one.
+    Thread-safe.
 
     Attributes:
         objects: All objects of the bucket.
@@ -319,8 +320,8 @@ class ObjectTree(Tree):
 
     def _read_proven(self, name: str) -> tuple[ObjectInfo, bytes]:
         """Reads an object, and proves its bytes by an ETag that is their MD5. If they differ, reads again until two
-        reads are equal. Without such ETags, returns the bytes unproven. Raises :class:`RemoteError` after five
-        different reads."""
+        reads are equal, and then trusts no further ETag unless one has proved bytes before. Without such ETags, returns
+        the bytes unproven. Raises :class:`RemoteError` after five different reads."""
         info, data = self._bucket.objects.read(name)
         digest = _MD5.fullmatch(info.etag or "") if self._md5 else None
         for _ in range(_ATTEMPTS):

@@ -130,8 +130,8 @@ def _name_second_value(value: Any) -> str:
 
 
 def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] | None) -> dict[str, Field]:
-    """Infers a field for each name in the samples; the field is optional if a sample lacks the value. ``classes``, if
-    not None, are the class names of every label.
+    """Infers a field for each name in the samples; the field is optional if a sample lacks the value. A text under a
+    name such as ``image`` is a path. ``classes``, if not None, are the class names of every label.
 
     Raises :class:`UsageError` for a name without a value in any sample, and for values that fit no field.
     """

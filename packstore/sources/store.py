@@ -58,7 +58,8 @@ class StoreSource(Source):
         return self.reader.manifest
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts records. Raises :class:`SourceError` for a store or split without records."""
+        """Counts records; estimates bytes by means if records differ in size. Raises :class:`SourceError` for a store
+        or split without records."""
         manifest = self.manifest
         ranges = self._split_ranges(split)
         splits = {name: stop - start for name, start, stop in ranges}
@@ -136,7 +137,8 @@ class StoreSource(Source):
         return self._as_array(record, data)
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the image in the file that a linked store names, or in the store's own file; None at a URL."""
+        """Locates the image in the file that a linked store names, or in the store's own file. Returns None if the own
+        file is at a URL, or the image is not one range of it."""
         record: int = entry.ref
         if self.manifest.is_linked:
             link = read_link_values(self.reader, np.array([record]))

@@ -237,7 +237,8 @@ def mask_dtype(array: NDArray[Any]) -> str:
 def infer_field(name: str, values: Sequence[Any]) -> Field:
     """Infers the field of a name from its values in the first samples, none of which is None.
 
-    Raises :class:`ValueError` if it must be declared.
+    Raises :class:`ValueError` if it must be declared: a text under a label's name, or the name of an image file that
+    exists; an unknown type; arrays that no field holds.
     """
     value = values[0]
     known = _infer_by_type(name, value)

@@ -131,7 +131,7 @@ class WebDatasetSource(ShardSource):
         return raw
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the main image in its tar; None in a compressed one."""
+        """Locates the main image in its tar; None in a compressed one, and for a sample without that image."""
         shard, files = ref
         if self._open(shard).compressed:
             return None
@@ -232,8 +232,8 @@ class WebDatasetSource(ShardSource):
         return found
 
     def fields(self) -> dict[str, Field]:
-        """Declares columns by the extensions of all files and the values of the first samples; a column that some
-        sample lacks is optional."""
+        """Declares columns by the extensions of all files and the values of the first 16 samples; a column that some
+        sample lacks is optional, except the main image."""
         have: Counter[str] = Counter()
         total = 0
         for extensions, count in self._count_extensions().items():
@@ -352,7 +352,8 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises tars by the first 64 files of the first one: files of one key follow each other, and half of the keys
     have an image and another known file. Images in several folders, which may be classes, need a label each. Is partial
-    for numbered tars of images alone."""
+    for numbered tars of images alone, possible for damaged ones in a folder. A folder with images beside the tars, and
+    an archive of LabelMe or Segment Anything, are none."""
     try:
         shards = find_shards(path, _SUFFIXES).files
     except SourceError:

@@ -162,6 +162,10 @@ def test_images_alone_and_a_labels_file(kind: str, tmp_path: Path) -> None:
     with closing(open_source(path)) as source:
         assert source.kind == "flat"
         assert [entry.key for entry in source.entries()] == [f"{n}.png" for n in range(4)]
+        stamp = source.stamp()
+    path.write_bytes(KINDS[kind]({f"photos/{n}.png": tiny(n + 1) for n in range(4)}))
+    with closing(open_source(path)) as source:  # its entries need not show that it was exchanged
+        assert source.stamp() != stamp
     (tmp_path / "labels.csv").write_text("file,label\n2.png,a\n0.png,b\n")
     with closing(open_source(path, labels=tmp_path / "labels.csv")) as source:
         assert [(entry.key, entry.labels) for entry in source.entries()] == [("2.png", (0,)), ("0.png", (1,))]

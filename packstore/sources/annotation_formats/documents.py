@@ -317,7 +317,8 @@ def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_
 
 def _clean_image_path(name: Any) -> str:
     """Converts the name of an image in an annotation file to a path within the source; takes only the last part of an
-    absolute path or a URL. Raises :class:`ValueError` for a path that leads out of the source."""
+    absolute path or a URL. Raises :class:`ValueError` for a value that is no text, and for a path that leads out of the
+    source."""
     if not isinstance(name, str):
         raise ValueError(f"found {name!r:.60} as the name of an image, expected a text")
     bare = name

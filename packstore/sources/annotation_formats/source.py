@@ -68,8 +68,9 @@ class AnnotatedFolder(NamedTuple):
 class SidecarSource(AnnotatedSource):
     """Base of formats with a file of annotations for each image, in the same folder or in another.
 
-    An image without such a file has no annotation. A folder with the name of a split, anywhere in the path, is one;
-    without any, words of the folders are, if each folder has one: ``VisDrone2019-DET-train``.
+    An image without such a file has no annotation; a path without any is refused. A folder with the name of a split,
+    anywhere in the path, is one; without any, words of the folders are, if each folder has one:
+    ``VisDrone2019-DET-train``.
 
     Attributes:
         folder_pairs: Pairs of folder names, of images and of annotations; ``("", "")`` if both lie in one folder.
@@ -198,7 +199,8 @@ class SidecarSource(AnnotatedSource):
 
 def _list_annotation_folders(path: str, images: str, annotations: str) -> Iterator[str]:
     """Yields possible folders of the annotations for the images in the folder ``path``: replaces the folder name
-    ``images`` in it by ``annotations``."""
+    ``images`` in it, the last one first, by ``annotations``. If ``images`` is empty: the folder ``annotations`` in it,
+    or ``path`` itself."""
     if not images:
         yield join(path, annotations) if annotations else path
         return

@@ -34,7 +34,8 @@ class SroieSource(IcdarSource):
         return {**super().fields(), "entities": Json(optional=True)}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split, with the file of entities of each image that has one."""
+        """Yields the rows of a split, with the file of entities of each image that has one: the first of
+        ``entities/*.txt``, ``key/*.json`` and ``entities/*.json``."""
         there: dict[str, frozenset[str]] = {}
         for row in super().file_rows(split):
             folder, _, name = row.file.rpartition("/")
