@@ -80,11 +80,13 @@ class Direct:
         return bytes(data[:stop])
 
     def read(self, name: str) -> tuple[ObjectInfo, bytes]:
+        """Returns an object's facts and all its bytes."""
         pieces = self._stream_pieces(name)
         info, _ = next(pieces)
         return info, b"".join(piece for _, piece in pieces)
 
     def stream(self, name: str) -> Iterator[memoryview]:
+        """Yields an object's bytes in pieces of :data:`STEP_BYTES` or more; only the last may be smaller."""
         return (piece for _, piece in self._stream_pieces(name) if piece)
 
     def _stream_pieces(self, name: str) -> Iterator[tuple[ObjectInfo, memoryview]]:
@@ -126,6 +128,7 @@ class Direct:
                 options = {"range": {"offset": seen}, "if_match": reply.meta["e_tag"]}
 
     def head(self, name: str) -> ObjectInfo:
+        """Returns an object's facts, without its bytes."""
         import obstore
 
         with self._raise_as_remote_error(name, "read"):
@@ -147,6 +150,9 @@ class Direct:
                         yield info
 
     def list_directory(self, name: str) -> tuple[Sequence[ObjectInfo], Sequence[str]]:
+        """Returns the objects directly in a directory, and the names of the directories in it; all names are relative
+        to the store.
+        """
         import obstore
 
         with self._raise_as_remote_error(name, "listed"):
@@ -172,6 +178,7 @@ class Direct:
         return bool(created)
 
     def put(self, name: str, data: bytes) -> None:
+        """Writes an object in one request; replaces an existing one."""
         import obstore
 
         with self._raise_as_remote_error(name, "written"):

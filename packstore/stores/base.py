@@ -386,6 +386,7 @@ class Reader(ABC):
         self.close()
 
     def _repr_html_(self) -> str:
+        """Returns what a notebook shows for the store, as HTML."""
         return notebook_html(self)
 
     def __repr__(self) -> str:

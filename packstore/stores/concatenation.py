@@ -137,6 +137,7 @@ class ConcatReader(Reader):
         return [(stores[store], local) for store, local in self._part_table[1]]
 
     def parts_are_local(self, numbers: Iterable[int]) -> NDArray[np.bool_]:
+        """Returns a mask of the parts whose store has them on this machine."""
         origins = np.array([self._part_table[1][number] for number in numbers], np.int64).reshape(-1, 2)
         local = np.ones(len(origins), np.bool_)
         for store in np.unique(origins[:, 0]).tolist():
@@ -145,6 +146,7 @@ class ConcatReader(Reader):
         return local
 
     def part_places(self) -> list[str]:
+        """Returns the path or URL of each part; that of a file with several splits comes several times."""
         names = [reader.part_places() for reader in self._readers]
         return [names[store][local] for store, local in self._part_table[1]]
 
@@ -157,6 +159,7 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.view(record))
 
     def stored_image(self, index: int) -> Buffer:
+        """Returns the image as the store with the record stores it."""
         return self._call_store(index, lambda reader, record: reader.stored_image(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
@@ -164,6 +167,7 @@ class ConcatReader(Reader):
         self._readers[run.store].will_need(index - run.start + run.first, view)
 
     def array(self, index: int) -> NDArray[Any]:
+        """Returns the array from the store that has the record."""
         return self._call_store(index, lambda reader, record: reader.array(record))
 
     def value(self, name: str, index: int) -> Any:
@@ -219,6 +223,7 @@ class ConcatReader(Reader):
         return Ragged(offsets - offsets[0], part)
 
     def key(self, index: int) -> str:
+        """Returns the key from the store that has the record."""
         return self._call_store(index, lambda reader, record: reader.key(record))
 
     def mark_suspect(self, index: int) -> None:
@@ -246,6 +251,7 @@ class ConcatReader(Reader):
             reader.verify_column(name)
 
     def check_files(self) -> None:
+        """Checks the files of all stores."""
         for reader in self._readers:
             reader.check_files()
 

@@ -84,6 +84,7 @@ class ShardedReader(Reader):
         self._closed = False
 
     def read(self, index: int) -> Buffer:
+        """Returns the image; opens the record's shard if need be. Raises :class:`IndexError` outside the range."""
         reader, local = self._locate_record(index)
         return reader.read(local)
 

@@ -41,6 +41,7 @@ class Hdf5(Format):
         return read_manifest(path)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+        """Maps the images, which follow each other from a fixed offset."""
         from packstore.stores.hdf5.store import IMAGES_START
 
         return map_consecutive_images(path, IMAGES_START, sizes)

@@ -50,6 +50,7 @@ class Pth(Format):
         return read_manifest(path)
 
     def open_partial_file(self, path: Path, sizes: NDArray[np.uint64]) -> Callable[[int], memoryview]:
+        """Maps the images, which follow each other from a fixed offset."""
         from packstore.stores.pth.store import IMAGES_START
 
         return map_consecutive_images(path, IMAGES_START, sizes)

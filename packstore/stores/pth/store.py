@@ -275,6 +275,7 @@ class _Zip64Info(zipfile.ZipInfo):
     """Entry with its sizes in the zip64 field alone, as Python from 3.11.4 on writes it; works with any Python."""
 
     def FileHeader(self, zip64: bool | None = None) -> bytes:  # noqa: N802 - zipfile's name
+        """Returns the entry's local header; with ``zip64``, its 32-bit sizes are 0xFFFFFFFF."""
         header = super().FileHeader(zip64)
         return header[:18] + b"\xff" * 8 + header[26:] if zip64 else header
 
