@@ -109,7 +109,7 @@ class ClusterRun:
 
     def read_receipts(self) -> Iterator[TaskReceipt]:
         """Reads and yields all existing receipts, in any order. Raises :class:`StoreError` for a damaged one, or one
-        under another task's name.
+        under another task's name. Leaves out those that another driver removes meanwhile.
         """
         names = [info.name for info in self.objects.list(self.object_name("done/"))]
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="packstore-receipts") as pool:

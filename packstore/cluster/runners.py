@@ -126,7 +126,7 @@ class ProcessRunner(Runner):
         self._answers: SimpleQueue[tuple[_WorkerProcess, TaskReceipt | BaseException | None]] = SimpleQueue()
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
-        """Hands the task to an idle process, or to a new one."""
+        """Hands the task to an idle process, or to a new one, and waits for the answer in another thread."""
         worker = next((worker for worker in self._workers if worker.task is None), None) or self._start_worker()
         worker.task = number, entries
         threading.Thread(target=self._run_in_worker, args=(worker,), name="packstore-worker", daemon=True).start()
@@ -166,7 +166,9 @@ class ProcessRunner(Runner):
         self._dropped.clear()
 
     def _start_worker(self) -> _WorkerProcess:
-        """Starts a process that runs :func:`serve_tasks`, and returns it."""
+        """Starts a process that runs :func:`serve_tasks`, in a session of its own, so that Ctrl-C reaches only the
+        driver. Keeps and returns it.
+        """
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -187,8 +189,8 @@ class ProcessRunner(Runner):
         return worker
 
     def _run_in_worker(self, worker: _WorkerProcess) -> None:
-        """Sends a process its task, waits for the answer and queues it for :meth:`wait`; queues None if the process has
-        died.
+        """Sends a process its task (before the first one also the job), waits for the answer and queues it for
+        :meth:`wait`. Queues None if the process has died, and the error if task or answer cannot be pickled.
         """
         result: TaskReceipt | BaseException | None = None
         try:

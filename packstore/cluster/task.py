@@ -63,7 +63,7 @@ def list_library_versions(plan: Plan) -> dict[str, str]:
 
 
 def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions: dict[str, str]) -> ClusterJob:
-    """Unpickles a job in another process; opens its source, once a process.
+    """Unpickles a job in another process; opens its source, once a process, and sets how it reads clips.
 
     Raises :class:`StoreError` if the software differs from the driver's, since records might differ too.
     """
@@ -87,7 +87,8 @@ def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions:
 
 
 def run_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> TaskReceipt:
-    """Packs shard ``number`` from its entries, uploads it, and creates its receipt.
+    """Packs shard ``number`` from its entries, uploads it, and creates its receipt. If all samples were skipped,
+    uploads no shard.
 
     Raises:
         SampleError: A sample is bad, and bad ones are not to be skipped.

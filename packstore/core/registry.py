@@ -99,7 +99,9 @@ class Registry:
         return self._found
 
     def check_plugins(self) -> Iterator[tuple[str, str, str | None]]:
-        """Loads all plug-ins of entry points. Yields name, distribution and problem of each; None for no problem."""
+        """Loads all plug-ins of entry points. Yields name, distribution and problem of each: a built-in name, an error
+        of loading or a wrong class; None for no problem.
+        """
         from importlib.metadata import entry_points
 
         for point in entry_points(group=self.group):

@@ -36,7 +36,8 @@ _FILE_HOST = re.compile(r"file://([^/]+)", re.IGNORECASE)
 
 
 class UrlPath(_LocalPath):
-    """A URL of an object store as a path. Nothing exists at such a path on this machine.
+    """A URL of an object store as a path. Nothing exists at such a path on this machine. Its text has the slashes of
+    the URL, which :class:`Path` merges.
 
     ``name``, ``parent`` and ``/`` work as for any path. It is absolute and never a link.
     """
@@ -76,9 +77,11 @@ def find_bridge(path: str | os.PathLike[str]) -> tuple[str, str] | None:
 
 def location(path: str | os.PathLike[str]) -> Path:
     """Converts ``path`` to a :class:`Path`, or to a :class:`UrlPath` if it is a URL, even if :class:`Path` has merged
-    its slashes. A path that looks like a URL stays local if its first folder exists.
+    its slashes. A path that looks like a URL stays local if its first folder exists, and so does a name of
+    :data:`BRIDGES`.
 
-    Raises :class:`UsageError` for a URL without slashes or without a bucket, and for a file on another machine."""
+    Raises :class:`UsageError` for a URL without slashes or without a bucket, and for a file on another machine.
+    """
     if isinstance(path, UrlPath):
         return path
     if find_bridge(path) is not None:

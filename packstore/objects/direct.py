@@ -229,7 +229,7 @@ class Direct:
 
     def _create_in_parts(self, name: str, data: bytes | Path, nbytes: int) -> bool | None:
         """Uploads parts to a temporary name, and copies the object to its name if that is free: uploads in parts can
-        overwrite. Deletes the temporary object.
+        overwrite. Deletes the temporary object. Probes first whether the server copies only if the name is free.
 
         S3 cannot copy more than 5 GiB: such an object is uploaded to its name at once, and replaces one that another
         writer created meanwhile. Returns True if this call created it, None if it exists already.

@@ -37,8 +37,8 @@ def _is_from_obstore(error: Exception) -> bool:
 
 
 def to_remote_error(error: Exception, location: ParsedUrl, name: str, doing: str) -> RemoteError:
-    """Converts an error of obstore to a :class:`RemoteError`, or a :class:`MissingObjectError`, with a plain
-    explanation.
+    """Converts an error of obstore to a :class:`RemoteError`, with a plain explanation; to a
+    :class:`MissingObjectError` if the object is absent, but not if the bucket is.
     """
     text = str(error)
     shown = location.display_url(name)

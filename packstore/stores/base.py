@@ -367,7 +367,9 @@ class Reader(ABC):
         return
 
     def split(self, name: str | None) -> Split:
-        """Returns the range of split ``name``; for None that of the whole store, named ``all``."""
+        """Returns the range of split ``name``; for None that of the whole store, named ``all``. Raises
+        :class:`KeyError` for an unknown name.
+        """
         return Split("all", 0, len(self)) if name is None else self.manifest.split(name)
 
     def disk_bytes(self) -> int:

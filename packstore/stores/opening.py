@@ -154,7 +154,7 @@ def scavenge_file(path: Path, hint: RecoveredManifest | None = None) -> Scavenge
 
     Args:
         path: Path of the store.
-        hint: Its manifest, if known from elsewhere.
+        hint: Its manifest, if known from elsewhere; else it is looked for in the file.
 
     Raises:
         StoreError: Nothing of a store can be found; the message says what is missing.

@@ -17,7 +17,8 @@ from packstore.stores.base import parse_manifest
 def read_sharded_manifest(path: Path) -> Manifest:
     """Reads the manifest and the table of shards of the sharded store at ``path``.
 
-    Raises :class:`StoreError` if one of them is missing or damaged, or the store has no shards.
+    Raises :class:`StoreError` if one of them is missing or damaged, or the store has no shards, or shards with a suffix
+    that their format does not use.
     """
     file = path / MANIFEST_FILE
     shown = printable(str(path))

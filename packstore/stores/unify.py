@@ -26,10 +26,14 @@ _SIZES = ("size", "resize", "max_side")
 
 
 def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
-    """Returns readers of the same stores whose images have one encoding. Wraps those that must convert; returns all as
-    they are if none must.
+    """Returns readers of the same stores whose images have one encoding: the readers as they are if their images are
+    stored alike and, for image files, read alike.
 
-    Raises :class:`StoreError` if the images differ in mode, dtype, normalisation, or the way they are read.
+    Otherwise wraps them: image files stay, 8-bit pixels are read as PGM or PPM files, and floating point images as
+    float32. Does not compare normalisations.
+
+    Raises :class:`StoreError` if the images differ in mode, only some are normalised, pixels beside files have other
+    than 8 bits, or the stores differ in the way that image files are read.
     """
     manifests = [reader.manifest for reader in readers]
     alike = len({(m.encoding, m.image.declaration) for m in manifests}) == 1

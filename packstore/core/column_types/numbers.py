@@ -62,7 +62,7 @@ class ArrayType(ColumnType):
 
 
 class LabelType(ArrayType):
-    """A class number."""
+    """A class number. Refuses a number without a class, if the classes have names."""
 
     name = "label"
     has_classes = True
@@ -81,7 +81,7 @@ class LabelType(ArrayType):
 
 
 class LabelsType(ArrayType):
-    """Any number of class numbers."""
+    """Any number of class numbers. Refuses a number without a class, if the classes have names."""
 
     name = "labels"
     has_classes = True
@@ -97,7 +97,7 @@ class LabelsType(ArrayType):
 
 
 class BoxesType(ArrayType):
-    """Boxes: left, top, right, bottom."""
+    """Boxes: left, top, right, bottom. Refuses numbers that are not finite, and boxes that end before they begin."""
 
     name = "boxes"
     moves = True
@@ -117,7 +117,7 @@ class BoxesType(ArrayType):
 
 
 class KeypointsType(ArrayType):
-    """Points: x, y, and perhaps visibility."""
+    """Points: x, y, and perhaps visibility; any numbers are allowed."""
 
     name = "keypoints"
     moves = True

@@ -13,7 +13,7 @@ VOLUME_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")
 
 
 class VolumeType(ArrayType):
-    """An array ``CHW`` or ``DCHW`` with the height and width of the image, of whose values none may be blended."""
+    """An array ``CHW`` or ``DCHW`` with the height and width of the image. Its values are never blended."""
 
     name = "volume"
     large = True

@@ -193,7 +193,8 @@ class StoreBuilder:
             checksums: ``uint64`` XXH3-64 of each image; None computes them.
 
         Raises:
-            StoreError: Values do not fit the columns; nothing is added.
+            StoreError: Values do not fit the columns, or the split has ended already; nothing is added. Or the builder
+                is committed or aborted.
             DestinationError: Writing failed, for example on a full disk; the builder is aborted.
         """
         self._require_open()
@@ -359,7 +360,9 @@ class StoreBuilder:
             refuse_duplicates(keys, hashes)
 
     def _seal_files(self, counted: Mapping[str, int], skipped: tuple[Skipped, ...]) -> Manifest:
-        """Seals all files; in a sharded store then writes its table and manifest. Returns the store's manifest."""
+        """Seals all files; in a sharded store then writes its table and manifest. Returns the store's manifest, which
+        alone gets ``counted`` and ``skipped``.
+        """
         assert self._base is not None
         options = {**self._base.options, **counted}
 
@@ -403,7 +406,10 @@ class StoreBuilder:
         return records_digest(checksums, rows)
 
     def _describe_file(self, file: OutputFile) -> tuple[Manifest, dict[str, WholeColumn]]:
-        """Returns the manifest of a file of the store, and the file's values of all columns but ``image``."""
+        """Returns the manifest of a file of the store, and the file's values of all columns but ``image``. Raises
+        :class:`StoreError` if another program has changed a temporary file of a column; checks that only for a file
+        with all records.
+        """
         assert self._base is not None
         data: dict[str, WholeColumn] = {}
         columns = [dataclasses.replace(self._columns[0], nbytes=file.nbytes)]

@@ -130,7 +130,9 @@ def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None)
 
 
 def _list_split_runs(splits: Sequence[Split], start: int, stop: int) -> tuple[SplitRun, ...]:
-    """Lists the splits of the records ``start`` to ``stop - 1``, each with its number of consecutive records."""
+    """Lists the splits of the records ``start`` to ``stop - 1``, each with its number of consecutive records. Without
+    splits, lists one named ``""``.
+    """
     if not splits:
         return (("", stop - start),)
     inside = ((s.name, min(s.stop, stop) - max(s.start, start)) for s in splits if s.start < stop and s.stop > start)

@@ -63,7 +63,8 @@ class InterruptedRun:
             raise StoreError("the shards of the interrupted run have more records than its journal")
 
     def read_image(self, record: int) -> tuple[memoryview, int]:
-        """Returns the image of a record and its checksum. Call it for records in order.
+        """Returns the image of a record and its checksum. Call it for records in order: before the first image of a
+        sealed shard it reads and proves the whole shard.
 
         Raises:
             StoreError: The image cannot be proven; then no later one can either.

@@ -213,7 +213,7 @@ class Journal:
         self.due = time.monotonic() + EVERY_SECONDS
 
     def close(self) -> None:
-        """Closes the journal. Idempotent."""
+        """Closes the files without writing buffered data. Idempotent."""
         drop(self._file)
         drop(self._shards)
 

@@ -45,7 +45,8 @@ DescribeFile = Callable[[OutputFile], tuple[Manifest, Mapping[str, WholeColumn]]
 
 
 class OutputFiles:
-    """Writes images in order to one file, or to shards.
+    """Writes images in order to one file, or to shards. Reads each file back when it is sealed. Links shards that an
+    interrupted run has completed instead of writing them again.
 
     Attributes:
         sharded: Whether the store has shards.
@@ -94,7 +95,9 @@ class OutputFiles:
         self._cut = self.sharded
 
     def seal_full_shards(self, describe: DescribeFile) -> None:
-        """Seals all shards but the last; all columns of their records must have been appended."""
+        """Seals all shards but the last, or nothing without shards; all columns of their records must have been
+        appended.
+        """
         while self.sharded and len(self.sealed) < len(self._files) - 1:
             self._seal_shard(describe)
 

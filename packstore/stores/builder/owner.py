@@ -41,7 +41,9 @@ class Owner:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Reads the owner of the work directory at ``path``, or returns None if packstore cannot have written it."""
+    """Reads the owner of the work directory at ``path``, or returns None if it cannot be read, or packstore cannot have
+    written it.
+    """
     try:
         descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

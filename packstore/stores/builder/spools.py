@@ -126,7 +126,7 @@ class ColumnSpool:
             self._offsets.file.flush()
 
     def close(self) -> None:
-        """Closes the files. Idempotent."""
+        """Closes the files without writing buffered data. Idempotent."""
         drop(self._data.file)
         if self._offsets is not None:
             drop(self._offsets.file)
@@ -157,7 +157,7 @@ class OffsetSpool:
         return self._spool.map_content().view(OFFSET)
 
     def close(self) -> None:
-        """Closes the temporary file. Idempotent."""
+        """Closes the temporary file without writing buffered data. Idempotent."""
         drop(self._spool.file)
 
 

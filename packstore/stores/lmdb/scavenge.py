@@ -247,7 +247,9 @@ class _PageScan:
                 yield self._data[start:stop]
 
     def _guess_columns(self, records: int) -> list[Column]:
-        """Derives the columns from the names and headers of their arrays, if there is no manifest."""
+        """Derives the columns from the names and headers of their arrays, if there is no manifest. Leaves out arrays
+        with an unreadable header, another dtype or another number of rows.
+        """
         columns = []
         names = {dtype.str: name for name, dtype in NUMPY_DTYPE.items() if name != "bfloat16"}
         columns += [guess_column(name, "ragged", "uint8") for name in sorted(self.numbered)]

@@ -167,7 +167,9 @@ class LmdbReader(Reader):
         self._columns = {}
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields faults of every page and entry: bounds, order, missing and surplus keys, sizes in a fixed column."""
+        """Yields faults of the header pages, of every page and entry (bounds, order, missing and surplus keys, sizes in
+        a fixed column), and of the offsets of ragged columns. ``quick`` skips the overflow pages of long values.
+        """
         for fault in self._require_open().find_header_faults():
             yield Problem(f"{fault}: LMDB itself may not read it")
         yield from check_entries(self._require_open(), self.manifest, quick=quick, progress=progress)

@@ -172,7 +172,9 @@ class LmdbWriter(FileWriter):
             )
 
     def _write_pending(self) -> None:
-        """Writes the pending values in one transaction; if the map is full, doubles it and retries."""
+        """Writes the pending values in one transaction; if the map is full, doubles it and retries. Raises
+        :class:`StoreError` if LMDB takes fewer values, and :class:`OSError`.
+        """
         while self._pending:
             try:
                 with _raise_as_os_errors(self.path), self._env.begin(write=True) as txn, txn.cursor() as cursor:

@@ -135,7 +135,10 @@ class PthWriter(FileWriter):
 
 
 class PthReader(MappedReader):
-    """Reads a ``.pth`` over one map of the file, without torch; executes nothing and copies nothing."""
+    """Reads a ``.pth`` over one map of the file, without torch; executes nothing and copies nothing. Opening raises
+    :class:`StoreError` for tensors that are not plain, contiguous and aligned, but of ragged offsets checks only the
+    first and the last.
+    """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""

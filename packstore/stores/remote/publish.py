@@ -124,8 +124,8 @@ def upload_and_publish(
 
 
 def publish_version(objects: ObjectStore, manifest: Manifest, previous: int) -> int:
-    """Publishes ``manifest``, whose shards are at the URL: uploads their table and creates the version after
-    ``previous``. Returns its number.
+    """Publishes ``manifest``, whose shards are at the URL: uploads their table, creates the version after ``previous``,
+    and replaces the hint. Returns its number.
 
     Raises :class:`LostRaceError` if another process created that version, and :class:`StoreError` if a shard is
     missing.
