@@ -18,7 +18,8 @@ from packstore.exports.zips import ZipWriter, read_zip_file
 
 
 class TarWriter:
-    """Writes a tar of GNU's format to an open file. The caller closes the file."""
+    """Writes a tar of GNU's format to an open file. Files have the mode 644 and the date 1970-01-01. The caller closes
+    the file."""
 
     def __init__(self, out: IO[bytes]) -> None:
         # Whole seconds and GNU's format: a header of PAX would add 1 KB to each file.
@@ -62,7 +63,8 @@ class _ArchiveExport(FilesExport):
         return _ArchiveWriter(self)
 
     def resume(self, size: int) -> None:
-        """Opens the archive, cuts it off after ``size`` bytes and appends from there."""
+        """Opens the archive, cuts it off after ``size`` bytes and appends from there. A zip reads the headers of all
+        files before."""
         self._out = open_file(self.path, "r+b")
         self._out.truncate(size)
         self._out.seek(size)
@@ -108,7 +110,8 @@ class _ArchiveExport(FilesExport):
 
 
 class TarExport(_ArchiveExport):
-    """One tar. Its first file is the export manifest, so a reader recognises it at once."""
+    """One tar. Its first file is the export manifest, unless the export is bare, so a reader recognises it at once. The
+    end of the export overwrites the manifest in place, since digests may have changed."""
 
     name = "tar"
     help = "an image folder in a tar"
@@ -151,7 +154,7 @@ class TarExport(_ArchiveExport):
 
 class ZipExport(_ArchiveExport):
     """One zip. Files are stored without compression, since images are compressed already. The export manifest is its
-    last file."""
+    last file, unless the export is bare."""
 
     name = "zip"
     help = "an image folder in a zip"

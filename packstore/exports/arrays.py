@@ -174,8 +174,8 @@ def array_name(column: str) -> str:
 
 
 def storable_class_names(manifest: Manifest) -> tuple[str, ...] | None:
-    """Returns the class names for the array ``class_names``. Returns None if the store has none, or one holds a NUL or
-    a byte that is not UTF-8."""
+    """Returns the class names of the column ``label`` for the array ``class_names``. Returns None if there are none, or
+    one holds a NUL or a byte that is not UTF-8."""
     return manifest.classes if can_be_strings(manifest.classes or ()) else None
 
 
@@ -183,7 +183,8 @@ class _NpzWriter(_ArraysWriter):
     """Writes a shard as an uncompressed ``.npz``."""
 
     def write_shard(self) -> None:
-        """Copies the images in blocks into the archive, then writes the small arrays."""
+        """Copies the images in blocks into the archive, then writes the small arrays and the class names. After an
+        error the file stays incomplete."""
         out = open_file(self.path, "wb")
         try:
             with zipfile.ZipFile(out, "w", allowZip64=True) as archive:

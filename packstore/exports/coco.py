@@ -25,7 +25,8 @@ class CocoExport(ObjectsExport):
     captions.
 
     Images get new ids, from 1 through the whole store. Ids of objects and captions begin at 1 in each file. Masks,
-    areas and ``iscrowd`` come from a column ``json`` as the source ``coco`` makes it.
+    areas and ``iscrowd`` come from a column ``json`` as the source ``coco`` makes it. Objects whose boxes or keypoints
+    are not finite are left out.
     """
 
     name = "coco"
@@ -106,7 +107,8 @@ class CocoExport(ObjectsExport):
         return {"id": number + 1, "file_name": name, "width": int(line["width"]), "height": int(line["height"])}
 
     def _read_annotations(self, start: int, stop: int) -> Iterator[dict[str, Any]]:
-        """Yields the annotations of objects in the records ``start`` to ``stop``, numbered from 1."""
+        """Yields the annotations of objects in the records ``start`` to ``stop``, numbered from 1. Leaves out objects
+        whose boxes or keypoints are not finite."""
         objects = self.object_columns
         number = 0
         for record in range(start, stop):
@@ -128,7 +130,8 @@ class CocoExport(ObjectsExport):
 
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
     """Returns the annotation of an object without ids. Keeps entries of its JSON column, except those that come from
-    other columns. Keypoints without visibility get 2, visible."""
+    other columns; without such entries, ``area`` is that of the box and ``iscrowd`` 0. Keypoints without visibility get
+    2, visible."""
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}

@@ -39,7 +39,7 @@ class FilesExport(Export):
 
 
 class ImageFolderExport(FilesExport):
-    """A folder with a file for each image."""
+    """A folder with a file for each image, in folders of splits and classes."""
 
     name = "imagefolder"
     help = "an image folder, root/split/class/file"

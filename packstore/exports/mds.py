@@ -39,7 +39,8 @@ _CODES = {
 
 
 class MdsExport(Export):
-    """MDS shards, and an ``index.json`` for each split."""
+    """MDS shards, and an ``index.json`` for each split. Missing values are empty or zeros beside a column
+    ``NAME_valid``. Refuses a shard of 4 GiB when it is closed."""
 
     name = "mds"
     help = "MDS shards of MosaicML Streaming"

@@ -29,7 +29,7 @@ class LabelledObject:
 
     Attributes:
         box: ``left, top, right, bottom`` in pixels.
-        label: Its class number; 0 if the store has no labels.
+        label: Its class number; 0 if it has no label.
         keypoints: ``(points, 2 or 3)`` as lists; None for none.
         extra: Its value in the JSON column, such as an annotation of COCO or a polygon; None for none.
     """

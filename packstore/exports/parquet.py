@@ -37,7 +37,8 @@ _GROUP_BYTES, _GROUP_ROWS = 16 << 20, 100
 
 
 class ParquetExport(Export):
-    """A folder ``data`` of Parquet files, and a dataset card with features and splits."""
+    """A folder ``data`` of Parquet files, and a dataset card with features and splits. Of keys only the file names are
+    kept. Raises :class:`UsageError` if pyarrow is not installed."""
 
     name = "parquet"
     help = "Parquet files and a card, as on the Hugging Face hub"
@@ -90,7 +91,8 @@ class ParquetExport(Export):
 
     @cached_property
     def _split_names(self) -> dict[str, str]:
-        """Maps each split to a name of letters, digits and ``_``, which ``datasets`` accepts."""
+        """Maps each split to a name of letters, digits and ``_``, which ``datasets`` accepts; adds ``_`` to a name that
+        another split has. A store without splits is ``train``."""
         names: dict[str, str] = {}
         for own in [split.name for split in self.manifest.splits] or ["train"]:
             name = shorten_name(re.sub(r"\W", "_", own, flags=re.ASCII)) or "_"
@@ -175,8 +177,8 @@ class _ParquetWriter(ShardWriter):
 
 
 def _is_held_exactly(column: Column) -> bool:
-    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has: not arrays with a layout, and not
-    bfloat16."""
+    """Tells if Parquet holds a column exactly, in a type that ``datasets`` has: not arrays with a layout, not bfloat16,
+    and no shape with a 0."""
     return column.layout is None and column.dtype != "bfloat16" and 0 not in column.shape
 
 
@@ -195,7 +197,8 @@ def _is_utf8(raw: Any) -> bool:
 
 
 def _make_schema(columns: Sequence[Column]) -> Any:
-    """Makes the Arrow schema of ``columns``, the image first, with the features for ``datasets`` as metadata."""
+    """Makes the Arrow schema of ``columns``, the image first, with the features for ``datasets`` as metadata. Columns
+    of boxes are marked as ``xyxy``."""
     features = json.dumps({"info": {"features": _describe_features(columns[1:])}})
     pa = _import_pyarrow("pyarrow")
     metadata = {"boxes": {BOXES_ARE: b"xyxy"}}
@@ -267,7 +270,8 @@ def _format_yaml(value: Any, indent: str = "\n") -> str:
 
 
 def _make_arrow_array(column: Column, raw: Sequence[Any], there: Sequence[bool]) -> Any:
-    """Converts stored values of a column to an Arrow array. Values whose ``there`` is False become null."""
+    """Converts stored values of a column to an Arrow array. Values whose ``there`` is False become null; bytes of texts
+    that are not UTF-8 are replaced."""
     pa = _import_pyarrow("pyarrow")
     if column.form == "file":
         return _make_file_array([bytes(each) if is_there else None for each, is_there in zip(raw, there, strict=True)])

@@ -34,7 +34,8 @@ UNLABELLED = "unlabelled"
 
 
 class ClassFolders:
-    """Folder names of the classes of the column ``label``. Reads all labels.
+    """Folder names of the classes of the column ``label``. Reads all labels. Without names of classes, folders are
+    numbers with leading zeros.
 
     Attributes:
         names: Folder name by class number; None in a store without labels, or whose labels are no class numbers.
@@ -87,7 +88,8 @@ class ClassFolders:
 
 
 class RecordPaths:
-    """Chooses the path of each record's file: ``split/class/name``, unique even if case is ignored."""
+    """Chooses the path of each record's file: ``split/class/name``, unique even if case is ignored. Unsafe characters
+    are escaped, long names end with a hash, and a repeated path gets ``~`` and the record's number."""
 
     def __init__(self, manifest: Manifest, reader: Reader, *, recoded: bool) -> None:
         """``recoded``: files were re-encoded, so suffixes in keys may be wrong. Reads all keys."""
@@ -99,8 +101,8 @@ class RecordPaths:
         self._repeated = self._unique_suffixes(reader)
 
     def __call__(self, record: Record) -> str:
-        """Returns the path of a record's file, with ``/``. The suffix of the key is kept unless the file is
-        re-encoded."""
+        """Returns the path of a record's file, with ``/``. Keeps the suffix of the key if it is one of images and, for
+        a re-encoded file, fits the content; else adds the usual suffix of the content."""
         label = self._read_label(record)
         stem, suffix = _split_suffix(self._build_stem(record.key, record.split, label))
         kept = suffix.lower() and not (self._recoded and _SAME.get(suffix.lower(), suffix.lower()) != record.extension)
@@ -115,7 +117,7 @@ class RecordPaths:
 
     def _build_stem(self, key: str, split: str, label: int | None) -> str:
         """Returns the path for a key, with the folders of its split and class. A key that begins with these does not
-        repeat them.
+        repeat them, nor YOLO's ``images/train`` or COCO's ``train2017`` for the split ``train``.
 
         A path that is too long becomes a hash. ``label`` is -1 if it is missing, None in a store without labels.
         """
@@ -138,6 +140,7 @@ class RecordPaths:
 
     def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
         """Maps each record whose path another record or a folder has already to a suffix that makes the path unique.
+        Reads all keys, twice if there are such records.
 
         Compares paths without file extensions, since these may change. Memory: 8 bytes a record.
         """

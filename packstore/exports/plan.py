@@ -118,12 +118,14 @@ class ExportPlan:
 
 
 def plan_export(path: Path, destination: Path, options: ExportOptions, stack: ExitStack) -> ExportPlan:
-    """Checks the arguments, opens the store and plans the export. Writes nothing; ``stack`` closes the store.
+    """Checks the arguments, opens the store and plans the export. Re-encodes up to 16 images to estimate the size.
+    Writes nothing; ``stack`` closes the store.
 
     Raises:
         UsageError: An argument is wrong, or the format cannot hold the store.
         StoreError: The store does not open, or is empty.
-        DestinationError: The destination exists without ``overwrite``, is no export, or cannot be written.
+        DestinationError: The destination exists without ``overwrite``, is no export, or cannot be written. One that an
+            interrupted run with the same options has published is no error.
     """
     refuse_empty(path)
     check_paths(destination)
@@ -180,8 +182,8 @@ def check_space(plan: ExportPlan) -> None:
 
 
 def list_value_columns(manifest: Manifest) -> list[str]:
-    """Returns the names of the columns whose values an export has to keep, without companions (lengths, shapes,
-    validity)."""
+    """Returns the names of the columns whose values an export has to keep, without image, key and checksums, and
+    without companions (lengths, shapes, validity)."""
     columns = ExportManifest(kind="", source="", manifest=manifest, held=()).columns
     companions = {each.name for column in columns for each in column.companions}
     return [column.name for column in columns if column.name not in companions]

@@ -41,7 +41,8 @@ class Recoding(NamedTuple):
 
 
 def plan_recoding(kind: type[Export], manifest: Manifest, encode: str | None, quality: int) -> Recoding:
-    """Plans how images are written.
+    """Plans how images are written. Re-encoding decodes images as the store's readers do: upright, if these apply the
+    EXIF orientation.
 
     Raises :class:`UsageError` if the kind cannot hold them unchanged and ``encode`` is None, or if ``encode`` cannot be
     applied to the images of the store.

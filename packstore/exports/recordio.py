@@ -23,7 +23,8 @@ _EXACT = 1 << 24
 
 
 class RecordioExport(Export):
-    """A ``.rec`` file for each shard, with its index and its list of keys."""
+    """A ``.rec`` file for each shard, with its index and its list of keys. Labels are 0 in it if one is missing or
+    exceeds 2^24, which float32 does not hold exactly."""
 
     name = "recordio"
     help = "RecordIO files of MXNet"
@@ -32,7 +33,7 @@ class RecordioExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files"})
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns ``label`` if float32 holds all labels exactly, else none. Reads all labels."""
+        """Returns ``label`` if no label is missing and float32 holds all exactly, else none. Reads all labels."""
         return ["label"] if self._holds_label else []
 
     def losses(self) -> Sequence[str]:

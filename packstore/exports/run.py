@@ -110,6 +110,7 @@ def export(
     Raises:
         UsageError: The kind is unknown, or the format cannot hold the images unless ``encode`` is given.
         StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
+        SampleError: An image cannot be re-encoded, or is too large for the format.
         DestinationError: The destination cannot be written or has too little space.
     """
     options = take_options(ExportOptions, locals())
@@ -127,7 +128,8 @@ def export(
 def run_export(
     plan: ExportPlan, progress: ProgressCallback = no_progress, started: float | None = None
 ) -> ExportReport:
-    """Writes and publishes the export of a plan; resumes an interrupted run. See :func:`export`.
+    """Writes and publishes the export of a plan; resumes an interrupted run. See :func:`export`. Raises
+    :class:`DestinationError` before it writes if the estimated size exceeds the free space.
 
     If such a run was killed after publishing, only removes its work directory. After an error complete shards are kept,
     and a note of the error says where.
@@ -205,8 +207,8 @@ class _ShardLoop:
         self._bytes = 0
 
     def write_shards(self) -> list[ShardReceipt]:
-        """Writes the remaining shards, and a receipt for each. Returns the receipts of all shards, the earlier ones
-        first."""
+        """Writes the remaining shards, and a receipt for each; adds the receipts to the list of earlier ones. Returns
+        that list."""
         manifest = self._plan.manifest
         first = sum(part.records for part in self._parts)
         self._progress(Progress("export", first, manifest.records, 0))
@@ -220,8 +222,9 @@ class _ShardLoop:
         return self._parts
 
     def _write_shard(self, records: Iterator[Record], split: str, most: int) -> ShardReceipt:
-        """Writes at most ``most`` records of a split to a new shard, until it is full. Makes the shard durable and
-        returns its receipt. Aborts the shard on an error."""
+        """Writes at most ``most`` records of a split to a new shard, until it is full: at the plan's size, or without
+        one at 64 MiB of images or 2,000 records. Makes the shard durable and returns its receipt. Aborts the shard on
+        an error."""
         number = len(self._parts)
         checksums: list[int] = []
         rows: list[int] = []
@@ -288,7 +291,8 @@ class _ShardLoop:
         yield from ordered_map(lambda pair: self._read_record(*pair), wanted, workers)
 
     def _read_record(self, number: int, split: str) -> Record:
-        """Reads a record and re-encodes its image if the plan says so. Raises :class:`SampleError` if that fails."""
+        """Reads a record, verifies its checksums, and re-encodes its image if the plan says so. Raises
+        :class:`CorruptRecordError` for a damaged record, and :class:`SampleError` if re-encoding fails."""
         row = self._records.read_row(number)
         key = bytes(row["key"]).decode("utf-8", "surrogateescape")
         image: Any = image_from_stored(self._plan.reader.manifest, self._records.read_image(number), row.get("shape"))

@@ -107,7 +107,7 @@ class ExportStaging(Staging):
 
     def keep_complete(self, export: Export) -> bool:
         """Keeps complete shards after an error, so that another run can resume. Removes the run's directory if there
-        are none.
+        are none, or if the export is published.
 
         Returns whether anything was kept.
         """
@@ -163,7 +163,7 @@ def was_published(destination: Path, identity: str) -> bool:
 
 def check_destination(destination: Path, *, overwrite: bool) -> None:
     """Raises :class:`DestinationError` if no export can be written to ``destination``: no parent folder, an existing
-    path without ``overwrite``, or a path that is no export."""
+    path without ``overwrite``, a path that is no export, or a folder with other files than the export's."""
     shown = printable(str(destination))
     if not destination.absolute().parent.is_dir():
         parent = printable(str(destination.absolute().parent))

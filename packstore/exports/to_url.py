@@ -21,8 +21,9 @@ Publish = Callable[[ProgressCallback], None]
 def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[Path, Publish]]:
     """Yields a local path to export to, and the function that publishes the result. For a URL the path is temporary.
 
-    Publishing with ``overwrite`` deletes the old export first. Readers at the URL find no ``packstore.json`` until
-    publishing has ended. If publishing fails, it deletes the objects that it has created. Raises
+    Publishing with ``overwrite`` first deletes all objects below the URL of an old export, or the object at the URL,
+    whatever it holds. Readers at the URL find no ``packstore.json`` until publishing has ended. If publishing fails, it
+    deletes the objects that it has created. Raises
     :class:`DestinationError` if the URL is taken, is read only, or holds other objects than an export.
     """
     if not isinstance(destination, UrlPath):

@@ -125,8 +125,8 @@ class _SampleWriter(ShardWriter):
             drop(self._out)
 
     def _unique_name(self, record: Record) -> str:
-        """Returns a unique path without extension for the files of a record: its key, with safe characters and no dot
-        in the file name.
+        """Returns a unique path without extension for the files of a record: its key without the image's suffix, with
+        safe characters, and no dot and no ``_`` at the beginning in the file name.
 
         A path that is too long becomes a hash; one that the shard has already gets a number.
         """

@@ -69,8 +69,8 @@ class YoloExport(ObjectsExport):
         return super().finish(replace(export_manifest, files=(_DESCRIPTION,)), lines)
 
     def _format_line(self, obj: LabelledObject, width: int, height: int) -> str:
-        """Returns the line of an object: class, box and keypoints, or class and polygon. Clips the box to the image;
-        returns ``""`` if it is outside."""
+        """Returns the line of an object: class, box and keypoints, or, without keypoints, class and polygon if there is
+        one. Clips only the box to the image; returns ``""`` if it is outside."""
         left, right = (min(max(value / width, 0.0), 1.0) for value in obj.box[::2])
         top, bottom = (min(max(value / height, 0.0), 1.0) for value in obj.box[1::2])
         if right <= left or bottom <= top:

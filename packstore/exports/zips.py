@@ -28,7 +28,8 @@ _STEP = 1 << 20
 
 
 class ZipWriter:
-    """Writes a zip to an open file, from its beginning or after the files of an interrupted writer."""
+    """Writes a zip to an open file, from its beginning or after the files of an interrupted writer. Files have the mode
+    644 and the date 1980-01-01."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out

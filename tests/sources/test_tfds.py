@@ -157,6 +157,9 @@ def test_pixels_and_boxes_in_pixels(tmp_path: Path) -> None:
     for n, (image, boxes) in enumerate(ds):
         assert np.array_equal(image, arrays[n])
         assert boxes.tolist() == [[1, 0, 2, 2]]
+    features["boxes"]["sequence"]["feature"]["boundingBox"]["bboxFormat"] = "CENTER_XYWH"
+    with pytest.raises(SampleError, match="found boxes in the format CENTER_XYWH; expected XYXY, "):
+        convert(dataset(tmp_path / "e", {"train": [examples]}, features), tmp_path / "y.h5", encoding="uint8")
 
 
 def test_what_no_column_can_hold_is_counted(tmp_path: Path) -> None:

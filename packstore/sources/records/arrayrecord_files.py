@@ -78,8 +78,9 @@ class _ChunkIndex:
 
 
 class ArrayRecordFiles:
-    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the 2 to 64 chunks that were read
-    last."""
+    """Reads records of ArrayRecord files by their numbers; thread-safe. Caches the chunks that were read last: at least
+    2, at most 64, up to 64 MiB. Raises :class:`SourceError` for chunks compressed by Zstandard if its library is not
+    installed."""
 
     fault = "{}, record {}: its chunk cannot be read"
 

@@ -77,7 +77,9 @@ class _BetonHeader:
 
 
 class BetonSource(ShardSource):
-    """Source of ``.beton`` files: one file, or all in a folder. Files with different fields are refused."""
+    """Source of ``.beton`` files: one file, or all in a folder. Files with different fields are refused, and fields of
+    other types than FFCV's. A field of images is a column of arrays if all its images are raw pixels, else of files, in
+    which raw pixels become PNG."""
 
     kind = "beton"
 
@@ -125,8 +127,8 @@ class BetonSource(ShardSource):
         return None if found is None else found._replace(within=None)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares a column for each field by its type; integers with a name of labels become labels. Sets
-        :attr:`shape` if all main images are raw pixels of one shape."""
+        """Declares a column for each field by its type; integers with a name of labels become labels. Reads the rows of
+        all files for the modes of images. Sets :attr:`shape` if all main images are raw pixels of one shape."""
         beton = self._betons[0]
         found: dict[str, Field] = {}
         plain: dict[int, Field] = {_FLOAT: Array("float64"), _INT: Array("int64"), _BYTES: Bytes(), _JSON: Json()}
@@ -356,7 +358,7 @@ def _parse_array_type(arguments: bytes) -> tuple[np.dtype[Any], tuple[int, ...]]
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Certain for valid ``.beton`` files, possible if only the suffix fits, and no for a folder with images directly in
-    it."""
+    it. Looks at the first 4 such files of a folder."""
     if path.is_dir() and folder_has_images(path):
         return Certainty.NO
     files = [path] if path.is_file() else [file for file in list_first_shards(path, SUFFIXES) if _has_suffix(file)]

@@ -303,7 +303,8 @@ class ExampleSource(ShardSource):
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
-        returns its own size and None. Reads no more of the record than necessary."""
+        returns its own size and None. Reads no more of the record than necessary; all of it if it adds facts, which its
+        checksum must confirm."""
         try:
             features = read_example(message)
             self.facts.add_example(
@@ -326,8 +327,8 @@ def measure_largest_value(features: Mapping[str, Feature]) -> int:
 
 
 def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
-    """Reads the key of an example, or returns None if it has no printable text of up to 4,096 bytes in a usual feature
-    of keys."""
+    """Reads the key of an example, or returns None if it has no printable text of less than 4,096 bytes in a usual
+    feature of keys. Raises :class:`ValueError` for a text that is not UTF-8."""
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None

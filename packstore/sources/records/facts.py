@@ -181,8 +181,8 @@ class ExampleFacts:
 
 
 def _describe_values(feature: Feature, message: Message) -> tuple[int, str]:
-    """Returns the number of values, and the guessed content of the first one; ``""`` in its place for values that are
-    not bytes, or if there is no value."""
+    """Returns the number of values, and the content of the first one, guessed from its first 256 bytes; ``""`` in its
+    place for values that are not bytes, or if there is no value."""
     count = feature.count(message)
     if feature.kind != "bytes" or not count:
         return count, ""

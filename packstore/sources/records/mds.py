@@ -50,7 +50,9 @@ _PROBED = 16
 
 
 class MdsSource(ShardSource):
-    """Source of MDS shards that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` …"""
+    """Source of MDS shards that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` … Raises
+    :class:`SourceError` for shards with different columns, for values that are pickles, and for a missing shard. Leaves
+    out lists of images."""
 
     kind = "mds"
     _key_name: str | None = None
@@ -132,7 +134,8 @@ class MdsSource(ShardSource):
         return self._files.locate_span(ref[0], ref[1], ref[2] - ref[1])
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns by their encodings, and by the first samples of each split if encodings do not tell."""
+        """Declares the columns by their encodings, and by the first 16 samples of each split if encodings do not
+        tell."""
         shard = self._shards[0]
         encodings = dict(zip(shard.names, shard.encodings, strict=True))
         probes = [self._read_first_samples(split) for split in self.splits()]
@@ -192,7 +195,7 @@ class MdsSource(ShardSource):
 
     def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
         """Declares the column of a value by its encoding, or, if that does not tell, by ``given``, values of the first
-        samples. Raises :class:`SourceError` if they do not tell either."""
+        samples; of ``bytes``, by the first of them. Raises :class:`SourceError` if they do not tell either."""
         column = self._columns[name]
         if column == "image":
             return Image(None if encoding in (*FILES, "bytes") else "uint8")

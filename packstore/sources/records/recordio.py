@@ -83,7 +83,9 @@ class _RecordFacts:
 
 
 class RecordioSource(ShardSource):
-    """Source of ``.rec`` files: one file, or all in a folder. Their names decide their splits."""
+    """Source of ``.rec`` files: one file, or all in a folder. Their names decide their splits. InsightFace's records
+    without an image are left out. Keys come from ``.lst`` files; a list that lacks a record raises
+    :class:`AmbiguousSourceError`, unless the user named the kind."""
 
     kind = "recordio"
 
@@ -102,7 +104,9 @@ class RecordioSource(ShardSource):
         return find_shards(self.path, _SUFFIXES).files
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares image, labels and, if they differ from positions, the numbers of records. Raises
+        """Declares the image; ``label``, a class if all labels are whole numbers from 0, else float32; or an array of
+        several labels, ``labels`` if the first of them is the ``label``; ``id``, the number of a record, if some is not
+        its position and there are no lists; ``id2`` if some record has a second number. Raises
         :class:`AmbiguousSourceError` for labels from 2^24 on, which float32 rounds, unless the user named the kind."""
         found: dict[str, Field] = {"image": Image()}
         labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._indexes])

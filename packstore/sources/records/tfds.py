@@ -35,13 +35,16 @@ from packstore.sources.records.tfds_features import FEATURES, Leaf, is_mask_leaf
 
 INFO = "dataset_info.json"
 _MAX_JSON = 1 << 26
+_BOX_FORMATS = ("XYXY", "YXYX", "XYWH", "REL_XYXY", "REL_YXYX")
 _MAX_SHARDS = 1 << 20
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 class TfdsSource(ExampleSource):
-    """Source of one version of a TensorFlow Datasets data set, in TFRecord or ArrayRecord files."""
+    """Source of one version of a TensorFlow Datasets data set, in TFRecord or ArrayRecord files. Raises
+    :class:`SourceError` for a missing shard, another format of files, and ``features.json`` of an old version. A shard
+    with another number of records than ``dataset_info.json`` says adds a bad sample."""
 
     kind = "tfds"
 
@@ -266,9 +269,12 @@ def _nest_rows(items: list[Any], row_lengths: Sequence[list[int]]) -> list[Any]:
 
 
 def _boxes_to_pixels(leaf: Leaf, boxes: NDArray[np.float64], image: Any) -> NDArray[np.float32]:
-    """Converts boxes of any format in ``bboxFormat`` to left, top, right, bottom in pixels, float32. Raises
-    :class:`ValueError` if the boxes are relative, and the size of the image cannot be read."""
+    """Converts boxes of any format of TensorFlow Datasets, ``REL_YXYX`` if ``bboxFormat`` is missing, to left, top,
+    right, bottom in pixels, float32. Raises :class:`ValueError` for another format, and if the boxes are relative, and
+    the size of the image cannot be read."""
     form = str(leaf.said.get("bboxFormat") or "REL_YXYX")
+    if form not in _BOX_FORMATS:
+        raise ValueError(f"found boxes in the format {printable(form)}; expected {', '.join(_BOX_FORMATS)}")
     if form.endswith("YXYX"):
         boxes = boxes[:, [1, 0, 3, 2]]
     elif form.endswith("XYWH"):

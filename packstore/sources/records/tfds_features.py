@@ -91,7 +91,8 @@ def is_pixel_tensor(leaf: Leaf) -> bool:
 
 def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureColumns:
     """Converts ``features.json`` to columns; the first image becomes ``image``. Reads names of classes from files in
-    ``folder``; counts features that no column can hold.
+    ``folder``; counts features that no column can hold. The only boxes in a sequence become ``boxes``, and the only
+    class label beside them ``labels``.
 
     Raises :class:`ValueError` if there are no images or two columns have one name, and other errors for invalid
     content.

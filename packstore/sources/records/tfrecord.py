@@ -58,7 +58,8 @@ class _ExampleColumn:
 
 
 class TfrecordSource(ExampleSource):
-    """Source of TFRecord files: one file, or all in a folder.
+    """Source of TFRecord files: one file, or all in a folder. Raises :class:`AmbiguousSourceError` for shards that the
+    names of others say are missing, and for labels whose first number nothing tells, unless the user named the kind.
 
     Attributes:
         format_name: Name of the format, for people.
@@ -290,8 +291,9 @@ def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -
 
 
 def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
-    """Names the columns of features: ``image/object/area`` becomes ``object_area``. ``of`` becomes ``labels``. Raises
-    :class:`SourceError` if two features would have one name."""
+    """Names the columns of features: ``image/object/area`` becomes ``object_area``. ``of`` becomes ``labels``. A name
+    that two features would have, or that is taken, becomes that of the whole feature with ``_``. Raises
+    :class:`SourceError` if two features still would have one name."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())

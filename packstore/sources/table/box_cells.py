@@ -35,7 +35,7 @@ def letters_and_digits(name: str) -> str:
 
 
 def parse_number_cell(value: Any) -> float | None:
-    """Returns the number in a cell, or None for other values, booleans, NaN and infinity."""
+    """Returns the number in a cell, also one written as text, or None for other values, booleans, NaN and infinity."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -51,7 +51,8 @@ def is_blank(value: Any) -> bool:
 
 
 def find_box_columns(names: Iterable[str]) -> tuple[tuple[str, ...], str]:
-    """Finds the four columns with names of a box's numbers (``xmin`` …), and their convention. Returns both empty if
+    """Finds the four columns with names of a box's numbers (``xmin`` …), and their convention; compares letters and
+    digits alone, without case. Prefers corners to centres, and these to a corner with sizes. Returns both empty if
     there are no such four."""
     plain = {letters_and_digits(name): name for name in names}
     for convention, sets in (("xyxy", _CORNERS), ("cxcywh", _CENTRES), ("xywh", _SIZES)):
@@ -67,11 +68,12 @@ def is_box_name(name: str) -> bool:
 
 
 def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
-    """Parses the boxes in a cell, and their convention if the cell names it; None for other values.
-    Returns no boxes for texts such as ``no_box``.
+    """Parses the boxes in a cell, and their convention if the cell names it; None for other values, and for boxes of
+    several conventions. Returns no boxes for texts such as ``no_box``.
 
     A cell is a box ``[1, 2, 3, 4]`` or ``1 2 3 4``; several, ``[[1, 2, 3, 4], …]`` or with ``;`` between them; or a
-    list of objects such as ``{"xmin": 1, …}``, also in Python's notation."""
+    list of objects such as ``{"xmin": 1, …}``, also in Python's notation.
+    """
     if isinstance(value, str):
         text = value.strip()
         if text.lower() in _NO_BOX:

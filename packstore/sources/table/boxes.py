@@ -17,8 +17,9 @@ from packstore.sources.table.images import batch_rows
 def find_convention(
     where: str, roles: ColumnRoles, rows: Iterable[Any], sized: Mapping[int, tuple[int, int]], said: str | None
 ) -> str:
-    """Finds the convention that all boxes follow, by the names of their columns and by the sizes of images.
-    Returns ``xyxy`` if there are no boxes.
+    """Finds the convention that all boxes follow, by the names of their columns and by the sizes of images: those in
+    ``sized``, and columns ``width`` and ``height``. Its name ends in ``n`` if boxes are fractions of the image. Names
+    of corners are believed even if boxes do not fit. Returns ``xyxy`` if there are no boxes.
 
     Args:
         where: Name of the table, for messages.
@@ -30,7 +31,7 @@ def find_convention(
 
     Raises:
         AmbiguousSourceError: The boxes fit several conventions.
-        SourceError: A row has no valid box.
+        SourceError: A cell of boxes is malformed.
     """
     ranges, measured = BoxConventionCounter(), BoxConventionCounter()
     for number, block in enumerate(batch_rows(rows)):

@@ -100,8 +100,9 @@ class ColumnFacts:
         return self.values.count - self.values.missing
 
     def find_separator(self) -> str:
-        """Returns the separator of classes within cells; empty if each cell is one class. Cells have several classes
-        if their parts occur as whole cells, too, or if there are fewer different parts than cells."""
+        """Returns the separator of classes within cells; empty if each cell is one class. ``|`` separates if it occurs;
+        ``;`` and ``,`` only if some part is a whole cell, too, and there are fewer different parts than different
+        cells. None separates if a part would be empty."""
         for each in _SEPARATORS if self.texts else "":
             cells = [[part.strip() for part in text.split(each)] for text in self.texts or ()]
             several = [parts for parts in cells if len(parts) > 1]
@@ -208,7 +209,8 @@ def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
 
 def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
     """Finds columns of boxes, their convention if the names imply it, and without a header the column of classes.
-    All are empty if there are no boxes."""
+    Without a header, goes by the types of all columns: those of RetinaNet, SKU-110K or makesense. All are empty if
+    there are no boxes."""
     if not header:
         listed = list(free)
         kinds = "".join(
@@ -249,8 +251,8 @@ def _point_name(column: str) -> str:
 
 
 def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    """Finds the column of classes: by a name for labels, or the only column left if its values repeat. Returns ``""``
-    if there is none."""
+    """Finds the column of classes: by a name for labels, texts before numbers; or the only column left, if its texts
+    repeat or there are boxes, of numbers if there is no header or there are boxes. Returns ``""`` if there is none."""
     kinds = {
         n: each.values.kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
     }

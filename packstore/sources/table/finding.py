@@ -141,7 +141,8 @@ def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
 def examine_table(
     tree: Tree, file: str, index: ImageIndex, given: Mapping[str, Sequence[str]], named: bool
 ) -> Table | None:
-    """Reads a table whole, and finds its columns that name images; see :func:`find_tables` for arguments and errors.
+    """Reads a table whole, and finds its columns that name images; see :func:`find_tables` for arguments and errors. Of
+    more than 48 columns, searches the first and the last 24.
 
     Returns None if no column certainly names images, and for a damaged text or JSON file that may be something else.
     """

@@ -62,7 +62,8 @@ class ImageIndex:
         Args:
             pairs: Folder and name in each cell of a table; the folder may be empty.
             by_stem: Names have no suffix.
-            whole_path: The last folders must be equal, too; otherwise only names count.
+            whole_path: The last folder must be equal, too, or the last two if an image has these; otherwise only names
+                count.
         """
         hashes, order = self._hashes[by_stem], self._orders[by_stem]
 
@@ -95,8 +96,8 @@ def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
 
 
 def split_path(value: Any) -> tuple[str, str] | None:
-    """Splits a cell into folder and name, without ``file://`` and empty parts. Whole numbers are names. Returns None
-    for a cell that is not a path."""
+    """Splits a cell into folder and name, at slashes and backslashes; drops ``file://`` or another scheme, and empty
+    parts. Whole numbers are names. Returns None for a cell that is not a path."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value or len(value) > 4096 or "\n" in value or "\0" in value:
@@ -215,8 +216,8 @@ def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
 
 
 def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """Returns the first two folders if rows name as many images in both, and neither folder is beside the table or
-    shares more words with its path; else an empty tuple."""
+    """Returns the first two folders if rows name as many images in both, some row in both, and neither folder is beside
+    the table or shares more words with its path; else an empty tuple."""
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()
     one, other = ordered[:2]

@@ -16,8 +16,9 @@ from packstore.sources.tree import Tree
 
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
-    """Joins each table with one row for each image to the first table before it that names the same images and has none
-    of its columns. Returns the other tables, with those in :attr:`Table.joined`."""
+    """Joins each table with one row for each image to the first table before it that names as many images, or fewer if
+    it has several rows an image, and has none of its columns in the first 4,096 rows. :class:`JoinedRows` tells if the
+    images are the same. Returns the other tables, with those in :attr:`Table.joined`."""
     found: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:
@@ -38,8 +39,8 @@ def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
 
 
 def _can_join(one: Table, other: Table) -> bool:
-    """Tells if table ``other`` has one row for each image of table ``one``. Both must be of the same split, and have
-    names of columns."""
+    """Tells if table ``other`` may have one row for each image of table ``one``, by the numbers of rows and images.
+    Both must be of the same split, and have names of columns."""
     named = all(table.header or suffix_of(table.file) not in TEXT for table in (one, other))
     alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT) and one.split == other.split
     if not (named and alike and _has_row_per_image(other)) or other.further:

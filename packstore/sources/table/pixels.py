@@ -58,6 +58,8 @@ class PixelTable:
         names: Names of all columns.
         pixels: Places of the columns of pixels, in order; if there is only one, each cell is an image.
         split: Split that the name of the file names; ``""`` for none.
+        further: Columns that name further images: none.
+        image: Words for the column of images, in messages.
     """
 
     file: str
@@ -75,7 +77,9 @@ class PixelTable:
 
 
 class PixelTableSource(TableSource):
-    """Rows of tables of pixels, in their order. Opening writes all pixels to a temporary file."""
+    """Rows of tables of pixels, in their order. Opening reads all rows and writes their pixels to a temporary file.
+    Refuses images of different sizes and images that are no squares, and several tables that do not name different
+    splits."""
 
     kind = "pixel_table"
     _tables: Sequence[Any]
@@ -101,8 +105,8 @@ class PixelTableSource(TableSource):
             )
 
     def _read_rows(self) -> Iterator[Any]:
-        """Yields place and other cells of each row; writes its pixels to a temporary file. Raises
-        :class:`SourceError` for a row with too few or too many cells."""
+        """Yields place and other cells of each row; writes its pixels to a temporary file. Raises :class:`SourceError`
+        for a row with too few or too many cells, and for pixels that :meth:`_write_pixels` refuses."""
         table_of = array("q")
         self._sizes = 0
         with tempfile.TemporaryFile() as kept:
@@ -155,7 +159,7 @@ class PixelTableSource(TableSource):
         return {**super().fields(), "image": Image("uint8", mode="L" if self._shape[2] == 1 else "RGB")}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields one row for each image of a split."""
+        """Yields one row for each image of a split, with split and number as key."""
         number = self._split_names.index(split)
         chosen = np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist()
         for index, image in enumerate(chosen):
@@ -212,7 +216,7 @@ def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[Pi
 
 
 def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) -> PixelTable | None:
-    """Recognises a table of pixels by its first lines, or returns None for another table. Raises
+    """Recognises a table of pixels by its first lines, within 1 MiB, or returns None for another table. Raises
     :class:`AmbiguousSourceError` for a table without a header, unless the user names the column of labels."""
     start = tree.first_bytes(file, _START)
     if b"pixel" not in start[:4096].lower() and start.split(b"\n", 1)[0].count(b",") < _LEAST:
@@ -243,7 +247,8 @@ def _examine_table(tree: Tree, file: str, given: Mapping[str, Sequence[str]]) ->
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tables of pixels in a folder without images. Is partial if there are other tables."""
+    """Recognises tables of pixels in a folder without images, or in any if the user has named the kind. Is partial if
+    there are other tables."""
     tree = open_tree(path)
     if tree is None or (list_contents(tree).image_count and not options.named):
         return Certainty.NO

@@ -72,8 +72,8 @@ def _read_rows(data: bytes, shown: str, suffix: str, header: bool) -> Iterator[T
 
 
 def name_columns(cells: Sequence[str]) -> list[str]:
-    """Names the columns of a header: an empty name becomes the number of the column, or ``index`` if another has
-    this name."""
+    """Names the columns of a header: an empty name becomes the number of the column; ``index`` if another has this
+    name, or else ``column NUMBER``."""
     taken = set(cells)
     return [
         name or next(free for free in (str(n), "index", f"column {n}") if free not in taken)
@@ -135,8 +135,9 @@ def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, li
 
 
 def _find_delimiter(first: str, suffix: str) -> str:
-    """Finds the delimiter of cells by the suffix and the first line: a tab, or the most frequent of ``,``, ``;`` and
-    tab. Returns ``""`` if blanks divide the cells."""
+    """Finds the delimiter of cells by the suffix and the first line: always a tab in ``.tsv``; in ``.csv`` the most
+    frequent of ``,``, ``;`` and tab; in other files the more frequent of ``,`` and ``;``. Returns ``""`` if blanks
+    divide the cells."""
     if suffix == ".tsv":
         return "\t"
     counts = {each: first.count(each) for each in ",;\t"}

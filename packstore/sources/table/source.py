@@ -54,9 +54,13 @@ _MEASURED, _HEADER, _NAMED = 512, 1 << 16, 8
 
 
 class TableSource(FileRowSource):
-    """Images that tables name, in the order in which they are named first.
+    """Images that tables name, in the order in which they are named first. Opening reads all rows into a temporary
+    file. Raises :class:`AmbiguousSourceError` for an image that two tables name, and if boxes fit several conventions;
+    :class:`SourceError` for an image in two splits. Rows that name no image are left out.
 
-    All rows of an image are one sample: its boxes, or lists of the values that differ between them."""
+    All rows of an image are one sample: its boxes, or lists of the values that differ between them. Keypoints are those
+    of its first row.
+    """
 
     kind = "table"
     left_images = "images that no row names"
@@ -93,7 +97,8 @@ class TableSource(FileRowSource):
 
     def _find_tables(self, given: Mapping[str, Sequence[str]]) -> None:
         """Finds the tables, joined and without copies, and sets ``_tables`` and ``_copies``. Raises
-        :class:`SourceError` if there is none."""
+        :class:`SourceError` if there is none, and :class:`UsageError` if none has the column of images that the user
+        names."""
         self._tables: Sequence[Any]
         tables, self._copies = separate_repeated_tables(self.tree, find_tables(self.tree, given, self.options.named))
         self._tables = join_tables(self.tree, tables)
@@ -156,8 +161,9 @@ class TableSource(FileRowSource):
         )
 
     def _assign_splits(self) -> None:
-        """Assigns each image its split: by the column of splits, else by its table's path, else by its own path.
-        Raises :class:`SourceError` for an image in two splits, and for more than 100 splits."""
+        """Assigns each image its split: by the column of splits, else by its table's path, else by its own path if the
+        paths of all images name one. Raises :class:`SourceError` for an image in two splits, and for more than 100
+        splits."""
         tables = [table.split for table in self._tables]
         by_path = not self._roles.split and not any(tables)
         folders = (name.decode("utf-8", "surrogateescape").rpartition("/")[0] for name in self._names)
@@ -270,8 +276,9 @@ class TableSource(FileRowSource):
         return found | self._build_values(rows, found[self.main])
 
     def _build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
-        """Builds the values of an image, without the image, from the cells of its rows. Raises :class:`ValueError` for
-        a cell that cannot be converted."""
+        """Builds the values of an image, without the image, from the cells of its rows. Of columns that differ within
+        no image, and of keypoints, takes the first row. Raises :class:`ValueError` for a cell that cannot be
+        converted."""
         roles = self._roles
         found, boxed = self._read_boxes(rows, image)
         if roles.label:
@@ -308,8 +315,9 @@ class TableSource(FileRowSource):
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
         """Reads the classes of an image. With boxes, returns ``labels``, one for each box, and ``tags``, those of rows
-        without a box. Else returns the image's own ``label`` or ``labels``, None if it has none. Raises
-        :class:`ValueError` if boxes and classes differ in number."""
+        without a box. Else returns the image's own ``label`` or ``labels``, None if it has none; a class that comes
+        twice counts once, unless other columns differ between the rows, too. Raises :class:`ValueError` if boxes and
+        classes differ in number."""
         label, column = self._roles.label, self._class_column
         if self._roles.boxes or self._roles.runs:
             labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
@@ -366,8 +374,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _column_names(self) -> dict[str, str]:
-        """Names in the store of further images and of columns without a special meaning, by their names in the
-        table."""
+        """Names in the store of further images and of columns without a special meaning, by their names in the table. A
+        column that only has a number becomes ``columnNUMBER``; a name that is taken is changed."""
         taken = [
             "image",
             "boxes",
@@ -391,7 +399,8 @@ class TableSource(FileRowSource):
         return {name: names[called] for name, called in own.items()}
 
     def _declare_further_image(self, name: str) -> Image | Mask:
-        """Declares the column of further images: images, or masks by their name and files."""
+        """Declares the column of further images: images; or masks, by its name and by the first file that can be read
+        in the first 512 rows."""
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
         rows = (self._spool.read_value(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
@@ -409,7 +418,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _varying_columns(self) -> frozenset[str]:
-        """Columns that have different values in the rows of some image."""
+        """Columns that have different values in the rows of some image: the one of labels, and those without a special
+        meaning."""
         found: set[str] = set()
         names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
         for number in np.flatnonzero(np.diff(self._starts) > 1).tolist() if self._several else ():
@@ -421,7 +431,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
-        """Field of each column without a special meaning, and the function that converts its cells."""
+        """Field of each column without a special meaning, and the function that converts its cells. A column whose
+        values differ within an image becomes lists: numbers, or JSON."""
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
             declared, convert = self._facts[name].values.declare_field("", None)
