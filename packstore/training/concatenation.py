@@ -44,8 +44,8 @@ class ConcatDataset(PackedDataset):
         self.path = Path(" + ".join(map(str, self.paths)))
 
     def _open(self, head: RemoteHead | None = None) -> Reader:
-        """Opens all stores, each remote one at the version that was opened first, and joins them. Raises
-        :class:`StoreError` if one does not open or they do not go together."""
+        """Opens all stores, each remote one at the version that was opened first, and joins them; ignores ``head``.
+        Raises :class:`StoreError` if one does not open or they do not go together."""
         with ExitStack() as opened:
             readers = [
                 opened.enter_context(open_checked(path, self.checksums, known))

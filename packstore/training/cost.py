@@ -43,6 +43,10 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
 
     If the store exceeds the cache, a record in a full shuffle is a hit with the probability that its shard is cached;
     each miss fetches a whole shard. Lanes use the order and window of a loader with one rank per node.
+
+    Returns:
+        A cost for each operation: opening; an epoch in lanes and in full shuffle, or if the store fits the cache the
+        first epoch and a later one; quick and full verification.
     """
     table = manifest.shards
     shards, total = (1, nbytes) if table is None else (len(table), int(table.table["nbytes"].sum()))

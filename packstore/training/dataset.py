@@ -300,7 +300,8 @@ class PackedDataset(ItemDataset):
         """Returns the image with this key as a ``PIL.Image``, without ``transform``, as ``ImageFolder``'s ``loader``
         does.
 
-        The first call reads all keys. Raises :class:`UsageError` for an unknown key.
+        The first call reads all keys. Of a repeated key it is the last image. Raises :class:`UsageError` for an unknown
+        key.
         """
         reader = self.reader  # first: in a new process it clears the caches
         items = self._loaded.get("items of keys")

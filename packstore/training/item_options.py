@@ -114,8 +114,8 @@ def choose_reading(
 def check_output(
     manifest: Manifest, columns: Sequence[str], output: str, dtype: torch.dtype | None, denormalize: bool
 ) -> None:
-    """Raises :class:`UsageError` for an unknown ``output``, or if ``dtype`` and ``denormalize`` do not fit it, the
-    columns or the store."""
+    """Raises :class:`UsageError` for an unknown ``output``, or if ``output``, ``dtype`` and ``denormalize`` do not fit
+    each other, the columns or the store."""
     if output not in OUTPUTS:
         raise UsageError(f"no output {output!r}; outputs: {', '.join(OUTPUTS)}")
     if output == "tv_tensors" and "image" not in columns:

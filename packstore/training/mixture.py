@@ -168,7 +168,8 @@ class Mixture:
 
 
 def apportion(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Divides ``count`` records among stores in the ratio of ``weights``, in whole numbers by the largest remainders.
+    """Divides ``count`` records among stores in the ratio of ``weights``, in whole numbers by the largest remainders,
+    of equal ones the first.
 
     Raises :class:`UsageError` if a store would get none.
     """

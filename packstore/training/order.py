@@ -216,8 +216,8 @@ class Order:
         return positions if self.indices is None else self.indices[positions]
 
     def _shuffle_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:
-        """Maps positions to records: blocks of consecutive records come in random order, and records are shuffled
-        within windows of several blocks."""
+        """Maps positions to records: blocks of consecutive records come in random order, with the short last block
+        anywhere among them, and records are shuffled within windows of several blocks."""
         # Within windows first: which place of the sequence of shuffled blocks comes at each position?
         span = block * (self.window or BLOCKS_A_WINDOW)
         windows = positions // span

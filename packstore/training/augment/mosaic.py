@@ -54,8 +54,8 @@ class Mosaic:
     def draw_tiles(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
         """Draws which images of a batch each mosaic shows, and their positions.
 
-        With probability ``p``, a mosaic has four tiles: the record's own image and three drawn from the batch.
-        Otherwise it has one: the own image, centred.
+        With probability ``p``, a mosaic has four tiles: the record's own image, above and left of the point, and three
+        drawn from the batch. Otherwise it has one: the own image, centred.
 
         Args:
             draws: Draws of the batch's records, numpy.

@@ -246,8 +246,9 @@ def iterate_parts(operation: Any) -> Iterator[Any]:
 
 
 def _refuse_random(operation: Any, use: str) -> None:
-    """Raises :class:`UsageError` for random transforms of torchvision, which would treat a batch alike. Recognises them
-    by name, without importing torchvision. ``use`` begins the advice."""
+    """Raises :class:`UsageError` for random transforms of torchvision, which would treat a batch alike, and for its
+    noise, which no seed determines. Recognises them by name, without importing torchvision. ``use`` begins the
+    advice."""
     for kind in filter(is_of_torchvision, type(operation).__mro__):
         name = kind.__name__
         bounds = getattr(operation, _RANDOM_IN_A_RANGE.get(name, ""), None)

@@ -83,7 +83,7 @@ def crop_and_resize(images: Tensor, box: Tensor, size: Size, sampling: Tensor | 
         images: ``(B, C, H, W)``, uint8 or floating point.
         box: int64 ``(B, 4)``: top, left, height, width, within the image.
         size: ``(h, w)``.
-        sampling: As in :class:`Crops`, on the device of the images.
+        sampling: As in :class:`Crops`, on the device of the images, for which the host then waits.
 
     Raises:
         UsageError: As :func:`resize`.

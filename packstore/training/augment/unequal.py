@@ -261,7 +261,7 @@ class DrawnOperations:
 
     def _add_move(self, op: GeometricOperation, draws: Draws, rows: NDArray[np.bool_]) -> None:
         """Draws the crops of the images with true ``rows``, by their boxes if the operation needs them; the others stay
-        whole. Updates the sizes."""
+        whole. Updates the sizes; marks images whose boxes are dropped if their centres are outside the crop."""
         chosen = np.flatnonzero(rows)
         if not len(chosen):
             return

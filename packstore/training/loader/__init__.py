@@ -387,8 +387,8 @@ class PackedLoader:
         return describe_records(self.dataset)
 
     def _identity(self) -> dict[str, Any]:
-        """Returns everything that determines the batches of an epoch, except the number of ranks, for comparing
-        states."""
+        """Returns the values by which states are compared: dataset, order and augmentation. They leave out the number
+        of ranks, normalisation, dtype and transforms."""
         options = self.options
         return {
             "dataset": self.dataset.manifest.dataset_digest,

@@ -33,7 +33,8 @@ class prefetch:  # noqa: N801 - used like a function
         normalize: ``imagenet``, ``cifar10``, ``cifar100`` or a :class:`packstore.core.manifest.Normalization`: applied
             to tensors ``(B, 3, H, W)``, to uint8 as ``(x / 255 - mean) / std``, to floating point as ``(x - mean) /
             std``.
-        dtype: Floating point type of these tensors; None for float32 from normalised uint8, else unchanged.
+        dtype: Floating point type of these tensors; None for float32 from normalised uint8, else unchanged. Without
+            ``normalize``, it scales uint8 to 0 … 1.
         ahead: Number of batches in transfer at a time.
 
     Raises:

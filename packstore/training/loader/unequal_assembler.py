@@ -72,8 +72,9 @@ class UnequalAssembler(RecordAssembler):
         return int(prepared.sizes.prod(1).sum()) * self._images.mode.channels
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
-        """Draws all operations, and adds the crops and resizes that the engine can do to ``requests``, into an array
-        per image. Returns None if ``requests`` is None or there are no images."""
+        """Draws all operations into ``prepared``, and adds the crops and resizes that the engine can do to
+        ``requests``; their results are an array per image, in ``prepared.images``. Returns None if ``requests`` is
+        None or there are no images."""
         ids = prepared.ids
         prepared.operations = operations = DrawnOperations(
             prepared.sizes,
