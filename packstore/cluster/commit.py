@@ -53,7 +53,9 @@ def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], pre
 def _build_manifest(
     plan: Plan, receipts: Sequence[TaskReceipt], filled: Sequence[TaskReceipt], shards: Sequence[Shard]
 ) -> Manifest:
-    """Builds the manifest of the store from the plan and the receipts."""
+    """Builds the manifest of the store from the plan and the receipts: their counts join the options, their skipped
+    samples those of a store as source.
+    """
     encoder = plan.make_encoder()
     # If the source is a store, its columns have the sizes and digests of all its records.
     columns = [replace(column, nbytes=0, digest=None) for column in list_store_columns(plan, encoder)]
@@ -120,7 +122,7 @@ class _RemoteKeys:
         return self._held[1][record - int(self._ends[place]) + self._filled[place].records]
 
     def _fetch_keys(self, place: int) -> list[bytes]:
-        """Fetches a shard and returns its keys."""
+        """Downloads a shard to a temporary file and returns its keys."""
         shard = self._filled[place].shard
         assert shard is not None
         with tempfile.TemporaryFile() as file:

@@ -217,7 +217,9 @@ def _parse_entry(message: Message, start: int, stop: int) -> tuple[str, Feature]
 
 
 def _parse_feature(message: Message, start: int, stop: int) -> Feature:
-    """Locates the values of a ``tf.train.Feature``. Raises :class:`ValueError` for a wrong wire type."""
+    """Locates the values of a ``tf.train.Feature``. Of several kinds of values the last wins. Raises
+    :class:`ValueError` for a wrong wire type, and for floats that are cut off.
+    """
     feature = Feature()
     for number, wire, low, high in message.fields(start, stop):
         kind = _KINDS.get(number)

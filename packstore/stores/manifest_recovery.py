@@ -98,7 +98,9 @@ def correct_manifest(text: bytes) -> RecoveredManifest | None:
 
 
 def _find_manifest_texts(data: memoryview | bytes) -> Iterator[bytes]:
-    """Yields texts that may be a manifest: from each possible beginning to each possible end."""
+    """Yields texts that may be a manifest: from each possible beginning to each possible end, a few ends for each, at
+    most 64 MiB.
+    """
     starts: set[int] = set()
     for anchor, distance in _ANCHORS:
         for match in re.finditer(re.escape(anchor), data):

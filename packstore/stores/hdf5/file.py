@@ -87,7 +87,7 @@ class Hdf5File(FileBytes):
 
     def read_messages(self, address: int) -> list[HeaderMessage]:
         """Reads the messages of the object at ``address``, continuations included, and checks its checksums. Refuses
-        more than 64 chunks or 1 MiB.
+        more than 64 chunks or 1 MiB. Raises :class:`UnsupportedHdf5Error` for a header of version 1.
         """
         head = self.read_slice(address, 6, "object header")
         if bytes(head[:2]) == b"\1\0":
@@ -170,7 +170,8 @@ class Hdf5File(FileBytes):
 
     def _read_dense_objects(self, info: memoryview, index_bytes: int, what: str) -> Iterator[memoryview]:
         """Yields the links or attributes of an object that are in a heap outside its header. ``info`` is the message
-        that locates the heap.
+        that locates the heap. Yields nothing if there is no heap. Raises :class:`UnsupportedHdf5Error` for a message of
+        another form.
         """
         at = 2 + (index_bytes if len(info) > 1 and info[1] & 1 else 0)
         if len(info) < at + 16 or info[0] != 0:

@@ -50,7 +50,9 @@ class Heap:
         self._blocks: dict[int, memoryview] = {}
 
     def read_objects(self, tree: int) -> Iterator[memoryview]:
-        """Yields the links or attributes that the B-tree of names at the address ``tree`` lists."""
+        """Yields the links or attributes that the B-tree of names at the address ``tree`` lists. Raises
+        :class:`UnsupportedHdf5Error` for a tree of another type.
+        """
         for kind, record in self._read_tree_records(tree):
             if kind not in (_LINK_NAMES, _ATTRIBUTE_NAMES):
                 raise UnsupportedHdf5Error("it has an index that packstore does not write")
@@ -59,7 +61,7 @@ class Heap:
 
     def _find_object(self, identifier: memoryview) -> memoryview:
         """Returns the object with an identifier: from a block of the heap, or from elsewhere in the file if the object
-        is huge.
+        is huge. Raises :class:`Hdf5Error` if there is none, and for a huge one of more bytes than a manifest may have.
         """
         if len(identifier) < 1 or len(identifier) != self._id_size or identifier[0] & 0xC0:
             raise Hdf5Error("an identifier of a heap is broken")
@@ -87,7 +89,7 @@ class Heap:
 
     def _find_block(self, offset: int) -> tuple[int, memoryview]:
         """Returns the block that contains ``offset``: its start in the heap and its bytes. Reads and checks each block
-        once.
+        once. Raises :class:`Hdf5Error` for an offset outside the heap.
         """
         if not self._rows:
             place, start, size, address = 0, 0, self._first, self._root
@@ -108,7 +110,9 @@ class Heap:
         return start, self._blocks[place]
 
     def _read_block(self, address: int, size: int) -> memoryview:
-        """Reads and checks a direct block of ``size`` bytes at ``address``."""
+        """Reads and checks a direct block of ``size`` bytes at ``address``. Raises :class:`Hdf5Error` if it is not this
+        heap's, or its checksum does not match.
+        """
         block = self._file.read_slice(address, size, "heap")
         at = 13 + self._offset_size
         if bytes(block[:5]) != b"FHDB\0" or int.from_bytes(block[5:13], "little") != self._address:
@@ -121,7 +125,9 @@ class Heap:
         return block
 
     def _read_block_address(self, place: int) -> int:
-        """Reads the address of the block with number ``place`` from the root block, after checking that."""
+        """Reads the address of the block with number ``place`` from the root block. Raises :class:`Hdf5Error` if the
+        root block is damaged.
+        """
         head = 13 + self._offset_size
         size = head + 8 * self._rows * self._width
         block = self._file.read_slice(self._root, size + 4, "heap")
@@ -134,7 +140,9 @@ class Heap:
         return int(self._largest // self._first).bit_length() + 1
 
     def _read_tree_records(self, tree: int) -> Iterator[tuple[int, memoryview]]:
-        """Yields the records of a B-tree, each with the tree's type."""
+        """Yields the records of a B-tree, each with the tree's type. Yields nothing for an empty tree. Raises
+        :class:`Hdf5Error`, for more than two levels :class:`UnsupportedHdf5Error`.
+        """
         if tree == UNDEFINED:
             return
         raw = self._file.read_slice(tree, _TREE.size, "index")
@@ -165,7 +173,9 @@ class Heap:
     def _read_leaf_records(
         self, kind: int, address: int, count: int, width: int, node: int
     ) -> Iterator[tuple[int, memoryview]]:
-        """Yields the ``count`` records of the leaf at ``address``, each with ``kind``."""
+        """Yields the ``count`` records of the leaf at ``address``, each with ``kind``. Raises :class:`Hdf5Error` for a
+        damaged leaf.
+        """
         size = _RECORD_AT + count * width
         if size + 4 > node:
             raise Hdf5Error("a node of an index is too full")

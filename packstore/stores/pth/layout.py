@@ -84,7 +84,9 @@ def compute_content_start(position: int, name: str) -> int:
 
 
 def _build_directory_entry(info: zipfile.ZipInfo, name: bytes, extra: bytes, position: int) -> bytes:
-    """Returns the directory's record of an entry whose header is at ``position``."""
+    """Returns the directory's record of an entry whose header is at ``position``. Numbers too large for 32 bits are in
+    a zip64 field.
+    """
     size, offset, large = info.file_size, position, []
     if size > _LIMIT:
         large += [size, size]

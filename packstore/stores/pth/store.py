@@ -83,7 +83,9 @@ class PthWriter(FileWriter):
             self._file = None
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        """Adds an entry for each array of the columns, then the pickle that describes them, and closes the zip."""
+        """Adds an entry for each array of the columns, then the pickle that describes them, the byte order and the
+        version, and closes the zip.
+        """
         self.suspend()
         storages: list[NDArray[Any]] = []
 

@@ -166,7 +166,9 @@ class RemoteReader(ShardedReader):
             yield Problem(f"the digest of the records of all shards is {joined}, expected {expected}")
 
     def _check_object(self, number: int, shard: Shard, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields the faults of a shard's object, and of the shard in it, read through the cache."""
+        """Yields the faults of a shard's object, and of the shard in it, read through the cache. Hashes the object if
+        its copy is cached, and lets the copy be proven again. Raises :class:`UnreachableError`.
+        """
         try:
             if not self.cache.list_missing([shard.digest]):  # the cached copy says nothing about the object
                 self.cache.mark_suspect(shard.digest)
