@@ -63,7 +63,8 @@ class CacheEntry:
 
 
 class CacheFolder:
-    """The files of one cache: locks, reserves room, publishes and evicts objects.
+    """The files of one cache: locks, reserves room, publishes and evicts objects. Follows no links, removes only files
+    with names of a cache, and refuses a folder with other files.
 
     Attributes:
         root: Folder of the cache.

@@ -26,7 +26,9 @@ class _Task:
 
 
 class PendingTasks:
-    """The tasks of a run that have begun and not ended. Iterating yields their numbers."""
+    """The tasks of a run that have begun and not ended. Iterating yields their numbers; the length is the number of
+    running copies.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[int, _Task] = {}

@@ -25,7 +25,8 @@ _KINDS: dict[int, Literal["bytes", "floats", "ints"]] = {1: "bytes", 2: "floats"
 
 
 class Message:
-    """Message in a file or in memory, whose bytes are read on demand. Positions count from its first byte.
+    """Message in a file or in memory, whose bytes are read on demand, at least 2 KiB at once; keeps the first and the
+    last piece. Positions count from its first byte.
 
     Attributes:
         size: Size of the message in bytes.

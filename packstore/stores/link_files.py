@@ -68,8 +68,9 @@ class LinkedFile(NamedTuple):
 class LinkedFiles:
     """Maps linked files and keeps the 128 used last; from any thread.
 
-    Each access to a local file checks it, and maps it again if it was replaced. If a file is cut short between that
-    check and a read of its bytes, the process crashes, as it does for a cut LMDB.
+    Each access to a local file checks it, and maps it again if it was replaced. An object is not checked again while
+    its copy is open. If a file is cut short between that check and a read of its bytes, the process crashes, as it does
+    for a cut LMDB.
     """
 
     def __init__(self) -> None:

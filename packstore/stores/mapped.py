@@ -20,7 +20,8 @@ from packstore.stores.base import Problem, Reader
 class MappedReader(Reader):
     """A reader whose columns, images included, are arrays over one read-only map of the file.
 
-    Arrays and memoryviews keep the map alive: they stay valid after :meth:`close` and after a fork.
+    Arrays and memoryviews keep the map alive: they stay valid after :meth:`close` and after a fork. Reading from a
+    closed reader raises :class:`StoreError`.
     """
 
     has_image_array = True

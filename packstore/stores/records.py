@@ -11,7 +11,8 @@ from packstore.stores.base import Reader
 
 
 class ProvenRecords:
-    """Reads the records of an open store and compares each with its checksums; from any thread.
+    """Reads the records of an open store and compares each with its checksums; from any thread. Raises
+    :class:`CorruptRecordError`; rows of a store without row checksums are not checked.
 
     It reads and checks a row (all values of a record but the image) once. A reader with ``checksums="always"`` does so
     for each value.

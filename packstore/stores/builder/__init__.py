@@ -42,7 +42,8 @@ _log = logging.getLogger(__name__)
 
 class StoreBuilder:
     """Writes a store: :meth:`append` batches, then :meth:`commit`, which publishes it. Until then the destination is
-    untouched.
+    untouched. Refuses equal keys, records of one split that do not follow each other, and files that read back
+    differently.
 
     A context manager: leaving it without a commit, or by an exception, aborts. An abort removes everything but work
     that another run can resume from (see :mod:`packstore.stores.builder.journal`). Not safe to use from several

@@ -37,7 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class InterruptedRun:
-    """The records of an interrupted run, each checked against its checksum when it is read.
+    """The records of an interrupted run, each checked against its checksum when it is read; a sealed shard is proven as
+    a whole. Raises :class:`StoreError` for a record that cannot be proven.
 
     Attributes:
         path: The run's directory.

@@ -169,7 +169,7 @@ def read_receipt(run: Path) -> Receipt | None:
 
 
 class Journal:
-    """Writes the journal of a run (sizes and checksums of its records) and its receipts.
+    """Writes the journal of a run (sizes and checksums of its records) and its receipts. Creates the files; syncs none.
 
     Attributes:
         due: When to write the next receipt, by ``time.monotonic``.

@@ -38,7 +38,8 @@ its directory also holds foreign files."""
 
 
 class Staging:
-    """A store that is written in a work directory, and its move to the destination.
+    """A store that is written in a work directory, and its move to the destination. Replaces only a proven packstore
+    store, and only if asked to; refuses symbolic links.
 
     Attributes:
         destination: Path that the store gets.

@@ -28,7 +28,7 @@ class ColumnSpool:
 
     Values go to files, so memory does not grow with their number. The files are unlinked, so that a killed process
     leaves nothing behind, or named after the column, so that another run can resume from them. Returned arrays stay
-    valid after :meth:`close`.
+    valid after :meth:`close`. Raises :class:`StoreError` if another program has changed a file.
     """
 
     def __init__(self, column: Column, directory: Path, keep: Path | None = None) -> None:

@@ -76,7 +76,8 @@ def work_path(destination: Path) -> Path:
 
 class WorkDirectory:
     """The work directory of one destination, locked by this process until :meth:`remove` or :meth:`release`; forked
-    children do not hold the lock.
+    children do not hold the lock. Refuses a directory that another process uses or that packstore did not make; removes
+    only files with names that packstore gives.
 
     Attributes:
         path: Path of the directory.

@@ -66,7 +66,9 @@ class Extent:
 
 
 class Hdf5File(FileBytes):
-    """The objects of one HDF5 file, over a map of it. All methods raise :class:`Hdf5Error` for a damaged file."""
+    """The objects of one HDF5 file, over a map of it. All methods raise :class:`Hdf5Error` for a damaged file, and its
+    subclass :class:`UnsupportedHdf5Error` for what packstore never writes.
+    """
 
     def __init__(self, data: memoryview) -> None:
         """Reads the superblock of ``data``, the whole file."""

@@ -77,6 +77,7 @@ class TreeHeader:
 
 class Pages:
     """Maps the pages of one ``data.mdb`` into memory and finds values in its main database. Ignores named databases.
+    Raises :class:`PageError` for damaged pages.
 
     Several threads may use it, and child processes after a fork.
 
@@ -165,7 +166,7 @@ class RecordLookup:
     """Looks up values by record number, for images or one column: their keys are a prefix and ten digits.
 
     Faster than :meth:`Pages.find_value`: it keeps branch pages parsed, and computes a record's place in a leaf page
-    from the first record of the page.
+    from the first record of the page. If the record is not there, searches by its key.
     """
 
     def __init__(self, data: mmap.mmap, random: mmap.mmap, tree: TreeHeader, prefix: bytes) -> None:

@@ -64,7 +64,9 @@ def scavenge(data: memoryview, hint: RecoveredManifest | None) -> ScavengedData:
 
 
 class _PageScan:
-    """Looks at every page of a file, when it is made, and keeps the place of everything that looks like an entry."""
+    """Looks at every page of a file, when it is made, and keeps the place of everything that looks like an entry. That
+    includes older copies, and pages whose marks are damaged.
+    """
 
     def __init__(self, data: memoryview) -> None:
         self._data = data

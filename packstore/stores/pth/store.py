@@ -46,7 +46,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 class PthWriter(FileWriter):
-    """Streams images into the entry ``archive/data/0``; :meth:`seal` adds all other entries."""
+    """Creates the file and streams images into its entry ``archive/data/0``; :meth:`seal` adds all other entries."""
 
     def __init__(self, path: Path, image: Column) -> None:
         super().__init__(path, image)

@@ -57,7 +57,7 @@ class RemoteReader(ShardedReader):
 
     The thread that needs a shard fetches it whole; other threads fetch others meanwhile. An open shard cannot leave the
     cache. If the cache is too small for the store, records are copied when they are read, and the shards used longest
-    ago are closed to make room.
+    ago are closed to make room. A fetch that failed is not tried again for ten seconds.
 
     Attributes:
         head: Head of the store when it was opened.
