@@ -53,7 +53,8 @@ def is_tar(start: bytes) -> bool:
 
 
 class OpenTar:
-    """Open tar, whose files are read by offset, by any thread."""
+    """Open tar, whose files are read by offset, by any thread. Opening decompresses a compressed tar into a temporary
+    file."""
 
     def __init__(self, path: Path) -> None:
         """Opens a tar; decompresses a compressed one into a temporary file. Raises :class:`SourceError` for a
@@ -201,7 +202,7 @@ def _add_member(
     builder: IndexBuilder, file: IO[bytes], member: tarfile.TarInfo, folder: str = "", *, inner: set[str] | None = None
 ) -> None:
     """Adds a member to the index. A tar within the tar adds its members under a folder of its name; directories add
-    nothing.
+    nothing; sparse files, pipes and devices become files without data.
 
     Args:
         builder: Index to add to.
@@ -211,7 +212,7 @@ def _add_member(
         inner: Folders of the inner tars so far, to which that of ``member`` is added; None within an inner tar.
 
     Raises:
-        SourceError: Two inner tars have one name, or a path leads out of the archive.
+        SourceError: Two inner tars have one name, or a path leads out of the archive or has two spellings.
     """
     name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0

@@ -30,8 +30,8 @@ _SPLITS = frozenset(map(str.encode, SPLIT_ORDER))
 
 
 class ArchiveTree(Tree):
-    """Tree of the files in an archive. If the top has one folder alone, as in most archives, that folder is the root,
-    unless it has the name of a split.
+    """Tree of the files in an archive. Its root is the first folder, from the top, that holds more than a single
+    folder, hidden files aside; a folder with the name of a split is not entered.
 
     A member that is no plain file (a link to nothing or out of the archive, a device) is listed, and cannot be read.
     """
@@ -133,8 +133,8 @@ class ArchiveTree(Tree):
         return self._open_archive().read(max(0, min(size, member.size - place)), start + place)
 
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
-        """Reads a whole member and verifies its size and CRC-32. Raises :class:`SampleError` if it is missing, damaged,
-        or larger than ``max_bytes``."""
+        """Reads a whole member and verifies its size and CRC-32, but not ``modified_ns``. Raises :class:`SampleError`
+        if it is missing, damaged, or larger than ``max_bytes``."""
         number = self._find_number(self._to_archive_path(key))
         if number is None:
             raise SampleError(key, "is not in the archive: it has changed")
@@ -165,7 +165,7 @@ class ArchiveTree(Tree):
         return Location(self.root, self._find_data(member.place) if self._index.zipped else member.place)
 
     def stamp(self) -> str:
-        """Returns size and times of the archive."""
+        """Returns size and times of the archive. Raises :class:`SourceError` if it is missing."""
         return stamp_files([self._path])
 
     def close(self) -> None:

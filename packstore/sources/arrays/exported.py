@@ -21,7 +21,8 @@ _SHAPE = "shape of the image"
 
 
 class ExportedArrays(ExportedRows, ArraySource):
-    """Base of exports as arrays, whose names and shapes the export manifest gives."""
+    """Base of exports as arrays, whose names and shapes the export manifest gives. Opening raises :class:`SourceError`
+    if a file or array is missing or has another length. A sample with missing chunks is a bad sample."""
 
     gaps_are_bad = True
 

@@ -31,7 +31,8 @@ _UNWRITTEN = 1 << 28
 
 
 class ChunkFolderSource(ArraySource):
-    """Source in one folder, whose arrays are folders in it, at any depth."""
+    """Source in one folder, whose arrays are folders in it, at most eight levels deep. Only the arrays that are read
+    belong to its stamp; other files are left out."""
 
     suffixes = ()
     grouped = True

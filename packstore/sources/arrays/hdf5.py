@@ -263,7 +263,8 @@ class _OpenHdf5(OpenArrays):
         return count_unwritten(dataset.shape, chunk, axis, inside)
 
     def _find_contiguous(self, name: str, dataset: Any) -> tuple[int, np.dtype[Any], tuple[int, ...]] | None:
-        """Returns offset, dtype and shape of a contiguous dataset of plain numbers, or None for any other."""
+        """Returns offset, dtype and shape of a contiguous dataset of plain numbers, or None for any other; caches the
+        result."""
         import h5py
 
         if name not in self._places:
@@ -273,6 +274,7 @@ class _OpenHdf5(OpenArrays):
         return self._places[name]
 
     def close(self) -> None:
+        """Closes both descriptors of the file. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

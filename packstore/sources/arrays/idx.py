@@ -252,6 +252,7 @@ class _OpenIdx(OpenArrays):
         return data
 
     def close(self) -> None:
+        """Closes the file, and its decompressor. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -71,6 +71,7 @@ class _OpenMat(OpenArrays):
         return found.reshape((*shape[:axis], stop - start, *shape[axis + 1 :]), order="F")
 
     def close(self) -> None:
+        """Closes all arrays. Idempotent."""
         for _, close in self._readers.values():
             close()
         self._readers = {}

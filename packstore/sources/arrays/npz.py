@@ -93,7 +93,8 @@ class _OpenNumpyArrays(OpenArrays):
 
 
 class _OpenNpy(_OpenNumpyArrays):
-    """Open ``.npy`` file: one array, with the name of the file."""
+    """Open ``.npy`` file: one array, with the name of the file. Opening raises :class:`SourceError` for a damaged
+    header, or another size than that of the array."""
 
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))
@@ -201,6 +202,7 @@ class _OpenNpz(_OpenNumpyArrays):
         return _StoredArray(lambda size, offset: read(size, place + offset), info, fortran)
 
     def close(self) -> None:
+        """Closes the file, and all decompressors. Idempotent."""
         for reader in self._readers:
             reader.close()
         if self._descriptor >= 0:

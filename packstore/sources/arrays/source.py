@@ -104,7 +104,8 @@ class ArraySource(RowSource):
 
     @property
     def gaps_are_bad(self) -> bool:
-        """True if samples that were never written are bad samples; if False, opening asks the user."""
+        """True if samples that were never written are bad samples. If False, opening asks the user; if the user has
+        named the kind, these samples have fill values."""
         return self.options.skip_bad
 
     @classmethod
@@ -202,6 +203,7 @@ class ArraySource(RowSource):
         return self._files
 
     def close(self) -> None:
+        """Closes all files, and drops cached rows; reading opens files again."""
         self._blocks.close()
 
     def _list_arrays(self, number: int, file: Path) -> Sequence[ArrayInfo]:

@@ -184,6 +184,7 @@ class _OpenZarr(OpenArrays):
         return count_unwritten(shape, grid, axis, find_chunks(self._path / name, len(shape)))
 
     def close(self) -> None:
+        """Drops the opened arrays, which keep no file open."""
         self._arrays.clear()
 
 

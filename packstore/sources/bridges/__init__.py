@@ -104,7 +104,8 @@ def require_path(path: str) -> Path:
 
 
 class BridgeSource(DatasetSource):
-    """Source of data that a library has read. Images that are pixels are packed as pixels."""
+    """Source of data that a library has read; splits are in packing order. Images that are pixels are packed as pixels.
+    Its ledger has no files, only the number of values that were left out."""
 
     asks_about_left = False
 

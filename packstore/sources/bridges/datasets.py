@@ -79,7 +79,7 @@ class DatasetsSource(ArrowSource):
     """Source of the Arrow files in which ``datasets`` stores a dataset.
 
     Reads the files in place. Selected or shuffled rows, and rows in memory, are copied to a temporary folder, which
-    :meth:`close` removes.
+    :meth:`close` removes. Its ledger has no files, since the library does not tell which it has read.
     """
 
     def __init__(self, path: Path, options: SourceOptions, splits: Mapping[str, Any], name: str) -> None:

@@ -28,7 +28,7 @@ class AnnotatedItem(NamedTuple):
 
 
 class AnnotatedItems(AnnotationColumns):
-    """Images with annotations by split; converts them to columns."""
+    """Images with annotations by split; converts them to columns, the same for all splits. Leaves out empty splits."""
 
     def __init__(self, path: Path, items: Mapping[str, Sequence[AnnotatedItem]]) -> None:
         self.path = path

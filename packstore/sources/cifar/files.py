@@ -218,6 +218,7 @@ class TarFiles(CifarFiles):
                 raise _damage_error(self.shown_path(name), error) from None
 
     def close(self) -> None:
+        """Closes the archive."""
         self._gzip.close()
 
 

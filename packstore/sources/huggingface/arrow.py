@@ -113,6 +113,7 @@ class _ArrowFile(OpenTable):
         return Location(str(self._path.absolute()), address - self._base) if inside else None
 
     def close(self) -> None:
+        """Closes the file; rows that were read stay valid."""
         self._reader = None
         self._file.close()
 
@@ -139,8 +140,8 @@ class _ArrowFile(OpenTable):
 
 
 class ArrowSource(HfTableSource):
-    """Source for the folder of a saved ``Dataset`` or ``DatasetDict``, or for one Arrow file; splits keep their
-    names."""
+    """Source for the folder of a saved ``Dataset`` or ``DatasetDict``, or for one Arrow file; splits keep their names.
+    Refuses datasets of an older version that have indices."""
 
     kind = "arrow"
 

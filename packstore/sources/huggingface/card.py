@@ -138,8 +138,8 @@ def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
 
 
 def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
-    """Puts ``data_dir`` before a pattern, if there is one. Raises :class:`ValueError` for a pattern that leads out of
-    the card's folder."""
+    """Puts ``data_dir`` before a pattern, if there is one, and the pattern does not begin with it. Raises
+    :class:`ValueError` for a pattern that leads out of the card's folder."""
     if "://" in pattern or pattern.startswith("/") or ".." in pattern.split("/"):
         raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
     return (

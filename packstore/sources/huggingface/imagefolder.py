@@ -183,7 +183,7 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _main_column(self) -> str:
-        """Column that names the main images."""
+        """Column that names the main images: ``file_name``, else the first column that names images."""
         images = self._metadata.images if self._metadata else {}
         return next((column for column, name in images.items() if name == "image"), next(iter(images), ""))
 

@@ -103,6 +103,7 @@ class _ParquetFile(OpenTable):
         return (batch.column(0) for batch in self._file.iter_batches(columns=[name]))
 
     def close(self) -> None:
+        """Closes the file; rows that were read stay valid."""
         self._file.close(force=True)
 
 

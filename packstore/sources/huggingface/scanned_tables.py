@@ -55,7 +55,8 @@ class FileSizes:
 
 
 class ScannedTables(ShardSource):
-    """Base of sources whose samples are rows of tables: finds the tables, and declares their columns."""
+    """Base of sources whose samples are rows of tables: finds the tables, and declares their columns. The first use of
+    the columns scans all files, and raises :class:`SourceError` if one has other columns or classes than the first."""
 
     @abstractmethod
     def find_tables(self) -> Iterable[tuple[str, Path]]:

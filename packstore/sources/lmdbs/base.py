@@ -27,7 +27,7 @@ _LOOKED_AT = 4
 
 
 class Database:
-    """Open LMDB of another program.
+    """Open LMDB of another program. Opening raises :class:`SourceError` for any other file, and for a damaged one.
 
     Attributes:
         path: Path as given: a directory with ``data.mdb``, or the file itself.

@@ -64,7 +64,8 @@ class CaffeSource(LmdbSource):
         return {"image": Image("original" if self._has_files else "uint8"), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each entry; its size is that of the message."""
+        """Yields a row for each entry, with its key in the LMDB, behind the split if that has a name; its size is that
+        of the message."""
         for number, database in self.list_databases(split):
             for key, size in database.walk_entries():
                 text = decode_key(key)
