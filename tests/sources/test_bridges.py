@@ -27,6 +27,8 @@ from packstore.core.column import INTERNAL
 from packstore.packing.options import ConvertOptions
 from packstore.packing.plan import make_plan
 from packstore.sources import open_source
+from packstore.sources.base import SourceOptions
+from packstore.sources.bridges.datasets import DatasetsSource
 from packstore.sources.bridges.guard import restrict_library
 from packstore.sources.bridges.samples import find_class_names
 from packstore.sources.bridges.torchvision import ARGUMENTS, SPLITS
@@ -453,6 +455,28 @@ def test_datasets_reads_images_that_lie_beside_the_table(tmp_path: Path, monkeyp
     assert report.manifest.records == 12
     with open_store(tmp_path / "out.lmdb") as reader:
         assert bytes(reader.item("image", 4)) == jpeg(1)
+
+
+def test_datasets_shortens_the_paths_of_lists_of_images(tmp_path: Path) -> None:
+    """With an object that stands for the library's dataset, since it is not always there."""
+    pa = pytest.importorskip("pyarrow")
+    images = fill(tmp_path / "set", {f"{n}.jpg": jpeg(n) for n in range(3)})
+    lists = [[{"bytes": None, "path": str(images / f"{n + k}.jpg")} for k in range(2)] for n in range(2)]
+    file = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    table = pa.table({"images": pa.array(lists, pa.list_(file))}).replace_schema_metadata(
+        {
+            "huggingface": json.dumps(
+                {"info": {"features": {"images": {"_type": "List", "feature": {"_type": "Image"}}}}}
+            )
+        }
+    )
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = SimpleNamespace(_indices=None, cache_files=[{"filename": str(tmp_path / "a.arrow")}])
+    with closing(DatasetsSource(images, SourceOptions(), {"": data}, "set")) as source:
+        values = [source.read_values(entry.ref) for entry in source.entries()]
+    assert [each["path"] for each in values] == ["0.jpg", "1.jpg"]
+    assert [each["further_images_paths"] for each in values] == [["1.jpg"], ["2.jpg"]]
 
 
 @pytest.mark.slow

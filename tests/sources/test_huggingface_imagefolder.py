@@ -147,6 +147,16 @@ def test_parquet(tmp_path: Path, out: Path) -> None:
     ]  # fmt: skip
 
 
+def test_parquet_without_rows_beside_one_with_rows(tmp_path: Path, out: Path) -> None:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    found = pa.table({"file_name": ["a.png"], "n": pa.array([3], pa.int16())})
+    for folder, rows in (("x", 0), ("y", 1)):
+        write(tmp_path / "set" / folder, images("a.png"))
+        pq.write_table(found.slice(0, rows), tmp_path / "set" / folder / "metadata.parquet")
+    columns = convert(tmp_path / "set", out).manifest.columns
+    assert [(each.name, each.dtype) for each in columns if each.name == "n"] == [("n", "int16")]
+
+
 def test_an_image_in_several_rows(tmp_path: Path, out: Path) -> None:
     rows = jsonl(*({"file_name": name, "text": f"{n}"} for n, name in enumerate(("a.png", "b.png", "a.png", "a.png"))))
     convert(write(tmp_path, {**images("a.png", "b.png"), "metadata.jsonl": rows}), out)

@@ -101,7 +101,8 @@ class _NamedArray:
 
 
 def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: SourceOptions) -> ArrayRoles:
-    """Assigns roles to the arrays of all files.
+    """Assigns roles to the arrays of all files, by split and part. If some names have a split, arrays without one
+    belong to no sample.
 
     Args:
         shown: Name of the source, for messages.
@@ -109,7 +110,7 @@ def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: Sour
         options: Uses ``image_key``, ``label_key`` and ``layout``.
 
     Raises:
-        AmbiguousSourceError: An option has to decide; the message names it.
+        AmbiguousSourceError: An option has to decide; the message names it. Or images have no split, but others have.
         SourceError: There are no images, or arrays contradict each other.
     """
     named = [_parse_array_name(number, info) for number, infos in enumerate(files) for info in infos]

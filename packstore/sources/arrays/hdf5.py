@@ -155,9 +155,9 @@ class _OpenHdf5(OpenArrays):
         return found if isinstance(found, bytes) else b""
 
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` if values of a dataset are, or may be, in files of another folder. HDF5 looks for
-        raw files in the working directory, and for parts of virtual datasets in the folder that an environment
-        variable names."""
+        """Raises :class:`SourceError` if values of a dataset are, or may be, in files of another folder, or a part of a
+        virtual dataset is missing. HDF5 looks for raw files in the working directory, and for parts of virtual datasets
+        in the folder that an environment variable names."""
         if dataset.external:
             file = dataset.external[0][0]
             raise SourceError(

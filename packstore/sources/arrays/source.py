@@ -142,7 +142,8 @@ class ArraySource(RowSource):
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
         """Assigns roles (image, label, further columns) to the arrays of the files. Raises
-        :class:`AmbiguousSourceError` if an option has to decide, and :class:`SourceError` if there are no images."""
+        :class:`AmbiguousSourceError` if an option has to decide, or a file beside seems to hold the labels, and
+        :class:`SourceError` if there are no images."""
         found = assign_roles(printable(str(self.path)), infos, self.options)
         if not self.path.is_dir() and not self.options.named:
             self._refuse_images_alone(found)

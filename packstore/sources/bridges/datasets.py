@@ -116,11 +116,16 @@ class DatasetsSource(ArrowSource):
     def _read_row(self, block: Any, row: int) -> dict[str, Any]:
         """Reads a row, with paths relative to the folder: the library makes them absolute."""
         found = super()._read_row(block, row)
-        for column in self._columns:
-            path = None if column.path is None else found[column.path]
-            if path is not None and Path(path).is_relative_to(self._folder):
-                found[column.path or ""] = Path(path).relative_to(self._folder).as_posix()
+        for name in filter(None, (column.path for column in self._columns)):
+            paths = found[name]
+            found[name] = [*map(self._shorten_path, paths)] if isinstance(paths, list) else self._shorten_path(paths)
         return found
+
+    def _shorten_path(self, path: str | None) -> str | None:
+        """Returns the path of a file relative to the given folder; None, and a path elsewhere, unchanged."""
+        if path is None or not Path(path).is_relative_to(self._folder):
+            return path
+        return Path(path).relative_to(self._folder).as_posix()
 
     def close(self) -> None:
         """Closes the source, and removes the temporary copies."""

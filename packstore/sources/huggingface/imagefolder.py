@@ -202,7 +202,7 @@ class HfImageFolderSource(FileRowSource):
         return {column: unique[name] for column, name in wanted.items()}
 
     def _declare_further_image(self, column: str) -> Image | Mask:
-        """Declares the images in a column beside the main ones: masks by their name and their first files."""
+        """Declares the images in a column beside the main ones: masks by their name and their first 64 files."""
         assert self._metadata is not None
         if not looks_like_mask(self._field_names[column]):
             return Image(optional=True)

@@ -148,7 +148,7 @@ def read_metadata(tree: Tree, files: Iterable[str], features: Mapping[str, Any])
         raise SourceError(
             f"{tree.name(files[0])} has no column file_name, *_file_name or *_file_names; columns: {columns}"
         )
-    typed = _declare_parquet_columns(tree, files[0], features) if kinds == ["parquet"] else {}
+    typed = _declare_parquet_columns(tree, files, features) if kinds == ["parquet"] else {}
     for name, its in seen.items():
         if name not in found.images:
             declared, convert = typed.get(name) or its.declare_field(name, features.get(name))
@@ -363,19 +363,23 @@ def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, 
 
 
 def _declare_parquet_columns(
-    tree: Tree, file: str, features: Mapping[str, Any]
+    tree: Tree, files: Iterable[str], features: Mapping[str, Any]
 ) -> dict[str, tuple[Field, Callable[[Any], Any]]]:
-    """Declares the columns of a Parquet file by its first rows; returns each with the function that converts its
-    values. Raises :class:`SourceError` for a damaged file."""
-    try:
-        with closing(_open_parquet(read_whole(tree, file, _MAX_BYTES))) as parquet:
-            batch = next(parquet.iter_batches(1024))
-            features = {**features, **read_features(batch.schema)}
-            fields = {
-                name: declare_column(name, batch.column(name), features.get(name))[0] for name in batch.schema.names
-            }
-    except pyarrow_errors() as error:
-        raise SourceError(f"{tree.name(file)} cannot be read: {error_line(error)}") from error
+    """Declares the columns of Parquet files by the first rows of the first file that has any; returns each with the
+    function that converts its values. Raises :class:`SourceError` for a damaged file."""
+    fields: dict[str, Field] = {}
+    for file in files:
+        try:
+            with closing(_open_parquet(read_whole(tree, file, _MAX_BYTES))) as parquet:
+                for batch in islice(parquet.iter_batches(1024), 1):
+                    own = {**features, **read_features(batch.schema)}
+                    fields = {
+                        name: declare_column(name, batch.column(name), own.get(name))[0] for name in batch.schema.names
+                    }
+        except pyarrow_errors() as error:
+            raise SourceError(f"{tree.name(file)} cannot be read: {error_line(error)}") from error
+        if fields:
+            break
     return {name: (each, _to_class_number if isinstance(each, Label) else _keep_value) for name, each in fields.items()}
 
 

@@ -119,7 +119,7 @@ class ParquetSource(HfTableSource):
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
         """Yields the Parquet files by split, see :func:`group_by_split`. Raises :class:`SourceError` if numbered shards
-        are missing."""
+        are missing, and as :func:`group_by_split` does."""
         if self.path.is_file():
             yield "", self.path
             return

@@ -150,7 +150,8 @@ class ScannedTables(ShardSource):
     @cached_property
     def _scan_result(self) -> tuple[list[FileSizes], TableFacts]:
         """Sizes and facts of all files, found once: from their overviews, and by reading columns of possible classes
-        and boxes. Raises :class:`SourceError` for a damaged file, or one with other columns than the first."""
+        and boxes. Raises :class:`SourceError` for a damaged file, or one with other columns or classes than the
+        first."""
         main = next(column.column for column in self._probed_columns if column.name == "image")
         further = {each.name: each.column for each in self._probed_columns if isinstance(each.field, (Image, Images))}
         further.pop("image")

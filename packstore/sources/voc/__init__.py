@@ -86,7 +86,7 @@ class VocSource(FileRowSource):
         return in_packing_order(self._sets) or ("",)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns; reads all annotations for their classes."""
+        """Declares the columns; opens the first masks, and reads all annotations for their classes."""
         found: dict[str, Field] = {"image": Image()}
         for name, folder in self._masks.items():
             found[name] = self._infer_mask_field(folder)
