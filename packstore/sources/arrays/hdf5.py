@@ -69,7 +69,7 @@ class _OpenHdf5(OpenArrays):
 
     def list_arrays(self) -> list[ArrayInfo]:
         """Describes all datasets. Raises :class:`SourceError` for a damaged file, links to other files or to nothing,
-        and values in files of other folders."""
+        values in files of other folders, datasets that were never written, and more than 10,000 datasets."""
         try:
             return self._list_datasets()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage

@@ -91,7 +91,8 @@ class IdxSource(ArraySource):
         return list(found.values())
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
-        """Assigns images, labels and splits by the names of the files.
+        """Assigns images, labels and splits by the names of the files. The option ``image_key`` chooses one of several
+        data sets.
 
         Raises :class:`AmbiguousSourceError`, which asks for ``--image-key``, if a folder holds several data sets
         (EMNIST's), and :class:`SourceError` for options that idx files do not have.
@@ -268,7 +269,7 @@ def _match_name(path: Path) -> re.Match[str] | None:
 
 
 def _find_idx_folders(path: Path) -> list[Path]:
-    """Finds the folders with idx files: ``path``, its ``raw``, or the ``raw`` of folders in it."""
+    """Finds the folders with idx files: ``path``, else its ``raw``, else the ``raw`` of folders in it."""
     if not path.is_dir():
         return []
     for places in ([path], [path / "raw"], [each / "raw" for each in list_folders(path)]):

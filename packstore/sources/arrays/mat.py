@@ -38,7 +38,7 @@ class MatSource(ArraySource):
 
 class _OpenMat(OpenArrays):
     """Open ``.mat`` file. Vectors have one axis, as labels need. Opening verifies the checksums of all arrays, and
-    raises :class:`SourceError` for another format."""
+    raises :class:`SourceError` for damage, and for another format."""
 
     def __init__(self, path: Path) -> None:
         shown = printable(str(path))

@@ -112,6 +112,7 @@ class _OpenNpy(_OpenNumpyArrays):
         }
 
     def close(self) -> None:
+        """Closes the file. Idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

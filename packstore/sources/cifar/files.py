@@ -164,8 +164,8 @@ class TarFiles(CifarFiles):
         return [self.path]
 
     def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Reads each file into memory, in one pass over the whole archive, which verifies its checksum. Raises
-        :class:`SourceError` for damage and missing files."""
+        """Reads each file into memory, in one pass over the whole archive, which verifies its checksum. Other reads
+        wait until the pass ends. Raises :class:`SourceError` for damage and missing files."""
         with self._lock:
             try:
                 yield from self._read_members()

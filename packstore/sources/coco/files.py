@@ -134,8 +134,8 @@ def _make_ignore_arguments(files: list[AnnotationFile]) -> tuple[str, ...]:
 
 
 def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
-    """Finds the folder with most of the images ``names``, among the usual ones for an annotation file; None if no
-    folder has any."""
+    """Finds the folder with most of the images ``names``, among the usual ones for an annotation file; of equal ones,
+    the first. Returns None if no folder has any."""
     beside = file.path.rpartition("/")[0]
     above = beside.rpartition("/")[0]
     wanted = dict.fromkeys(filter(None, (file.token, file.split)))

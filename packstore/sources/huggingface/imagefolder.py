@@ -314,7 +314,8 @@ def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Is certain of a folder or archive with images and metadata files that name files, or with a card whose patterns
-    match images. Looks into the upper four levels of folders."""
+    match images. Looks into the upper four levels of folders. Raises :class:`SourceError` for a malformed card, and
+    :class:`AmbiguousSourceError` for several configurations without a default."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

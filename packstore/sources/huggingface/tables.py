@@ -99,7 +99,7 @@ class HfTableSource(ScannedTables):
 
     @property
     def has_images_by_path(self) -> bool:
-        """True if tables may hold only the path of some image, not its bytes."""
+        """True if tables may hold only the path of some image, not its bytes. Scans all files on first use."""
         return any(each.column in self._facts.optional for each in self._columns if each.path is not None)
 
     def claim_files(self, claims: Claims) -> None:
@@ -153,7 +153,8 @@ class HfTableSource(ScannedTables):
         return ref.location if isinstance(ref, _RowValues) else None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Reads the rows some 32 MB ahead, in a thread. ``Entry.ref`` then has the values."""
+        """Reads the rows some 32 MB ahead, in a thread. ``Entry.ref`` then has the values, or a :class:`FailedSample`
+        for a bad row."""
         pieces = ordered_flat_map(lambda _: self._read_pieces(entries), [None], 1, lambda piece: piece[1], _AHEAD_BYTES)
         return chain.from_iterable(piece for piece, _ in pieces)
 

@@ -148,7 +148,8 @@ class LmdbSource(RowSource):
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
         """Certain if all LMDBs at ``path`` are of this kind and none is a packstore store. Raises
-        :class:`AmbiguousSourceError` and :class:`RefusedLmdbError`; other errors mean no."""
+        :class:`AmbiguousSourceError` and :class:`RefusedLmdbError`, and :class:`SourceError` for a file that cannot be
+        read; a damaged LMDB means no."""
         try:
             places = [path] if is_lmdb(path) else find_lmdbs(path)
         except PermissionError:
@@ -205,7 +206,8 @@ class RefusedLmdbError(SourceError):
 
 
 def is_lmdb(path: Path) -> bool:
-    """Tells if a path is an LMDB: a directory with ``data.mdb``, or the file itself; False if it cannot be read."""
+    """Tells if a path is an LMDB: a directory with ``data.mdb``, or the file itself. Raises :class:`SourceError` if the
+    file cannot be read."""
     file = path / DATA_FILE if path.is_dir() else path
     return first_bytes(file, _MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
@@ -213,7 +215,7 @@ def is_lmdb(path: Path) -> bool:
 def find_lmdbs(path: Path) -> list[Path]:
     """Lists the LMDBs in a folder, sorted: folders, and files whose suffix is ``.lmdb``, ``.mdb`` or ``_lmdb``. Passes
     over hidden and ignored names. Returns ``[]`` if ``path`` is no folder, or also has images or other folders. Raises
-    :class:`OSError`."""
+    :class:`OSError`, and :class:`SourceError` for a file that cannot be read."""
     if not path.is_dir():
         return []
     found = []

@@ -201,7 +201,7 @@ def _read_darknet(tree: Tree, file: str) -> YoloLayout:
     names = _find_path_end(tree, values.get("names", ""))
     if names is None:
         raise SourceError(
-            f"{tree.name(file)}: the names of the classes ({printable(values['names'][:80])}) are missing"
+            f"{tree.name(file)}: the names of the classes ({printable(values.get('names', '')[:80])}) are missing"
         )
     classes = _read_names(tree, names)
     if values.get("classes", str(len(classes))) != str(len(classes)):
