@@ -170,6 +170,16 @@ def test_damaged_names_of_classes_are_named(tmp_path: Path) -> None:
         open_source(path)
 
 
+def test_a_text_that_becomes_another_after_opening_is_a_bad_sample(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, images=pixels(20, 8, 9, 3), label=np.array(["cat", "dog"] * 10))
+    with closing(open_source(path)) as source:
+        *_, last = source.entries()  # the first texts are kept
+        path.write_bytes(path.read_bytes().replace("dog".encode("utf-32-le"), "cow".encode("utf-32-le")))
+        with pytest.raises(SampleError, match="label: 'cow' is not one of the classes: its file has changed"):
+            source.read(last)
+
+
 def header(text: str, version: bytes = b"\x01\x00") -> bytes:
     return b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text.encode()
 

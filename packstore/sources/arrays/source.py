@@ -339,12 +339,14 @@ class ArraySource(RowSource):
 
     def convert_value(self, name: str, chosen: ColumnArray, value: Any) -> Any:
         """Converts a row of an array to a value of its column. Raises :class:`ValueError` for a file that is too large,
-        a label that is no whole number, and pixels that change in the conversion."""
+        a label that is no whole number or no class, and pixels that change in the conversion."""
         info = chosen.info
         if name == "image":
             return self._convert_image_row(chosen, value)
         if name == "label":
-            return _to_class_number(value) if info.content == "numbers" else self._label_numbers[_decode_text(value)]
+            return (
+                _to_class_number(value) if info.content == "numbers" else self._find_label_number(_decode_text(value))
+            )
         if info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:
@@ -423,6 +425,12 @@ class ArraySource(RowSource):
     def _label_numbers(self) -> dict[str, int]:
         """Number of each class, by its text; empty if labels are numbers."""
         return {name: number for number, name in enumerate(self._text_classes or ())}
+
+    def _find_label_number(self, text: str) -> int:
+        """Returns the number of a class. Raises :class:`ValueError` for a text that was no label at opening."""
+        if text not in self._label_numbers:
+            raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
+        return self._label_numbers[text]
 
     def _read_labels(self, part: SplitArrays) -> NDArray[Any]:
         """Reads all class numbers of a group of arrays that belong together; empty without labels."""
