@@ -48,7 +48,8 @@ class TarWriter:
 
 
 class _ArchiveExport(FilesExport):
-    """Base of exports of an image folder in one archive file, which stays open from the first shard to the last."""
+    """Base of exports of an image folder in one archive file, which stays open from the first shard to the last. A
+    resumed run cuts it off after the last complete shard."""
 
     one_file = True
     _out: IO[bytes] | None = None

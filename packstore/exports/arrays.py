@@ -33,7 +33,8 @@ _BLOCK_BYTES = 1 << 22
 
 
 class ArraysExport(Export):
-    """Base of exports that hold images and columns as arrays. Image files are held too, as arrays of bytes."""
+    """Base of exports that hold images and columns as arrays. Image files are held too, as arrays of bytes. Columns
+    with missing values or of varying shape go into the record lines."""
 
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
@@ -238,7 +239,8 @@ class NpzExport(_ShardFilesExport):
 
 
 class _Hdf5Writer(_ArraysWriter):
-    """Writes a shard as an HDF5 file."""
+    """Writes a shard as an HDF5 file. Hides failed writes from the HDF5 library, and raises the first of them between
+    blocks or at the end."""
 
     def write_shard(self) -> None:
         """Writes the shard's HDF5 file. Raises the :class:`OSError` of the first failed write, which is hidden from the

@@ -257,7 +257,8 @@ class Export(ABC):
         return self.manifest.column("key").nbytes // max(1, self.manifest.records)
 
     def estimate_block_padding(self, block: int) -> int:
-        """Estimates the mean unused bytes in the last block of an image's file, for blocks of ``block`` bytes."""
+        """Estimates the mean unused bytes in the last block of an image's file, for blocks of ``block`` bytes: half a
+        block, or more if images are smaller than that."""
         return max(block // 2, block - self.manifest.image.nbytes // max(1, self.manifest.records))
 
     @property

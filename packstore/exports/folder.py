@@ -14,7 +14,8 @@ from packstore.exports.paths import ClassFolders, RecordPaths
 
 
 class FilesExport(Export):
-    """Base of exports that hold images as files in folders of splits and classes."""
+    """Base of exports that hold images as files in folders of splits and classes. Files have the names in their keys,
+    made safe; labels are only in the names of folders."""
 
     source = "exported"
 

@@ -100,7 +100,8 @@ class MdsExport(Export):
         return super().finish(replace(export_manifest, files=tuple(files)), lines)
 
     def _choose_encodings(self) -> dict[str, str]:
-        """Returns the MDS encoding of each value by name, sorted by name as in the format."""
+        """Returns the MDS encoding of key, image, each column, and ``NAME_valid`` for a column with missing values;
+        sorted by name as in the format."""
         image = self.manifest.image
         found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
         for column in self.columns:
@@ -111,7 +112,8 @@ class MdsExport(Export):
 
 
 class _ShardWriter(ShardWriter):
-    """Collects samples in a temporary file until the shard ends: the shard's header needs their number."""
+    """Collects samples in a temporary file until the shard ends: the shard's header needs their number. Raises
+    :class:`UsageError` at the end for a shard of 4 GiB or more."""
 
     def __init__(self, folder: Path, file: str, columns: Sequence[Column], encodings: Mapping[str, str]) -> None:
         self.file = file

@@ -41,7 +41,8 @@ class LabelledObject:
 
 
 class ObjectColumns:
-    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column.
+    """Names of the columns of a store that describe objects: boxes, labels, keypoints and a JSON column. Reads the
+    objects of a record, without those that are not finite.
 
     Attributes:
         boxes: Name of the first column of boxes; None if the store has none.
@@ -108,7 +109,8 @@ class ObjectColumns:
 
 
 class ObjectsExport(FilesExport):
-    """Base of exports that hold images as files, and labels beside the images.
+    """Base of exports that hold images as files, and labels beside the images. This base writes no labels, and adds
+    width and height of each image to its record line.
 
     Attributes:
         extra: Name of the JSON column with a value for each object, see :class:`ObjectColumns`.

@@ -186,7 +186,8 @@ def run_export(
 
 
 class _ShardLoop:
-    """Writes the shards that an interrupted run has not completed, with their record lines and receipts."""
+    """Writes the shards that an interrupted run has not completed, with their record lines and receipts. Verifies the
+    checksums of each record; after an error aborts the shard."""
 
     def __init__(
         self,

@@ -52,7 +52,8 @@ class ShardReceipt(NamedTuple):
 
 
 class ExportStaging(Staging):
-    """Work directory of an export; reuses the directory of an interrupted run with the same identity.
+    """Work directory of an export; reuses the directory of an interrupted run with the same identity. Removes those of
+    other runs, with a warning if one has complete shards.
 
     ``run-00001/`` holds ``store``, the staged export; ``export``, its identity; and in ``parts/`` the receipt and the
     record lines of each complete shard.

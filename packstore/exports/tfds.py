@@ -42,7 +42,8 @@ _PYTHON = {
 
 
 class TfdsExport(Export):
-    """Shards ``packstore-train.tfrecord-00000`` …, and the JSON files that describe them."""
+    """Shards ``packstore-train.tfrecord-00000`` …, and the JSON files and class names that describe them. Splits get
+    names of ASCII letters, digits and ``_``; a store without splits is ``train``."""
 
     name = "tfds"
     help = "TFRecord files of TensorFlow Datasets"
@@ -126,7 +127,8 @@ class TfdsExport(Export):
         return self._split_names[split] if split else "train"
 
     def _describe_features(self) -> dict[str, Any]:
-        """Returns the content of ``features.json``."""
+        """Returns the content of ``features.json``: key, image and all columns, with a bool ``NAME_valid`` for each
+        that may have missing values."""
         image = self.manifest.image
         features = {"key": _make_feature("text", {})}
         if image.layout is None or self.recoded:
@@ -202,7 +204,8 @@ def _encode_value(column: Column, raw: bytes, shape: Sequence[int]) -> dict[str,
 
 
 def _describe_column(column: Column) -> dict[str, Any]:
-    """Returns the TFDS feature of a column, as in ``features.json``."""
+    """Returns the TFDS feature of a column, as in ``features.json``. A file that may be missing is a string, so that
+    readers do not decode it."""
     if column.form == "text":
         return _make_feature("text", {})
     if column.traits.has_classes:

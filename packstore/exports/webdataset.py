@@ -31,7 +31,8 @@ _USUAL = {"label": "cls", "text": "txt", "json": "json"}
 
 
 class WebDatasetExport(Export):
-    """Shards ``train-000000.tar`` …, and ``classnames.txt`` if classes have names."""
+    """Shards ``train-000000.tar`` …, and ``classnames.txt`` if classes have names that can be lines. A missing value
+    has no file. Dots in keys are escaped, and a name that comes twice in a shard gets a number."""
 
     name = "webdataset"
     help = "tar shards of WebDataset"
@@ -149,7 +150,8 @@ class _SampleWriter(ShardWriter):
 
 
 def _encode_value_file(column: Column, value: Any) -> tuple[str, bytes]:
-    """Returns the extension and the content of the file for a value."""
+    """Returns the extension and the content of the file for a value: a label as its number, a text, file or bytes
+    unchanged, any other value as ``.npy``."""
     if column.type == "label":
         return _value_extension(column, "cls"), str(value).encode("ascii")
     if column.form == "text":

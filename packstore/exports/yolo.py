@@ -19,7 +19,8 @@ _DESCRIPTION = "data.yaml"
 
 
 class YoloExport(ObjectsExport):
-    """A folder of images, with a label file for each image that has boxes, in fractions of the image's sides.
+    """A folder of images, with a label file for each image that has boxes, in fractions of the image's sides; and
+    ``data.yaml``, in which splits get their usual names.
 
     Boxes are clipped to the image, as readers expect; boxes outside it are left out. An object with a value in a column
     ``polygons``, as the source ``yolo`` makes it, is written as a polygon.

@@ -33,8 +33,8 @@ _FILES_A_CHUNK, _VALUES_A_CHUNK = 32, 1 << 16
 
 
 class ZarrExport(ArraysExport):
-    """A Zarr group of version 2. A shard is a range of rows of its arrays, after which an interrupted run can
-    resume."""
+    """A Zarr group of version 2, with a group for each split. A shard is a range of rows of its arrays, after which an
+    interrupted run can resume. Raises :class:`UsageError` while writing if the library is not installed."""
 
     name = "zarr"
     help = "Zarr arrays"
@@ -99,7 +99,8 @@ class ZarrExport(ArraysExport):
 
 
 class _ZarrWriter(ShardWriter):
-    """Writes the records of a shard into the arrays of its split, images in whole chunks."""
+    """Writes the records of a shard into the arrays of its split, images in whole chunks. Values of columns stay in
+    memory until the shard is closed."""
 
     def __init__(self, export: ZarrExport, folder: Path, records: int, start: int) -> None:
         self._export = export

@@ -21,7 +21,8 @@ _SETS = {"train": "trnid", "val": "valid", "test": "tstid"}
 
 
 class Flowers102(NamedSource):
-    """Source of the flowers' images, in the order of ``setid.mat``."""
+    """Source of the flowers' images, in the order of ``setid.mat``. Refuses an image without a label, and labels of no
+    class."""
 
     kind = "flowers102"
     title = "Flowers-102"

@@ -19,7 +19,7 @@ _SOLUTIONS = {"train": "LOC_train_solution.csv", "val": "LOC_val_solution.csv"}
 
 class KaggleSource(NamedSource):
     """Source of Kaggle's ILSVRC, class by class. Boxes come from the tables; some images have none. Test images have no
-    labels."""
+    labels. Refuses a validation image that the table lacks."""
 
     kind = "ilsvrc"
     title = "ILSVRC"

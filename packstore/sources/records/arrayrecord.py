@@ -9,7 +9,8 @@ from packstore.sources.records.tfrecord import TfrecordSource
 
 
 class ArrayRecordSource(TfrecordSource):
-    """Source of ArrayRecord files: one file, or all in a folder."""
+    """Source of ArrayRecord files: one file, or all in a folder. Columns and refusals are those of
+    :class:`TfrecordSource`."""
 
     kind = "arrayrecord"
     format_name = "ArrayRecord"

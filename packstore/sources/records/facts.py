@@ -78,7 +78,8 @@ class LabelFacts:
 
 
 class ExampleFacts:
-    """Facts about all examples, collected one by one.
+    """Facts about all examples, collected one by one. An example that adds something is verified first, and skipped if
+    it is damaged.
 
     Most examples add nothing, since their features have known types and their labels known names; testing that is fast.
 

@@ -38,7 +38,8 @@ _MAX_RATIO = 256
 
 
 class LitdataSource(MdsSource):
-    """Source of LitData chunks that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` …"""
+    """Source of LitData chunks that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` …
+    Refuses nested items, pickles, encryption, compressions other than zstd, and formats that it does not know."""
 
     kind = "litdata"
 

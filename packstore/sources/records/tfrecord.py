@@ -193,8 +193,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _box_features(self) -> tuple[str, bool] | None:
-        """Prefix of the four features of boxes, and True if these are fractions of the image; None if there are no
-        boxes."""
+        """Prefix of the four features of boxes, and True if these are fractions of the image: floats, all of at most 2.
+        None if there are no boxes."""
         assert self.index
         for name in sorted(self.facts.features):
             prefix = name.removesuffix("/xmin")

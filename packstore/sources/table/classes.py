@@ -17,7 +17,8 @@ _MAX_CLASSES = 1 << 16
 
 
 class ClassColumn:
-    """Column whose cells are classes.
+    """Column whose cells are classes: one, a list of texts, or several with a separator. Refuses more than 65,536
+    classes.
 
     Attributes:
         names: Names of the classes, sorted; None if the column holds their numbers.
@@ -61,8 +62,8 @@ class ClassColumn:
 
 
 class FlagColumns:
-    """A column for each class, with 1, 0 or -1 for an uncertain class. Becomes ``label`` if each row has exactly one
-    1; else ``labels``, and columns for classes with -1 and with blank cells."""
+    """A column for each class, with 1, 0 or -1 for an uncertain class; refuses other values. Becomes ``label`` if each
+    row has exactly one 1; else ``labels``, and columns for classes with -1 and with blank cells."""
 
     def __init__(
         self,

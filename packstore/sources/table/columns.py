@@ -36,7 +36,7 @@ class ColumnFacts:
 
     Attributes:
         values: Kinds of the values.
-        texts: Different values as texts; None if there are many.
+        texts: Different values as texts; None if there are more than 65,536.
         flags: Which of 0, 1, -1 and blank occur; None if there are other values.
         split: All values are names of splits.
         low: Smallest number, at most 0.
@@ -146,7 +146,8 @@ class ColumnRoles:
 
 def find_roles(facts: Mapping[str, ColumnFacts], given: Mapping[str, Sequence[str]], header: bool) -> ColumnRoles:
     """Finds the meanings of all columns except those of images: first by ``given``, the columns that the user names by
-    role, then by names and values. ``header``: the table names its columns. Raises :class:`UsageError` for given
+    role, then by names and values. Without ``given``, looks for run lengths and points only if there are no boxes, and
+    for flags only if there is no label. ``header``: the table names its columns. Raises :class:`UsageError` for given
     columns that do not exist."""
     unknown = [name for role, names in given.items() if role != "image" for name in names if name not in facts]
     if unknown:

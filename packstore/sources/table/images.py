@@ -22,8 +22,8 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """Index of all images of a tree by hashes of their names and stems: alone, with the last folder of their path, and
-    with the last two. Images are numbered from 0. Takes some 100 bytes an image."""
+    """Index of all images of a tree, without hidden ones, by hashes of their names and stems: alone, with the last
+    folder of their path, and with the last two. Images are numbered from 0. Takes some 100 bytes an image."""
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
@@ -153,7 +153,8 @@ class Naming:
 
 
 class NamingCounter:
-    """Counts the ways in which the values of a column name images."""
+    """Counts the ways in which the values of a column name images: with or without suffixes, by whole paths or by names
+    alone."""
 
     def __init__(self, index: ImageIndex) -> None:
         self._index = index

@@ -55,9 +55,11 @@ def _has_row_per_image(table: Table) -> bool:
 
 
 class JoinedRows:
-    """Rows of the tables that are joined to one, by image; in memory.
+    """Rows of the tables that are joined to one, by image; in memory. Raises :class:`AmbiguousSourceError` when rows
+    are joined if the tables do not name the same images, or have a column in common.
 
-    If the table has several rows an image, the others may have more images: these have no boxes."""
+    If the table has several rows an image, the others may have more images: these have no boxes.
+    """
 
     def __init__(self, tree: Tree, table: Table, index: ImageIndex) -> None:
         self._tree, self._table = tree, table

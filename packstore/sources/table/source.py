@@ -237,7 +237,9 @@ class TableSource(FileRowSource):
             yield FileRow(self._names[image].decode("utf-8", "surrogateescape"), values)
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the columns of the store: by the roles of the tables' columns, and one for each other column."""
+        """Declares image and further images; ``boxes``, with ``segmentations`` if these are masks; ``label`` or
+        ``labels``, and ``tags``, classes of rows without a box; ``parents``, the classes above; a column for each set
+        of flags; ``keypoints`` with ``keypoint_labels``; and a column for each other column of the tables."""
         roles = self._roles
         found: dict[str, Field] = {"image": Image()}
         for name, most in self._further.items():
