@@ -124,8 +124,8 @@ def _read_sound_store(path: Path) -> ScavengedData:
 
 
 def _inspect_sharded(path: Path) -> DamagedStore:
-    """Recovers a sharded store from its manifest and table, or if these are lost from the shards' own manifests. Raises
-    :class:`StoreError` if no manifest can be read."""
+    """Recovers a sharded store from its manifest and table, or if these are lost from the shards' own manifests: then
+    the shards are ordered by number and split. Raises :class:`StoreError` if no manifest can be read."""
     notes: list[str] = []
     whole, proven = _recover_manifest(path, notes), False
     formats: list[Format] = list(FORMATS.values())

@@ -45,8 +45,9 @@ class DamagedRecord(NamedTuple):
 
 
 class Donor:
-    """Makes replacements of damaged records from the samples of a source. Call :meth:`locate_samples` first. Memory
-    grows only with the number of damaged records."""
+    """Makes replacements of damaged records from the samples of a source. Call :meth:`locate_samples` first. Raises
+    :class:`CannotReplaceError` for a record without a sample, and for one that cannot be read. Memory grows only with
+    the number of damaged records."""
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
         """Raises :class:`UsageError` if the store's records cannot be made from this source."""
@@ -126,7 +127,8 @@ class Donor:
             raise CannotReplaceError(f"the source's image cannot be used: {error}") from error
 
     def _make_fields_from(self, entry: Entry) -> dict[str, Any]:
-        """Returns all columns of a row made from a sample; None for values that the source does not have."""
+        """Returns all columns of a row made from a sample; None for values that the source does not have. Copies other
+        columns of a source that is a store. Raises :class:`CannotReplaceError` for a sample that cannot be read."""
         labels = dict(zip((c.name for c in self._survey.labels), entry.labels, strict=True))
         sampled = self._sample_values(entry)
         fields: dict[str, Any] = {}

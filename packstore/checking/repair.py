@@ -190,7 +190,8 @@ def check_destination_name(destination: Path, format: str) -> None:
 
 
 class _Repair:
-    """One repair of a local store: finds replacements and writes the new store."""
+    """One repair of a local store: finds replacements, proves them by checksums, and writes the new store. Raises
+    :class:`StoreError` if nothing is lost and the digest is still not that of the undamaged store."""
 
     def __init__(
         self, reader: Reader, check: StoreCheck, donor: Donor, builder: StoreBuilder, progress: ProgressCallback

@@ -144,7 +144,8 @@ class _LostError(Exception):
 
 
 class _Salvage:
-    """One salvage: collects undamaged records and writes the new store."""
+    """One salvage: collects undamaged records, if allowed also unproven ones, and writes the new store. Lists the first
+    10,000 unproven and the first 10,000 missing records."""
 
     def __init__(
         self, damaged: Path, store: DamagedStore, builder: StoreBuilder, unproven: bool, progress: ProgressCallback

@@ -104,7 +104,8 @@ class _ColumnResults(NamedTuple):
 
 
 class StoreCheck:
-    """One check of one open store: :meth:`find_problems` yields every problem; afterwards the attributes have details.
+    """One check of one open store: :meth:`find_problems` yields every problem, at most one a record; afterwards the
+    attributes have details.
 
     Attributes:
         checks: Checks that were made, in order, in words.

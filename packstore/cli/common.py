@@ -46,7 +46,7 @@ class LocalPath(click.Path):
 
 
 class StorePath(LocalPath):
-    """A path or a URL."""
+    """A path or a URL. Refuses an empty one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Converts text to a :class:`Path`, or to a :class:`UrlPath` if it is a URL."""
@@ -77,7 +77,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
 
 
 class PixelCount(ByteSize):
-    """A number of pixels such as 100M."""
+    """A number of pixels such as 100M, at least 1. Refuses units of bytes."""
 
     name = "pixels"
     least_bare = 0
@@ -93,7 +93,7 @@ class PixelCount(ByteSize):
 
 
 class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Kinds of findings, separated by commas; ``any`` for all."""
+    """Kinds of findings, separated by commas; ``any`` for all. Refuses unknown ones."""
 
     name = "kinds"
 
@@ -113,7 +113,8 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
 
 
 class PluginChoice(click.Choice):  # type: ignore[type-arg]
-    """A name in a registry. The help lists built-in names; plug-ins are only loaded for an unknown name."""
+    """A name in a registry. The help lists built-in names; plug-ins are only loaded for an unknown name, and to
+    complete one."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry.built_in)
@@ -133,7 +134,7 @@ class PluginChoice(click.Choice):  # type: ignore[type-arg]
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]
-    """S or HxW in pixels, each of at most five digits."""
+    """S or HxW (height x width) in pixels, each of at most five digits: becomes a number, or a tuple of two."""
 
     name = "size"
 

@@ -155,7 +155,8 @@ def _refuse_chart(plot: Path | None) -> None:
 
 
 def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
-    """Opens and surveys a source, and prints its description or JSON."""
+    """Opens and surveys a source, and prints its description or JSON. Raises :class:`AmbiguousSourceError` if it would
+    leave out files that seem to annotate its images."""
     from packstore.cli.source_info import describe_source, source_to_json
     from packstore.sources import ask_about_left, open_source
 

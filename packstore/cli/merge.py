@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ClassNames(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Class names: ``cat,dog``, or a text file with one name a line."""
+    """Class names: ``cat,dog``, or the name of a text file with one a line, of which empty lines are left out."""
 
     name = "names"
 

@@ -15,7 +15,7 @@ from packstore.cli.options import cache_options, dry_run_option, format_option, 
 
 
 class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from click 8.2 on
-    """Splits with their shares: ``train=0.9,val=0.1``."""
+    """Splits with their shares: ``train=0.9,val=0.1``; the last share of a repeated split counts."""
 
     name = "shares"
 

@@ -22,6 +22,7 @@ from packstore.stores.link_files import Location
 
 class AddedSource(Source):
     """Source of an append: maps a source's class numbers and splits to the store's, prefixes keys, leaves out samples.
+    It holds the samples to add alone, so that its methods ignore ``split``.
 
     Attributes:
         left_out: Keys of samples that are left out, prefix included.

@@ -178,7 +178,8 @@ def pack_batch(
 
 
 class Linker:
-    """Computes links to records, and verifies that their files did not change while they were read."""
+    """Computes links to records, and verifies that their files did not change while they were read. Refuses samples
+    that are no plain range of bytes of a file."""
 
     def __init__(self, source: Source, folder: Path | None) -> None:
         """``folder`` is the base of relative links; None for absolute links."""

@@ -88,7 +88,8 @@ Piece = CopiedRecords | LinkedShards
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Plan of a new store: its pieces, columns and destination.
+    """Plan of a new store: its pieces, columns and destination. Refuses to write a store without records, or one that
+    does not fit on the disk.
 
     Attributes:
         destination: Path or URL of the new store.

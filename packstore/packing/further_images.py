@@ -96,7 +96,7 @@ def _extract_files(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
 
 
 class FileLossError(UsageError):
-    """A file in a column beside the main image would lose something, and no option allows it.
+    """Error for a file in a column beside the main image that would lose something, which no option allows.
 
     Attributes:
         column: The column.
@@ -117,7 +117,8 @@ class FileLossError(UsageError):
 
 
 class FileChecks:
-    """Checks image files in columns beside the main image: their headers, and losses by the column's mode. Thread-safe.
+    """Checks image files in columns beside the main image: raises :class:`SampleError` for a damaged header,
+    :class:`FileLossError` if reading a file in the column's mode would lose something. Thread-safe.
 
     False as a condition if no column is to be checked: none has files, or ``check`` is ``none``.
     """

@@ -35,7 +35,7 @@ def make_encoder(
 
 
 class SampleProbe:
-    """Encodes a few samples, spread over the source, to learn sizes and shapes."""
+    """Encodes a few samples, spread over the source, to learn sizes and shapes. Skips bad ones."""
 
     def __init__(self, source: Source, options: ConvertOptions) -> None:
         self._source = source

@@ -102,7 +102,7 @@ class PositionTracker:
         Args:
             seen: The entries, skipped ones included.
             skipped: Those that were skipped, with the reasons.
-            oriented: Positions in ``seen`` of images that were turned upright.
+            oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
             palette: Positions in ``seen`` of images with a palette, counted by their class.
             unified: Positions in ``seen`` of images that were converted to the dataset's mode, and how. Positions of
                 these three that an interrupted run has counted are not counted again.
@@ -133,8 +133,8 @@ class PositionTracker:
 
 
 class ResumedRecords:
-    """Replays the records of an interrupted run as packed batches; then ``rest`` yields the entries that remain to
-    be packed.
+    """Replays the records of an interrupted run as packed batches, up to the first that cannot be verified; then
+    ``rest`` yields the entries that remain to be packed.
 
     Attributes:
         records: Number of records that the iteration has yielded.

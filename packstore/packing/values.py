@@ -16,7 +16,8 @@ from packstore.sources.values import nbytes_of
 
 
 class ValueConverter:
-    """Converts a sample's values to stored form: bytes, numbers and their companion columns. Thread-safe.
+    """Converts a sample's values to stored form: bytes, numbers and their companion columns. Raises
+    :class:`SampleError` for values that do not fit their columns. Thread-safe.
 
     Attributes:
         masks: The columns of masks, volumes and clips.

@@ -93,9 +93,8 @@ class Where:
 
 
 def parse_where(text: str, manifest: Manifest) -> Where:
-    """Parses a condition on the records of a store.
-
-    Raises :class:`UsageError` with the character at which ``text`` is wrong.
+    """Parses a condition on the records of a store. Raises :class:`UsageError` with the character at which ``text`` is
+    wrong, and for more than 100,000 characters.
     """
     if len(text) > _MAX_TEXT:
         raise UsageError(f"the condition has {len(text):,} characters; at most {_MAX_TEXT:,} are allowed")
@@ -192,8 +191,8 @@ class _Parser:
         return compare_rows
 
     def resolve_column(self, token: _Token) -> tuple[Callable[[RecordColumns], NDArray[Any]], Column | None]:
-        """Returns a getter of the column's values, and the column; None for ``key`` and ``split``. Notes the column
-        as read; consumes no token."""
+        """Returns a getter of the column's values, and the column; None for ``key`` and ``split``. Notes the column as
+        read; consumes no token. Raises :class:`UsageError` unless it is a known column of single values."""
         name = token.text
         known = [c.name for c in self.manifest.columns if c.kind == "fixed" and c.shape == () and c.layout is None]
         if name not in ("key", "split") and name not in known:

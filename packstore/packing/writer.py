@@ -198,7 +198,8 @@ class Writer:
         return f"<Writer of {str(self._path)!r}: {self.added:,} samples, {self._state}>"
 
     def _start_packing(self) -> None:
-        """Infers the fields from the first samples, and starts packing: queues these samples for the packing thread."""
+        """Infers the fields from the first samples, and starts packing: queues these samples for the packing thread.
+        Raises :class:`UsageError` if no fields fit them, :class:`SampleError` for a sample that does not fit."""
         self._schema = make_schema(
             [sample for *_, sample in self._first],
             self._fields,

@@ -232,7 +232,8 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
 
 
 class CellMaker:
-    """Makes the cells of a contact sheet by record number: ``maker[record]``."""
+    """Makes the cells of a contact sheet by record number: ``maker[record]``. A damaged record's cell has the error.
+    Raises :class:`UsageError` for columns that cannot be drawn, and for wrong augmentations."""
 
     def __init__(self, reader: Reader, options: SheetOptions) -> None:
         """Raises :class:`UsageError` for columns that cannot be drawn."""
@@ -300,7 +301,8 @@ class CellMaker:
 
 def draw_page(cells: CellMaker, rows: Sequence[SheetRow]) -> Image.Image:
     """Draws rows of cells as one picture, each with its title above and the end of the key below each image. Enlarges
-    small images by whole factors, so that each pixel is a square."""
+    small images by whole factors, so that each pixel is a square. Cells without an image show a crossed box with the
+    reason."""
     made = [(row.title, [cells[record] for record in row.records]) for row in rows]
     images = [cell.image for _, row in made for cell in row if cell.image is not None]
     wanted = cells.options.side

@@ -86,8 +86,8 @@ class AuditReport:
 
 
 class FindingCollector:
-    """Collects findings and makes the report. Keeps the first 10,000 findings of each kind, and the numbers of all
-    records to drop."""
+    """Collects findings and makes the report. Keeps the first 10,000 findings of each kind, each with its first 1,000
+    records, and the numbers of all records to drop."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[tuple[str, tuple[int, ...]]]] = {}

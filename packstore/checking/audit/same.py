@@ -127,8 +127,8 @@ class RecordHashes:
         self._file.close()
 
     def store(self, start: int, valid: NDArray[np.bool_], hashes: NDArray[np.uint64]) -> None:
-        """Stores hashes ``(n, 1 + windows, 4)`` of records from ``start`` on: of the whole image, then of the
-        windows.
+        """Stores hashes ``(n, 1 + windows, 4)`` of records from ``start`` on: of the whole image, then of the windows.
+        ``valid`` tells which records have meaningful ones.
         """
         rows = slice(start, start + len(valid))
         self.whole[rows], self.valid[rows] = hashes[:, 0], valid

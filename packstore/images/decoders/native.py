@@ -342,7 +342,8 @@ def _decode_deep_avif(data: memoryview, info: ImageInfo, max_pixels: int) -> NDA
 
 
 def _check_deep_pixels(pixels: NDArray[Any], info: ImageInfo, any_size: bool = False) -> None:
-    """Raises :class:`DecodeError` unless pixels have the size and the dtype that the header states."""
+    """Raises :class:`DecodeError` unless pixels are uint16 and have the size that the header states, or any with
+    ``any_size``."""
     if pixels.dtype != np.uint16 or not (any_size or pixels.shape[:2] == (info.height, info.width)):
         raise DecodeError(
             f"damaged image: {pixels.shape[0]} x {pixels.shape[1]} pixels of {pixels.dtype}, and its header says "

@@ -119,7 +119,7 @@ def map_to_stored_box(box: Box, orientation: int, height: int, width: int) -> Bo
 
 def _parse_exif(exif: bytes) -> int | None:
     """Returns the orientation in the first directory of EXIF data, or None if it has none. Raises :class:`_Unusual` for
-    anything that ordinary cameras do not write."""
+    anything that ordinary cameras do not write, :class:`struct.error` for data that is cut off."""
     start = len(_EXIF) if exif.startswith(_EXIF) else 0
     order = _HEADERS.get(exif[start : start + 4])
     if order is None:

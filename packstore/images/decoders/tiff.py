@@ -36,7 +36,7 @@ class TiffPages:
 
     def read_tags(self, number: int) -> dict[int, Any]:
         """Returns the tags of a page by code. Returns none for a damaged file, whose fault is reported when it is
-        decoded."""
+        decoded. Raises :class:`DecodeError` without tifffile."""
         import_tifffile()
         try:
             return {tag.code: tag.value for tag in self._pages[number].tags}
@@ -47,7 +47,7 @@ class TiffPages:
 
     def decode_page(self, number: int, max_pixels: int) -> tuple[NDArray[Any], Mode]:
         """Decodes a page. Returns pixels and mode. Raises :class:`DecodeError` for damaged files, missing pages, too
-        many pixels, and without tifffile."""
+        many pixels, channels or values without a mode, and without tifffile."""
         import_tifffile()
         try:
             if number >= len(self._pages):

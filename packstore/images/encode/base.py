@@ -63,7 +63,8 @@ _thread = threading.local()
 
 
 class SourceImages:
-    """Prepares the images of a source for an encoding: checks files, and decodes, orients and resizes pixels.
+    """Prepares the images of a source for an encoding: checks files, and decodes, orients and resizes pixels. Caches
+    the header of each thread's latest file.
 
     Attributes:
         options: The encode options.

@@ -18,7 +18,8 @@ from packstore.images.sniff import HeaderError
 
 
 class Encoder:
-    """Encodes images of a source as records, and compares records with images. Thread-safe.
+    """Encodes images of a source as records, and compares records with images. Raises :class:`SampleError` for a
+    damaged image. Thread-safe.
 
     Attributes:
         options: The encode options.

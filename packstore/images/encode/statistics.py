@@ -24,7 +24,7 @@ class DatasetStatistics:
     float64, and the sums are added exactly.
 
     Not thread-safe: each thread has its own object, and :meth:`merge` joins them. Takes 6 KiB for RGB, 512 KiB per
-    channel of 16 bits.
+    channel of 16 bits. Raises :class:`UsageError` for values that are not finite, and if a channel has no deviation.
 
     Attributes:
         mode: Mode of the images.

@@ -81,8 +81,8 @@ def read_files(
 
 
 def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:
-    """Returns sizes and times of modification and of change (nanoseconds) of files in an open directory, without the
-    GIL.
+    """Returns three lists for files in an open directory, read without the GIL: sizes, times of modification and times
+    of change (nanoseconds).
 
     Follows links. The size is 0 if the name does not exist and -1 if it is not a file, with times of 0. Returns None
     without an engine.

@@ -45,7 +45,8 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
-    """Converts the array to ``(H, W, C)``. Raises :class:`DecodeError` if a value does not fit the mode's dtype."""
+    """Converts the array to ``(H, W, C)`` in the mode's dtype; True becomes 255. Raises :class:`DecodeError` if a value
+    does not fit."""
     import numpy as np
 
     from packstore.images.mode_dtypes import to_mode_dtype

@@ -32,7 +32,7 @@ _NAMED = 3
 
 @dataclass
 class Findings:
-    """Findings about records: marks and texts.
+    """Findings about records: marks and texts. Keeps the first five texts of a record, and 10,000 notes of each mark.
 
     Attributes:
         records: Marked records by mark (the kind of finding), ascending.

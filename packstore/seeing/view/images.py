@@ -52,7 +52,8 @@ class WebFile(NamedTuple):
 
 
 class BrowserImages:
-    """Decodes and encodes images of a store for a browser; caches thumbnails. Thread-safe."""
+    """Decodes and encodes images of a store for a browser; compares images with their checksums to make thumbnails.
+    Caches up to 64 MiB of thumbnails, and the errors of damaged ones. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

@@ -68,7 +68,7 @@ class LoadedRecord:
 
 class SampleLoader:
     """Loads single records as a loader of the whole split would; caches the latest 24, and keeps a dataset of each
-    split open. Thread-safe."""
+    split open. Raises :class:`UsageError` for wrong augmentations, and if the store has been replaced. Thread-safe."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader

@@ -32,7 +32,8 @@ class NotThereError(UsageError):
 
 
 class Site:
-    """State of the page's server: a store and all that the handlers need.
+    """State of the page's server: a store and all that the handlers need. Refuses queries that would fetch more than 1
+    GiB, unless the user has allowed it.
 
     Attributes:
         reader: The store.
