@@ -60,8 +60,8 @@ class Donor:
         self._entries: dict[int, Entry] = {}
 
     def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
-        """Finds and keeps the samples of damaged records: by key, or by row checksum if the key is damaged. Reads all
-        samples in the second case."""
+        """Finds and keeps the samples of damaged records: by key, or by row checksum if the key is damaged or its
+        sample has another one. Reads all samples in the second case, until each record has one."""
         by_key: dict[int, list[DamagedRecord]] = {}
         rows: dict[int, int] = {}
         for each in wanted:

@@ -150,8 +150,8 @@ class StoreCheck:
         self.key_digests: dict[int, NDArray[np.uint64]] = {}
 
     def find_problems(self) -> Iterator[Problem]:
-        """Checks the store and fills the attributes; yields the problems, at most one a record. Raises
-        :class:`UnreachableError` if a shard cannot be fetched."""
+        """Checks the store and fills the attributes; yields the problems, at most one a record. A quick check at a URL
+        opens no shard. Raises :class:`UnreachableError` if a shard cannot be fetched."""
         records = len(self._reader)
         rows = self._reader.manifest.has_column(ROW_CHECKSUM.name)
         self.checks += ["structure and manifest", "digests of the columns"]

@@ -160,7 +160,8 @@ def report_to_json(report: BenchReport) -> dict[str, Any]:
 
 
 def describe_report(report: BenchReport) -> str:
-    """Describes the report: rates of stages, the limit, trials and advice."""
+    """Formats the report as text, wrapped to the terminal's width: rates of stages, the limit, trials, and advice with
+    commands."""
     m, rates = report.manifest, report.rates
     height, width = report.sizes
     split = f" ({printable(report.split)})" if report.split else ""

@@ -24,7 +24,8 @@ def yellow(text: str, stream: int = 1) -> str:
 
 
 def _uses_colour(stream: int) -> bool:
-    """Tells if standard output (1) or error (2) is a terminal that shows colours."""
+    """Tells if standard output (1) or error (2) is a terminal that shows colours: not with ``NO_COLOR`` or
+    ``TERM=dumb``."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return (sys.stdout if stream == 1 else sys.stderr).isatty()

@@ -49,7 +49,7 @@ class StorePath(LocalPath):
     """A path or a URL. Refuses an empty one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Converts text to a :class:`Path`, or to a :class:`UrlPath` if it is a URL."""
+        """Converts text to a :class:`Path`, or to a :class:`UrlPath` if it is a URL. Fails for an empty text."""
         from packstore.core.urls import UrlPath, location
 
         place = location(value) if isinstance(value, str) else value  # before Path would merge the slashes of a URL
@@ -313,7 +313,8 @@ def _join_first(names: Iterable[str], count: int) -> str:
 
 
 def wrap_text(start: str, text: str, columns: int) -> list[str]:
-    """Wraps ``text`` after ``start`` to lines of at most ``columns`` characters, or 40 if that is more."""
+    """Wraps ``text``, made printable, after ``start`` to lines of at most ``columns`` characters, or 40 if that is
+    more. Does not break words."""
     lines = textwrap.wrap(
         printable(text),
         max(40, columns),

@@ -231,7 +231,8 @@ def describe_plan(plan: Plan) -> str:
 
 
 def describe_report(report: ConvertReport) -> str:
-    """Formats the report of a conversion as text; opens the store for some rows."""
+    """Formats the report of a conversion as text, with advice on encoding, size, masks and orientation; opens the store
+    for some rows."""
     manifest = report.manifest
     seconds = max(report.seconds, 1e-9)
     rate = f"{manifest.records / seconds:,.0f} images/s, {report.source_bytes / 1e6 / seconds:,.0f} MB/s"

@@ -66,7 +66,8 @@ def report_to_json(report: Report) -> dict[str, Any]:
 
 
 def describe_report(report: Report) -> str:
-    """Describes the report: facts by section, each problem under its fact with an exclamation mark."""
+    """Formats the report as text, wrapped to the terminal's width: facts by section, each problem under its fact with
+    an exclamation mark."""
     width = max(len(fact.name) for fact in report.facts)
     columns = min(120, shutil.get_terminal_size((100, 24)).columns or 100)
     lines: list[str] = []

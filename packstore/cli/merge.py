@@ -116,7 +116,7 @@ def describe_plan(plan: Composition, duplicates: int = 0) -> str:
 
 
 def describe_report(report: MergeReport) -> str:
-    """Describes the finished merge or selection."""
+    """Formats the report of a merge or select as text, with the command that verifies the store."""
     manifest = report.manifest
     lines = [
         f"{printable(str(report.destination))}: {bold(pluralize(manifest.records, 'record'))} "

@@ -154,7 +154,8 @@ class _Parser:
             self.depth -= 1
 
     def parse_comparison(self) -> Callable[[RecordColumns], Mask]:
-        """Parses a column, an operator and its values. The test is false for missing values."""
+        """Parses a column, an operator and its values. The test is false for missing values. Raises :class:`UsageError`
+        if one of the three is wrong, and for ``<`` and the like on classes."""
         token = self.current
         if token.kind != "word" or token.text in _KEYWORDS:
             raise self.make_error("the name of a column is expected")

@@ -91,8 +91,8 @@ def _parse_argument(node: ast.expr) -> Any:
 
 
 def _is_small(value: Any) -> bool:
-    """Tells if an argument is small: a number up to :data:`MOST_PIXELS`, or at most eight of them. True for texts and
-    operations."""
+    """Tells if an argument is small: a number up to :data:`MOST_PIXELS`, or at most eight of them. True for texts,
+    operations and None."""
     if isinstance(value, (tuple, list)):
         return len(value) <= 8 and all(map(_is_small, value))
     if isinstance(value, (int, float)):

@@ -123,8 +123,8 @@ def _render_absent(reader: Reader, records: range) -> str:
 
 
 def _read_label(reader: Reader, record: int) -> str:
-    """Reads the class name of a record, escaped; its number if it has no name. ``?`` if it is damaged, empty in a store
-    without labels."""
+    """Reads the class name of a record, escaped; its number if it has no name, ``None`` without a label. ``?`` if it is
+    damaged, empty in a store without labels."""
     manifest = reader.manifest
     if not manifest.has_column("label"):
         return ""

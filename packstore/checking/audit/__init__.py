@@ -121,7 +121,7 @@ class _Audit:
         self.collector = FindingCollector()
 
     def audit_store(self) -> AuditReport:
-        """Makes all checks; returns the report."""
+        """Makes the checks that the options ask for; returns the report."""
         reader, options, collector = self.reader, self.options, self.collector
         manifest = reader.manifest
         table = RecordTable(reader, collector)

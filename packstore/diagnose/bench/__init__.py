@@ -182,8 +182,8 @@ def bench(
 
 
 def _run_bench(dataset: PackedDataset, options: BenchOptions, progress: ProgressCallback) -> BenchReport:
-    """Measures all stages, tries packing options, and makes the report. Raises :class:`UsageError` for an empty
-    split."""
+    """Measures all stages, tries packing options unless ``options.tries`` is False, and makes the report. Raises
+    :class:`UsageError` for an empty split."""
     if not len(dataset):
         raise UsageError(f"{dataset.path} has no records to load")
     manifest, threads = dataset.manifest, options.workers or default_workers()

@@ -142,8 +142,8 @@ def compute_core_seconds(rates: Rates) -> dict[str, float]:
 
 
 def find_ceilings(rates: Rates) -> dict[str, float]:
-    """Returns the rates that do not depend on the number of cores (copying, the disk, the model), by stage, in images a
-    second."""
+    """Returns the rates that do not depend on the number of cores, by stage, in images a second: copying, the disk if
+    every epoch waits for it, the model if its rate is known."""
     found = {"copy": rates.copy}
     if rates.disk_limits:
         found["read"] = rates.read_first
@@ -165,7 +165,8 @@ def count_cores_for(rate: float, rates: Rates) -> int:
 
 
 def find_limiting_stage(rates: Rates) -> Verdict:
-    """Finds the stage that limits training, and the number of cores with which another stage would limit it."""
+    """Finds the stage that limits training, and the number of cores with which another stage would limit it. The model
+    limits it if the loader reaches the target."""
     if rates.resident:
         enough = rates.target is not None and rates.loader >= rates.target
         where = "device memory" if rates.on_gpu else "memory"
@@ -233,7 +234,7 @@ def _processor_rate(rates: Rates) -> float:
 
 
 def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
-    """Advises more threads or cores if processor time is the limit; else returns none."""
+    """Advises more threads, or for a known target more cores, if processor time is the limit; else returns none."""
     if verdict.stage not in CPU_STAGES or find_ceilings(rates).get(verdict.stage) is not None:
         return []
     per_thread = rates.loader / rates.threads

@@ -341,7 +341,8 @@ class Encoding(ABC):
         return EncodedImage(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, shape)
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
-        """Encodes ``image`` again and describes how the record ``found`` differs. Returns None if it is right."""
+        """Encodes ``image`` again and describes how the record ``found`` differs. Returns None if it is right: the same
+        bytes, or within the tolerance of :meth:`difference` unless records are stored unchanged."""
         expected = self.keep_unchanged(key, image) if self.passes_through else self.encode(key, image)
         if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
             return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"

@@ -102,8 +102,9 @@ def import_library() -> Any:
 
 
 def _parse_header(data: bytes) -> _ExrHeader:
-    """Parses the attributes of the header and counts the chunks. Raises :class:`HeaderError`, :class:`IndexError` and
-    :class:`struct.error`."""
+    """Parses the attributes of the header and counts the chunks. Raises :class:`HeaderError` for damage and for
+    features that packstore does not read, :class:`IndexError` and :class:`struct.error` for a header that is cut
+    off."""
     version, flags = data[4], int.from_bytes(data[4:8], "little")
     if version != 2:
         raise HeaderError(f"is an OpenEXR image of version {version}, and packstore reads version 2")

@@ -50,7 +50,8 @@ _MOST_NOTES = 1000
 
 
 def make_app(site: Site, token: str) -> Guard:
-    """Creates the ASGI application; browsers have to send ``token``."""
+    """Creates the ASGI application of the page's files, which it reads now, and of the API, behind a :class:`Guard` to
+    which browsers have to send ``token``."""
     routes = [
         Route("/api/store", _handle_errors(site, _get_store)),
         Route("/api/rows", _handle_errors(site, _get_rows)),

@@ -102,7 +102,7 @@ class Site:
 
     async def wait_briefly(self, job: Job) -> Any:
         """Returns the result of a job, or None if it is not finished within a quarter of a second. Raises the job's
-        error."""
+        error. Marks a finished job as delivered."""
         waiting = asyncio.wrap_future(job.future)
         # Retrieves the exception, which asyncio would log if nobody waits for the job any more.
         waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -125,7 +125,8 @@ class Site:
     async def find_selection(self, query: Query) -> Selection | Job:
         """Returns the records of a query, or the job that has to finish first.
 
-        Raises :class:`UsageError` if the query would fetch more than the user has allowed.
+        Raises :class:`UsageError` if the query would fetch more than the user has allowed, and the errors of
+        :func:`select_records`.
         """
         headers: ImageHeaders | None = None
         if query.needs_all:
