@@ -9,17 +9,17 @@ import click
 
 
 def bold(text: str) -> str:
-    """Makes a key figure on standard output bold."""
+    """Makes a key figure bold if standard output shows colours; else returns it unchanged."""
     return click.style(text, bold=True) if _uses_colour(1) else text
 
 
 def red(text: str, stream: int = 1) -> str:
-    """Colours the mark of an error, for standard output (1) or error (2)."""
+    """Colours the mark of an error if standard output (1) or error (2) shows colours; else returns it unchanged."""
     return click.style(text, fg="red", bold=True) if _uses_colour(stream) else text
 
 
 def yellow(text: str, stream: int = 1) -> str:
-    """Colours the mark of a warning, for standard output (1) or error (2)."""
+    """Colours the mark of a warning if standard output (1) or error (2) shows colours; else returns it unchanged."""
     return click.style(text, fg="yellow", bold=True) if _uses_colour(stream) else text
 
 

@@ -237,8 +237,8 @@ def _may_describe(file: Path, folder: Path | None = None) -> bool:
 
 
 def packing_command(path: Path, options: str = "") -> str:
-    """Returns the ``packstore convert`` command for the source at ``path``; ``options``, with a space before, are
-    appended."""
+    """Returns the ``packstore convert`` command that packs the source at ``path`` into a ``.lmdb`` of its name in the
+    working directory; ``options``, with a space before, are appended."""
     name = path.stem if _may_describe(path) else path.name.removesuffix(".tar.gz") or path.resolve().name
     return f"packstore convert {shell_quote(path)} {shell_quote(Path(f'{name}.lmdb'))}{options}"
 

@@ -307,7 +307,8 @@ def describe_links(report: ConvertReport) -> list[str]:
 
 
 def verify_command(report: ConvertReport, source: Path, labels: Path | None, source_kind: str | None) -> str:
-    """Returns the command that compares a new store with its source. It needs no --split: the store has it."""
+    """Returns the command that compares a new store with its source, with the given labels and kind. It needs no other
+    options: the store has them."""
     command = f"packstore verify {shell_quote(report.destination)} --against {shell_quote(source)}"
     return command + format_source_options({"labels": labels, "source_kind": source_kind})
 

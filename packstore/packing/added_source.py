@@ -121,7 +121,7 @@ class AddedSource(Source):
         return self._source.further_file_name(entry, column, number)
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the entry's image in the wrapped source's files."""
+        """Locates the entry's image in the wrapped source's files; None if it is no range of bytes of a file."""
         return self._source.locate(self._restore_key(entry))
 
     def read(self, entry: Entry) -> ImageData | Sample:

@@ -120,7 +120,7 @@ def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, i
 
 
 def count_stored_bytes(values: Mapping[str, Any]) -> int:
-    """Sums the bytes of a sample's stored values. A plain number counts as 8."""
+    """Sums the bytes of a sample's stored values. A plain number or a text counts as 8."""
     return sum(len(value) if type(value) is bytes else getattr(value, "nbytes", 8) for value in values.values())
 
 

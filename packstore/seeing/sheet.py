@@ -147,8 +147,8 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
     """Chooses the records to show by the seed: a row of each class; without labels, ``per_class`` rows of
     any records.
 
-    For a store at a URL, first chooses a few shards and fetches only those. Records whose labels cannot be read get a
-    row of their own.
+    For a store at a URL, first chooses a few shards and fetches only those. The first records of shards whose labels
+    cannot be read get a row of their own.
 
     Raises:
         UsageError: The split is unknown, or has no records.
