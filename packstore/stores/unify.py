@@ -108,8 +108,8 @@ def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
 
 
 def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
-    """Wraps a store so that its records are image files, named ``original``, and replaces its options. 8-bit pixels
-    become PGM or PPM files.
+    """Wraps a store so that its records are image files of the encoding ``original``, and replaces its options. 8-bit
+    pixels become PGM or PPM files.
 
     Raises :class:`StoreError` for pixels that no PGM or PPM file holds.
     """

@@ -121,7 +121,7 @@ class Hdf5Writer(FileWriter):
 
 class Hdf5Reader(MappedReader):
     """Reads an HDF5 store over a map of its own, without the library: see :mod:`packstore.stores.hdf5.file`. Opening
-    raises :class:`StoreError` for a damaged structure, but of ragged offsets checks only the first and the last.
+    raises :class:`StoreError` for a damaged structure. Of ragged offsets it checks only the first and the last.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:

@@ -117,8 +117,8 @@ class LmdbWriter(FileWriter):
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
         # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
         # depend on whether the writer was suspended.
-        """Reopens the environment, writes all other columns and the manifest by sorted names, and closes it. Each is
-        one transaction; columns with one value per key are written like images.
+        """Reopens the environment, writes all other columns and the manifest by sorted names, and closes it. A whole
+        column is one transaction; columns with one value per key are written like images.
         """
         self._close_environment()
         self._open_environment()

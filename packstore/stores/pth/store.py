@@ -138,7 +138,7 @@ class PthWriter(FileWriter):
 
 class PthReader(MappedReader):
     """Reads a ``.pth`` over one map of the file, without torch; executes nothing and copies nothing. Opening raises
-    :class:`StoreError` for tensors that are not plain, contiguous and aligned, but of ragged offsets checks only the
+    :class:`StoreError` for tensors that are not plain, contiguous and aligned. Of ragged offsets it checks only the
     first and the last.
     """
 
