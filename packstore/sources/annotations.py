@@ -177,8 +177,8 @@ def describe_annotations(tree: Tree) -> list[str]:
 
 
 def describe_further_files(tree: Tree) -> list[str]:
-    """Returns a phrase for each suspected annotation that is a file, or files of one folder; for no images, such as
-    masks."""
+    """Returns a phrase for each suspected annotation that is a file, or several files of one folder; leaves out images,
+    such as masks."""
     contents = list_contents(tree)
     return [each.phrase for each in _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))]
 
@@ -266,7 +266,7 @@ def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
 
 def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
     """Yields suspected annotations among the files of the folders ``others``: sidecar files, lists, tables and files of
-    annotation tools. Looks at the first 64 files of a suffix in a folder; reads texts only where there are no more."""
+    annotation tools. Looks at the first 64 files of a suffix in a folder; reads texts only if a folder has no more."""
     others = list(others)
     known = images.hash_image_stems()
     yield from _find_sidecars(tree, images, others, known)

@@ -321,7 +321,7 @@ class Source(ABC):
         return entries
 
     def workers(self) -> int:
-        """Returns the best number of reading threads: 32 at a URL, where each waits for a server; else that of the
+        """Returns the best number of reading threads: 32 for a URL, since each waits for a server; else the number of
         cores."""
         return _REMOTE_WORKERS if isinstance(self.path, UrlPath) else default_workers()
 

@@ -145,9 +145,9 @@ class SampleSource(Source):
 class DatasetSource(SampleSource):
     """Datasets by split, each map-style (``len`` and ``[i]``) or iterable.
 
-    Reads up to 33 samples of each split at once, from which it infers undeclared columns and estimates sizes. An
+    Reads up to 32 samples of each split at once, from which it infers undeclared columns and estimates sizes. An
     iterable can be read only once. A ``DataLoader``, an iterator in two splits, and a named split without samples are
-    refused. Worker processes read map-style datasets of 1024 samples and more that are no lists.
+    refused. By default, worker processes read map-style datasets of 1024 samples and more that are no lists.
     """
 
     def __init__(

@@ -83,8 +83,8 @@ def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
 
 
 def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
-    """Converts a text to UTF-8 from UTF-16 or ``encoding``; UTF-8 stays as it is, but with a NUL byte counts as
-    ``encoding`` if that is not None. ``shown`` names the file in messages.
+    """Converts a text to UTF-8 from UTF-16 or ``encoding``; UTF-8 stays as it is. Unless ``encoding`` is None, a text
+    with NUL bytes is taken for one in it. ``shown`` names the file in messages.
 
     Raises :class:`AmbiguousSourceError` for other bytes if ``encoding`` is None, and :class:`SourceError` for a text
     that is not in ``encoding`` either.

@@ -299,7 +299,7 @@ def _list_folders(tree: Tree, base: str) -> list[str]:
 
 
 def has_other_endings(tree: Tree, pair: MaskPair) -> bool:
-    """Tells if a pair's folder of images has further images of samples, more than 18 with one ending that neither
+    """Tells if a pair's folder of images has further images of samples: at least three with one ending that neither
     images nor masks have (``a_edge.png``)."""
     found = list_contents(tree).folders.get(pair.images)
     if found is None:

@@ -203,7 +203,7 @@ class RowSource(Source):
             raise SourceError(f"{printable(str(self.path))}: {error}") from error
 
     def _choose_splits(self, split: str | None) -> Sequence[str]:
-        """Returns the names of one split, given in any case if its name has lower case, or of all. Raises
+        """Returns the name of one split, which may be given in upper case, or the names of all. Raises
         :class:`NotInSourceError` for an unknown split."""
         splits = self.splits()
         if split is None:

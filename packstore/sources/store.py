@@ -33,8 +33,8 @@ _OF_OTHERS = ("lmdb", "hdf5")
 
 
 class StoreSource(Source):
-    """Packstore store, with all columns but those that packstore keeps for itself, such as checksums. Proves each value
-    by its checksum when it is read.
+    """Packstore store, with all columns but those that packstore keeps for itself, such as checksums. Reading a record
+    verifies all of it by its checksums.
 
     ``Entry.labels`` has its scalar int64 columns; the values of other columns come with each sample in stored form.
     ``Entry.ref`` is the number of the record.
@@ -122,10 +122,11 @@ class StoreSource(Source):
     def read(self, entry: Entry) -> ImageData | Sample:
         """Reads a record: its bytes, or its array for a tensor encoding; with the values of its other columns.
 
-        Raises :class:`CorruptRecordError` if they do not match the record's checksums.
+        Raises :class:`CorruptRecordError` if image, key or values do not match the record's checksums, also the values
+        in ``Entry.labels``.
         """
-        image = self.image(entry)
-        return Sample(image, self._read_values(entry), at_rest=True) if self._sampled else image
+        image, values = self.image(entry), self._read_values(entry)
+        return Sample(image, values, at_rest=True) if self._sampled else image
 
     def image(self, entry: Entry) -> ImageData:
         """Reads and verifies the image of a record: bytes of a file, or an array. Raises :class:`CorruptRecordError` if

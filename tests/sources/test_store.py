@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 import packstore
+from packstore.core.checksums import ROW_CHECKSUM
 from packstore.core.errors import CorruptRecordError, SourceError, StoreError
 from packstore.core.manifest import Column, Origin
 from packstore.sources import Entry, open_source
@@ -207,6 +209,18 @@ def test_a_damaged_record_is_told(tmp_path: Path, format: str) -> None:
     with pytest.raises(CorruptRecordError, match=r"record 1 \(train/\\udcff1\) is damaged") as caught:
         source.read(bad)
     assert (caught.value.record, caught.value.key) == (1, "train/\udcff1")
+
+
+def test_a_damaged_label_is_told_if_samples_have_no_other_values(tmp_path: Path) -> None:
+    more = (LABEL, ROW_CHECKSUM)
+    path = write(tmp_path / "s.h5", "hdf5", FILES, [b"one", b"two"], more=more, splits=("train",))
+    with h5py.File(path, "r+") as file:
+        file["label"][1] = 0
+    source = open_source(path)
+    good, bad = source.entries()
+    assert source.read(good) == b"one"
+    with pytest.raises(CorruptRecordError, match="row checksum"):
+        source.read(bad)
 
 
 @pytest.mark.slow
