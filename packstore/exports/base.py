@@ -196,7 +196,8 @@ class Export(ABC):
         """Reopens an export of one file. Keeps the ``size`` bytes that an interrupted run has completed, and cuts off
         the rest.
 
-        Called before the first :meth:`begin`; :attr:`export_manifest` is set. Kinds of one file must override it.
+        Called before the first :meth:`begin`; :attr:`export_manifest` is set. Kinds of one file must override it: this
+        base raises :class:`NotImplementedError`.
         """
         raise NotImplementedError(f"{type(self).__name__} is one file and cannot resume")
 
@@ -247,7 +248,8 @@ class Export(ABC):
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
         """Reads the export manifest from an export of one file. Returns None if ``path`` is no such export.
 
-        Raises :class:`ManifestError` or :class:`OSError`. Kinds of one file must override it.
+        Raises :class:`ManifestError` or :class:`OSError`. Kinds of one file must override it: this base raises
+        :class:`NotImplementedError`.
         """
         raise NotImplementedError(f"{cls.__name__} is one file, so it has to override read_export_manifest")
 

@@ -51,7 +51,7 @@ class MdsExport(Export):
     shard_bytes = 1 << 26
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns all columns."""
+        """Returns the names of all columns."""
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
@@ -86,7 +86,7 @@ class MdsExport(Export):
         sync_directory(self.path)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes ``index.json`` for each split, and adds these files to the export manifest."""
+        """Writes ``index.json`` for each split that has records, and adds these files to the export manifest."""
         shards: dict[str, list[dict[str, Any]]] = {}
         for file, _, records in export_manifest.shards:
             folder, _, name = file.rpartition("/")

@@ -266,8 +266,8 @@ class _ShardLoop:
         )
 
     def _line_columns(self, record: Record) -> list[Column]:
-        """Returns the columns whose values go into the line of a record, with their companions (lengths, shapes,
-        validity)."""
+        """Returns the columns whose values go into the line of a record, since the format does not hold them, or not
+        exactly in this record; with their companions (lengths, shapes, validity)."""
         columns = (self._columns[name] for name in (*self._not_held, *record.inexact))
         return [each for column in columns for each in (column, *column.companions)]
 

@@ -41,7 +41,7 @@ class WebDatasetExport(Export):
     image_forms: ClassVar[frozenset[str]] = frozenset({"files", "uint8", "floats"})
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns all columns."""
+        """Returns the names of all columns."""
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:

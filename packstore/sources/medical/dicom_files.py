@@ -139,7 +139,7 @@ def _convert_dataset_header(
     dataset: Any, found: list[tuple[int, int]], data: bytes, size: int, kept: Sequence[str]
 ) -> DicomHeader:
     """Converts a parsed data set to a header; ``found`` has tag and length of the pixels, ``data`` the first bytes of
-    the file of ``size`` bytes. Raises as :func:`read_header` does."""
+    the file of ``size`` bytes. Raises as :func:`read_header` does, also for more frames than the file has bytes for."""
     try:
         with silence_warnings():
             if not found:

@@ -71,5 +71,5 @@ class HeaderScanSource(TreeRowSource):
 
 
 def declare_image_field(mode: Mode) -> Image:
-    """Declares the image column for pixels of a mode."""
+    """Declares the image column for pixels of a mode; without the mode's name for RGB, the default."""
     return Image(mode.dtype, mode=None if mode == RGB else mode.name)

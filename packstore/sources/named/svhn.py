@@ -90,7 +90,7 @@ def _read_labels(shown: str, file: Path, array: MatArray) -> NDArray[np.int64]:
 
 def _find_files(path: Path) -> dict[str, Path]:
     """Finds the MAT file of each split that exists; ``path`` is one of them, or their folder. Skips files that do not
-    begin as a MAT file. Raises :class:`OSError`."""
+    begin as a MAT file. Raises :class:`SourceError` if one cannot be read."""
     if not path.is_dir():
         split = path.name.removesuffix("_32x32.mat")
         return {split: path} if split in _SPLITS and first_bytes(path, 6) == b"MATLAB" else {}
@@ -99,7 +99,8 @@ def _find_files(path: Path) -> dict[str, Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain if ``path`` is one of the MAT files, or a folder with one."""
+    """Certain if ``path`` is one of the MAT files, or a folder with one. Raises :class:`SourceError` for a file that
+    cannot be read."""
     return Certainty.CERTAIN if _find_files(path) else Certainty.NO
 
 

@@ -219,8 +219,8 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _listed_keys(self) -> list[list[str]] | None:
-        """Paths of the images of each file, from the lists beside the files; None without lists. Lists that are
-        incomplete raise :class:`AmbiguousSourceError`, or give None if the user named the kind."""
+        """Paths of the images of each file, from the lists beside the files; None without lists. Lists that lack a
+        record, or have a path twice, raise :class:`AmbiguousSourceError`, or give None if the user named the kind."""
         if all(index.listed is None for index in self._indexes):
             return None
         found, seen, reason = [], set[str](), ""
@@ -258,8 +258,8 @@ class RecordioSource(ShardSource):
         return found
 
     def _index_file(self, number: int) -> _RecordIndex:
-        """Indexes the records of file ``number`` up to the first damage, drops InsightFace's records without an image,
-        and adds to the facts about all records."""
+        """Reads the list beside file ``number`` and indexes its records up to the first damage, drops InsightFace's
+        records without an image, and adds to the facts about all records."""
         index, file, path = _RecordIndex(), self._files[number], self.shards[number][1]
         at, end, position = 0, os.fstat(file.descriptor).st_size, 0
         index.listed = self._read_list(path)
@@ -311,8 +311,9 @@ class RecordioSource(ShardSource):
         return first + len(trailing)
 
     def _read_list(self, path: Path) -> dict[int, str] | None:
-        """Reads paths of images by number from the ``.lst`` file beside a file; returns None if there is none. Raises
-        :class:`SourceError` for a file that cannot be read, or is no list."""
+        """Reads paths of images by number from the ``.lst`` file beside a file; returns None if there is none. Lines of
+        InsightFace are numbered by their place. Raises :class:`SourceError` for a file that cannot be read, or is no
+        list, and for a number that comes twice."""
         file = path.with_suffix(".lst")
         if not file.is_file():
             return None

@@ -91,7 +91,7 @@ class ColumnFacts:
 
     @property
     def mostly_numeric(self) -> bool:
-        """Most values are numbers; in a column of boxes, the others are errors."""
+        """At least half of the values are numbers; in a column of boxes, the others are errors."""
         return 0 < self.filled <= 2 * self.numbers
 
     @property

@@ -131,7 +131,8 @@ class Naming:
     rivals: tuple[str, ...] = ()
 
     def find_paths(self, index: ImageIndex, values: Sequence[Any]) -> Iterator[str | None]:
-        """Yields the path of the image that each value names; None if it names none."""
+        """Yields the path of the image that each value names, below the first of :attr:`bases` that has it; None if it
+        names none."""
         divided = [split_path(value) or ("", "") for value in values]
         numbers = index.find_images(divided, self.by_stem, self.whole_path)
         for (folder, name), found in zip(divided, numbers, strict=True):
