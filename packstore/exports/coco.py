@@ -53,8 +53,8 @@ class CocoExport(ObjectsExport):
         return 100 + self.mean_key_bytes + 10 * shown // max(1, self.manifest.records)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Writes an annotation file for each split, and one of captions if the store has these. Adds the files to the
-        export manifest. Reads all labels."""
+        """Writes an annotation file for each split, and one of captions if the store has these. Categories count from
+        1, and keypoints have numbers as names. Adds the files to the export manifest. Reads all labels."""
         assert lines is not None
         rows = RecordLines.map_file(lines)
         splits = [(split.name, split.start, split.stop) for split in self.manifest.splits] or [("", 0, len(rows))]

@@ -55,7 +55,8 @@ class MdsExport(Export):
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:
-        """Returns class names, bfloat16, lists of images and normalisation, of those that the store has."""
+        """Returns a text for each of these that the store has: class names, bfloat16 values, lists of images and
+        normalisation."""
         lost = []
         if any(column.classes is not None for column in self.columns):
             lost.append("names of classes: labels are numbers")

@@ -85,7 +85,8 @@ class TfdsExport(Export):
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Writes ``dataset_info.json`` and ``features.json``, and a file of class names for each column whose names can
-        be lines. Adds the files to the export manifest."""
+        be lines. Image and label are the supervised keys if no label is missing. Adds the files to the export
+        manifest."""
         splits: dict[str, dict[str, Any]] = {}
         for file, split, records in export_manifest.shards:
             said = splits.setdefault(

@@ -50,8 +50,8 @@ class YoloExport(ObjectsExport):
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
         """Writes ``data.yaml`` with splits, classes and the shape of keypoints, and adds it to the export manifest.
 
-        Splits get the usual names, unless another split has them: ``validation`` becomes ``val``. Without a split ``val``, which readers require, the
-        entry ``val`` repeats ``test``, else ``train``, else all images.
+        Splits get the usual names, unless another split has them: ``validation`` becomes ``val``. Without a split
+        ``val``, which readers require, the entry ``val`` repeats ``test``, else ``train``, else all images.
         """
         names = [split.name for split in self.manifest.splits]
         folders = make_distinct([safe_name(name) for name in names])

@@ -72,8 +72,8 @@ class ZarrExport(ArraysExport):
         )
 
     def open_array(self, folder: Path, name: str, shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
-        """Opens the array ``name`` in ``folder``, or creates it with ``rows`` rows a chunk. ``dtype`` None means
-        variable-length bytes.
+        """Opens the array ``name`` in ``folder``, or creates it with ``rows`` rows a chunk, without the library's
+        warnings about types. ``dtype`` None means variable-length bytes.
 
         An array that exists, from an interrupted run, is opened as it is.
         """

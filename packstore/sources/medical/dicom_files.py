@@ -100,6 +100,7 @@ def read_header(read_start: Callable[[int], bytes], size: int, max_bytes: int, k
     Raises:
         NoPixelsError: The file is DICOM without pixels.
         ValueError: The file is damaged, or is not DICOM.
+        SourceError: pydicom is not installed.
     """
     length = min(size, _FIRST_BYTES)
     while True:

@@ -45,7 +45,8 @@ class StanfordCars(NamedSource):
         return {"image": Image(), "label": Label(self._classes), "boxes": Boxes()}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split. Raises :class:`SourceError` for an invalid class, box or name."""
+        """Yields the rows of a split: ``label`` from 0, and ``boxes`` with the published corners. Raises
+        :class:`SourceError` for an invalid class, box or name."""
         name, *columns = self._annotations[split]
         for *corners, label, image in zip(*columns, strict=True):
             if not isinstance(image, str):

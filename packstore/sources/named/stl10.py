@@ -142,7 +142,8 @@ def _list_missing_files(tree: Tree, base: str) -> list[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises the files of pixels. Raises :class:`AmbiguousSourceError` if labels are missing."""
+    """Recognises the files of pixels; a damaged archive is not of this kind. Raises :class:`AmbiguousSourceError` if
+    labels are missing."""
     try:
         tree = open_tree(path)
     except SourceError:

@@ -63,8 +63,8 @@ class LabelFacts:
         return any(value is not None and named.get(name) != value for name, value in known.items())
 
     def add_label(self, number: int, named: Mapping[str, bytes]) -> None:
-        """Adds a class number with its names. A name that differs from an earlier one becomes None. After 131,072
-        numbers, new ones are ignored."""
+        """Adds a class number with its names; -1 means a missing label. A name that differs from an earlier one becomes
+        None. After 131,072 numbers, new ones are ignored."""
         if number == -1:
             self.missing = True
         elif number not in self.names:

@@ -220,7 +220,7 @@ class TfrecordSource(ExampleSource):
     @cached_property
     def _numberings(self) -> dict[str, Numbering]:
         """Numbering of the classes of each label feature. Adds the reasons for it to :attr:`evidence`. Raises the
-        errors of :func:`find_numbering`."""
+        errors of :func:`find_class_names` and :func:`find_numbering`."""
         assert self.index
         beside: ClassNameFile | None = find_class_names(self.path if self.path.is_dir() else self.path.parent)
         facts, labels = self.facts.features, self.facts.labels
@@ -238,7 +238,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _example_columns(self) -> dict[str, _ExampleColumn]:
-        """Columns except boxes, by name, ``image`` first."""
+        """Columns except boxes, by name, ``image`` first. Leaves out features without values, features with keys, names
+        of classes or several files, and those that repeat the size or format of the image."""
         main, boxes = self._main_feature, self._box_features
         edges = {f"{boxes[0]}/{edge}" for edge in _EDGES} if boxes else set()
         named = {each.by for each in self._numberings.values()}

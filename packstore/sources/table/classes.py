@@ -86,8 +86,8 @@ class FlagColumns:
 
     @cached_property
     def fields(self) -> dict[str, Field]:
-        """Fields of the store's columns: ``label``; or ``labels``, ``uncertain`` and ``unmentioned``. Reads all
-        rows."""
+        """Fields of the store's columns: ``label``; or ``labels``, with ``uncertain`` and ``unmentioned`` if there are
+        such cells. Reads all rows."""
         if (
             self._values <= {0, 1}
             and not self._several

@@ -61,7 +61,8 @@ class ColumnFacts:
     numbers: int = 0
 
     def add_value(self, value: Any, *, text: bool) -> None:
-        """Updates all facts by the value of a cell. ``text``: the table holds only texts, so numbers are parsed."""
+        """Updates all facts by the value of a cell; a blank one changes only their counts, :attr:`flags` and
+        :attr:`empty`. ``text``: the table holds only texts, so numbers are parsed."""
         self.values.add_value(value, text=text)
         blank = value in (None, "")
         self.empty |= value == ""
@@ -230,8 +231,8 @@ def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tu
 
 
 def _find_point_columns(free: Mapping[str, ColumnFacts]) -> tuple[tuple[str, str, str], ...]:
-    """Finds pairs of columns such as ``nose_x`` and ``nose_y`` with positions in pixels. Returns fewer than three pairs
-    as none."""
+    """Finds pairs of columns such as ``nose_x`` and ``nose_y`` with positions in pixels: none is negative, and some
+    exceed 2. Returns fewer than three pairs as none."""
     pairs = []
     by_name = {name.lower(): name for name in free}
     for name in free:

@@ -85,7 +85,7 @@ def find_sample_submissions(tree: Tree) -> list[str]:
 
 
 def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> list[Table]:
-    """Finds the tables whose rows name images. Reads all possible tables whole.
+    """Finds the tables whose rows name images; none in a tree without images. Reads all possible tables whole.
 
     Args:
         tree: The tree of images and tables.

@@ -111,8 +111,8 @@ class TableSource(FileRowSource):
             )
 
     def _read_rows(self) -> Iterator[Any]:
-        """Yields place and cells of each row that names an image, with the cells of joined tables; counts the other
-        rows in ``_missing``."""
+        """Yields place and cells of each row that names an image, with the cells of joined tables; then those of images
+        that only the joined tables name. Counts rows without an image in ``_missing``."""
         index = ImageIndex(self.tree)
         numbers: dict[bytes, int] = {}
         self._table_of = array("q")
@@ -302,8 +302,8 @@ class TableSource(FileRowSource):
     def _read_boxes(
         self, rows: list[dict[str, Any]], image: bytes
     ) -> tuple[dict[str, Any], list[tuple[dict[str, Any], int]]]:
-        """Reads the boxes, or the run lengths of masks with their boxes. Returns the values, and each row that has
-        boxes with their number. Raises :class:`ValueError` for a malformed cell."""
+        """Reads the boxes, as corners in pixels, or the run lengths of masks with their boxes. Returns the values, and
+        each row that has boxes with their number. Raises :class:`ValueError` for a malformed cell."""
         roles = self._roles
         if roles.boxes:
             raw = [read_row_boxes(cells, roles.boxes) for cells in rows]
