@@ -373,6 +373,7 @@ def zeros(rows: int = 2) -> NDArray[np.uint8]:
     [
         ({b"labels": [1, 2]}, "NoneType, expected an array"),
         ({b"data": zeros(), b"labels": [1]}, "labels of shape (1,) for 2 images"),
+        ({b"data": zeros(), b"labels": np.array([0.5, 1])}, "labels of float64, expected whole numbers"),
         ({b"data": zeros(), b"labels": None}, "NoneType, expected an array"),
         ({b"data": zeros(), b"labels": [1, b"2"]}, "list, expected an array or a list of integers"),
         ({b"data": zeros(), b"labels": [1, 2**70]}, "an integer beyond 64 bits"),

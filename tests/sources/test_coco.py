@@ -380,6 +380,15 @@ def photos(folder: str, *numbers: int) -> dict[str, str | bytes]:
     return {f"{folder}/{n:012}.jpg": jpeg(n) for n in numbers}
 
 
+def test_a_list_of_images_alone_beside_keypoints(tmp_path: Path) -> None:
+    both = json.dumps({"images": [coco_image(1), coco_image(2)], "categories": CATS})
+    files = {"annotations/train.json": both, "annotations/person_keypoints_train.json": of_images(1)}
+    fill(tmp_path, photos("images", 1, 2) | files)
+    with closing(open_source(tmp_path)) as source:
+        values = [source.read_values(entry.ref) for entry in source.entries()]
+    assert [len(each.get("boxes", ())) for each in values] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "splits"),
     [

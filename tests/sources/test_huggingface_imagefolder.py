@@ -18,6 +18,7 @@ import packstore
 from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
+from packstore.sources.huggingface.metadata import ColumnValues
 from packstore.testing import SourceSuite
 from tests.makers.images import encode, tiny
 
@@ -145,6 +146,15 @@ def test_parquet(tmp_path: Path, out: Path) -> None:
     assert list(PackedDataset(out, columns=("image", "label", "when"), output="bytes")) == [
         (tiny(1), 1, "1970-01-01T00:00:00"), (tiny(0), None, "1970-01-01T00:00:01"),
     ]  # fmt: skip
+
+
+def test_values_of_any_depth_are_documents() -> None:
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    seen = ColumnValues()
+    seen.add_value(nested, text=False)
+    assert seen.kinds == {"document"}
 
 
 def test_parquet_without_rows_beside_one_with_rows(tmp_path: Path, out: Path) -> None:

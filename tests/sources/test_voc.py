@@ -228,6 +228,7 @@ BOMB = '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "bbbb"><!ENTITY c "&b;&b;">
     [
         ("<annotation><object><name>x</name></object></annotation>", "no value of 'xmin'"),
         ("<annotation><object><bndbox/></object></annotation>", "."),
+        ("<annotation><object/></annotation>", "no value of 'xmin'"),
         (voc_xml("a", ("cat", (1, 2, 3, float("nan")), 0)), "'nan', which is not a coordinate"),
         (voc_xml("a", ("cat", (1, 2, 3, "x"), 0)), "is not a number"),  # type: ignore[arg-type]
         (voc_xml("a", ("cat", (1, 2, 3, 4), 0)).replace("<pose>", "<name>b</name><pose>"), "several values of 'name'"),

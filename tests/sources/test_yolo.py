@@ -334,7 +334,7 @@ def test_an_archive_of_darknet(tmp_path: Path) -> None:
     ("name", "text", "said"),
     [
         ("obj.data", "classes = 3\ntrain = train.txt\nnames = obj.names", "classes is 3, but there are 2 names"),
-        ("obj.data", "train = train.txt\nnames =", r"names of the classes \(\) are missing"),
+        ("obj.data", "train = train.txt\n= x\nnames =", r"names of the classes \(\) are missing"),
         ("obj.data", "train = train.txt\nnames = other.names", r"names of the classes \(other\.names\) are missing"),
         ("obj.data", "train = other.txt\nnames = obj.names", "its images are missing.*train: other"),
         ("obj.data", "train = obj\nnames = obj.names", "its images are missing.*train: obj"),

@@ -161,9 +161,15 @@ def test_encoded_files_and_texts_in_zarr(tmp_path: Path) -> None:
 def test_codecs_that_could_run_something_are_never_opened(tmp_path: Path) -> None:
     path = write_zarr(tmp_path / "a.zarr", {"x": pixels(4, 6, 6, 3), "y": np.arange(4)}, 2)
     plain = json.loads((path / "x" / ".zarray").read_text())
-    for wrong in ({"dtype": "|O", "filters": [{"id": "pickle"}]}, {"filters": [{"id": "pickle"}]}):
+    for wrong, said in (
+        ({"dtype": "|O", "filters": [{"id": "pickle"}]}, "has the codec pickle, which is not run"),
+        ({"filters": [{"id": "pickle"}]}, "has the codec pickle, which is not run"),
+        ({"filters": [{"id": []}]}, r"has the codec \[\], which is not run"),
+        ({"filters": [{}]}, "has the codec None, which is not run"),
+        ({"filters": 5}, "is no Zarr array"),
+    ):
         (path / "x" / ".zarray").write_text(json.dumps(plain | wrong))
-        with pytest.raises(SourceError, match="has the codec pickle, which is not run"):
+        with pytest.raises(SourceError, match=said):
             open_source(path)
     third = write_zarr(tmp_path / "b.zarr", {"x": pixels(4, 6, 6, 3)})
     plain = json.loads((third / "x" / "zarr.json").read_text())
@@ -185,6 +191,8 @@ def test_zarr_that_lies(tmp_path: Path) -> None:
         ({"shape": [-1, 6, 6, 3]}, "is no Zarr array"),
         ({"chunk_grid": huge}, "have more than"),
         ({"codecs": 3}, "is no Zarr array"),
+        ({"codecs": [{"name": "bytes", "configuration": "x"}]}, "is no Zarr array"),
+        ({"codecs": [{"name": []}]}, r"has the codec \[\], which is not run"),
         ({"data_type": "complex128"}, "holds|no arrays"),
     ):
         file.write_text(json.dumps(plain | wrong))
@@ -246,6 +254,7 @@ def test_n5_blocks_that_are_missing_damaged_or_not_read(tmp_path: Path) -> None:
     for wrong, said in (
         ({"compression": {"type": "blosc"}}, "holds uint8 compressed by blosc"),
         ({"dataType": "object"}, "holds object compressed by gzip"),
+        ({"dataType": []}, r"holds \[\] compressed by gzip"),
         ({"dimensions": [3, 4, 5, 10**12]}, "more than its files can hold"),
         ({"dimensions": []}, "is no N5 array"),
         ({"blockSize": [0, 1, 1, 1]}, "is no N5 array"),

@@ -79,7 +79,7 @@ class _OpenN5(OpenArrays):
         dtype = plain.get("dataType")
         if not shape or blocks is None or len(shape) != len(blocks):
             raise SourceError(f"{self._shown}: {printable(name) or 'its array'} is no N5 array, or it is damaged")
-        if dtype not in _DTYPES or kind not in _COMPRESSIONS:
+        if not isinstance(dtype, str) or dtype not in _DTYPES or kind not in _COMPRESSIONS:
             found = printable(f"{dtype} compressed by {kind}"[:80])
             why = f"{printable(name)} holds {found}; packstore reads numbers, compressed by {', '.join(_COMPRESSIONS)}"
             return ArrayInfo.unreadable(name, shape[::-1], why)

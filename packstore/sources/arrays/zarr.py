@@ -93,12 +93,12 @@ class _OpenZarr(OpenArrays):
         metadata, and for too large chunks."""
         shape, chunks = parse_array_shape(plain.get("shape"), 0), parse_array_shape(plain.get("chunks"), 1)
         filters = plain.get("filters") or []
-        codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
-        if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(codecs, list):
+        if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(filters, list):
             raise self._damage_error(name)
-        ids = [each.get("id") if isinstance(each, dict) else None for each in codecs]
+        codecs = [*filters, plain["compressor"]] if plain.get("compressor") else filters
+        ids = [str(each.get("id") if isinstance(each, dict) else None) for each in codecs]
         if plain.get("dtype") == "|O":
-            what = {"vlen-utf8": "texts", "vlen-bytes": "files"}.get(str(ids[0]) if ids else "")
+            what = {"vlen-utf8": "texts", "vlen-bytes": "files"}.get(ids[0] if ids else "")
         else:
             what = "numbers"
         self._grids[name] = shape, chunks
@@ -110,11 +110,11 @@ class _OpenZarr(OpenArrays):
         try:
             shape = parse_array_shape(plain["shape"], 0)
             grid = chunks = parse_array_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)
-            ids = [each["name"] for each in _walk_codecs(plain["codecs"])]
+            ids = [str(each["name"]) for each in _walk_codecs(plain["codecs"])]
             for codec in plain["codecs"]:
                 if codec["name"] == "sharding_indexed":
                     chunks = parse_array_shape(codec["configuration"]["chunk_shape"], 1)
-        except (KeyError, TypeError, RecursionError):
+        except (KeyError, TypeError, AttributeError, RecursionError):
             raise self._damage_error(name) from None
         if shape is None or chunks is None or grid is None or not len(shape) == len(chunks) == len(grid):
             raise self._damage_error(name)
@@ -125,13 +125,13 @@ class _OpenZarr(OpenArrays):
         return self._describe_array(name, shape, chunks, dtype, what if dtype is None else "numbers", ids)
 
     def _describe_array(
-        self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any, what: str | None, ids: list[Any]
+        self, name: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any, what: str | None, ids: list[str]
     ) -> ArrayInfo:
         """Describes an array by dtype, content and ids of codecs; as unreadable for an unknown codec or dtype. Raises
         :class:`SourceError` for chunks over 1 GiB, and for samples over more than 1024 chunks."""
         unknown = next((each for each in ids if each not in _CODECS), None)
         if unknown is not None:
-            why = f"{printable(name)} has the codec {printable(str(unknown)[:40])}, which is not run"
+            why = f"{printable(name)} has the codec {printable(unknown[:40])}, which is not run"
             return ArrayInfo.unreadable(name, shape, why)
         if what in ("texts", "files"):
             return ArrayInfo("", name, shape, np.dtype("u1"), "texts" if what == "texts" else "files")

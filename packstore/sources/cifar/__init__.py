@@ -252,6 +252,8 @@ class CifarSource(Source):
         for (_, key, _), column in zip(self._columns.python, columns, strict=True):
             if column.shape != (len(data),):
                 raise BatchError(f"{key} of shape {column.shape} for {len(data)} images")
+            if column.dtype.kind not in "iu":
+                raise BatchError(f"{key} of {column.dtype}, expected whole numbers")
         return data, np.stack(columns, axis=1).astype(np.int64)
 
     def _check_labels(self, name: str, labels: NDArray[np.int64], classes: tuple[tuple[str, ...], ...]) -> None:

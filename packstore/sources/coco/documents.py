@@ -147,7 +147,7 @@ class SplitAnnotations:
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
         if file.kind == "keypoints":
-            objects = {each.get("id"): each for found in images.values() for each in found["annotations"]}
+            objects = {each.get("id"): each for found in images.values() for each in found.get("annotations", ())}
         for annotation in _read_list(where, document, "annotations"):
             found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
             if found is None:

@@ -259,7 +259,7 @@ def _classify_value(value: Any) -> str:
     if isinstance(value, (float, str)):
         return "float" if isinstance(value, float) else "text"
     if isinstance(value, list):
-        kinds = {_classify_value(each) for each in value}
+        kinds = {"document" if isinstance(each, list) else _classify_value(each) for each in value}
         if kinds <= {"int", "float"}:
             return "empty" if not kinds else "ints" if kinds == {"int"} else "numbers"
     return "document"

@@ -6,7 +6,7 @@ is ``(xmin - 1, ymin - 1, xmax, ymax)``: it covers the same pixels, and its widt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
@@ -89,8 +89,9 @@ def _class_name(value: Any) -> str:
     return name
 
 
-def parse_box(value: Mapping[str, Any]) -> list[float]:
+def parse_box(value: Any) -> list[float]:
     """Parses the box of an ``object`` to left, top, right, bottom in pixels from 0. Raises :class:`ValueError` for a
     corner that is missing or not a finite number."""
-    left, top, right, bottom = (parse_finite(_get_text(value.get("bndbox"), corner)) for corner in _CORNERS)
+    box = value.get("bndbox") if isinstance(value, dict) else None  # <object/> is a text
+    left, top, right, bottom = (parse_finite(_get_text(box, corner)) for corner in _CORNERS)
     return [left - 1, top - 1, right, bottom]

@@ -196,7 +196,7 @@ def _read_darknet(tree: Tree, file: str) -> YoloLayout:
     values: dict[str, str] = {}
     for _, line in read_lines(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
-        if equals and value and name[0] not in "#;":
+        if equals and value and not name.startswith(("#", ";")):
             values[name] = value
     names = _find_path_end(tree, values.get("names", ""))
     if names is None:
