@@ -142,8 +142,7 @@ def _open_files(
     """Opens a source like :func:`open_source`, without the wrappers for frames, clips and GeoTIFF tags.
 
     Opens the folder that ``path`` describes, if it is such a file. Copies a source at a URL into the cache if its kind
-    reads only local files. Raises :class:`UsageError` for options
-    that the named kind, or a bridge, does not use.
+    reads only local files. Raises :class:`UsageError` for options that the named kind, or a bridge, does not use.
     """
     refuse_empty(path)
     check_paths(labels)

@@ -436,7 +436,8 @@ def _list_files_of(value: Any) -> Sequence[InTree]:
 
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:
-    """Sorts names of splits in packing order: first those of :data:`SPLIT_ORDER`, then others by name."""
+    """Sorts names of splits, each once, in packing order: first those of :data:`SPLIT_ORDER`, in any case, then others
+    by name."""
     return tuple(sorted(set(splits), key=lambda name: (_packing_place(name), name)))
 
 

@@ -27,8 +27,9 @@ _VALUES = ("rectanglelabels", "polygonlabels", "ellipselabels", "keypointlabels"
 
 
 class LabelStudioSource(DocumentSource):
-    """Source of images of an export's tasks; choices become ``label`` or ``tags``. Brush masks are in ``json`` alone. A
-    task with no image or several is refused."""
+    """Source of images of an export's tasks; choices become ``label`` or ``tags``. Columns have the first annotation
+    that was not cancelled; others, predictions and brush masks are in ``json`` alone. A task with no image or several
+    is refused."""
 
     kind = "label_studio"
     title = "Label Studio"
@@ -68,8 +69,8 @@ class LabelStudioSource(DocumentSource):
     def _add_result(self, annotation: Annotation, value: Any, result: Any, read_size: SizeReader) -> None:
         """Adds the ``value`` of a result to ``annotation``: choices as tags, a shape with its first label as an object,
         a point as a point. Skips texts, ratings, relations and brush masks. Rotates rectangles about their top left
-        corners. Converts percentages to pixels by the size in
-        ``result``, else by that of the image. Raises :class:`ValueError` for a coordinate that is no number."""
+        corners. Converts percentages to pixels by the size in ``result``, else by that of the image. Raises
+        :class:`ValueError` for a coordinate that is no number."""
         annotation.tags += value.get("choices", [])
         named = next((name for name in _VALUES if name in value), None)
         if named is None and "x" not in value and "points" not in value:

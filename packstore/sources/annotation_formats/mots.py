@@ -28,8 +28,9 @@ _MASKS = "instances"
 
 
 class MotsSource(DocumentSource):
-    """Source of frames of sequences; ``track`` is the number of each object. A frame without lines has 0 boxes.
-    ``instance_mask`` is the PNG file with the masks of a frame, in data sets that have such files."""
+    """Source of frames of sequences; ``track`` is the number of each object. A frame without lines has 0 boxes; frames
+    without an image are left out, and counted. ``instance_mask`` is the PNG file with the masks of a frame, in data
+    sets that have such files."""
 
     kind = "mots"
     title = "MOTS"

@@ -20,7 +20,7 @@ from packstore.sources.annotation_formats.source import SidecarSource, make_side
 
 
 class Sa1bSource(SidecarSource):
-    """Source of images of Segment Anything with their masks."""
+    """Source of images of Segment Anything with their masks; objects have no classes."""
 
     kind = "sa1b"
     title = "SA-1B"

@@ -24,7 +24,8 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class TextOcrSource(DocumentSource):
-    """Source of images with words; ``texts`` has the word in each box. Further values are in ``json``."""
+    """Source of images with words; ``texts`` has the word in each box, which has no class. Further values are in
+    ``json``. Words of images that are not listed are left out, and counted."""
 
     kind = "textocr"
     title = "TextOCR"
