@@ -84,14 +84,12 @@ class ModalitiesSource(FileRowSource):
         return {"image": Image(), **{called: self._declare_modality(name) for name, called in self._column_of.items()}}
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields one row for each main image, with the images of the same stem in the other folders."""
+        """Yields one row for each main image, with the images of the same stem in the other folders. Raises
+        :class:`SourceError` for two images of one stem in a folder."""
         for place, folders in self._groups.items():
             if place.lower() != split:
                 continue
-            files = {
-                name: {stem_of(file): file for file in self.tree.names(join(place, name)).ending(*IMAGE_SUFFIXES)}
-                for name in folders
-            }
+            files = {name: self._list_by_stem(join(place, name)) for name in folders}
             for stem, file in files[self._main].items():
                 beside = {
                     self._column_of[name]: InTree(join(join(place, name), files[name][stem]), optional=True)
@@ -99,6 +97,16 @@ class ModalitiesSource(FileRowSource):
                     if name != self._main and stem in files[name]
                 }
                 yield FileRow(join(join(place, self._main), file), beside)
+
+    def _list_by_stem(self, folder: str) -> dict[str, str]:
+        """Lists the images of a folder by stem. Raises :class:`SourceError` for two of one stem."""
+        found: dict[str, str] = {}
+        for file in self.tree.names(folder).ending(*IMAGE_SUFFIXES):
+            if found.setdefault(stem_of(file), file) != file:
+                raise SourceError(
+                    f"{self.tree.name(folder)} has two images called {printable(stem_of(file))}: rename one"
+                )
+        return found
 
     def describing_files(self) -> Iterable[str]:
         """Returns no files: only the names of folders describe the images."""
