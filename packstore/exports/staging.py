@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,10 +213,7 @@ def _read_from_file(path: Path) -> ExportManifest | None:
 
 def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list[Path]:
     """Lists the files of an export in a folder. Raises :class:`DestinationError` if there are others."""
-    own = {MANIFEST_FILE, *export_manifest.files, *(shard.file for shard in export_manifest.shards)}
-    if export_manifest.rows:
-        own.add(ROWS_FILE)
-    files = set(map(os.fsencode, own)) | _list_files_in_lines(path, export_manifest)
+    files = list_own_names(export_manifest, lambda: RecordLines.map_file(path / ROWS_FILE))
     found: list[Path] = []
     root = os.fsencode(path)
     for folder, _, names in os.walk(root):
@@ -231,13 +229,22 @@ def _list_files(path: Path, export_manifest: ExportManifest, shown: str) -> list
     return found
 
 
-def _list_files_in_lines(path: Path, export_manifest: ExportManifest) -> set[bytes]:
+def list_own_names(export_manifest: ExportManifest, read_lines: Callable[[], RecordLines]) -> set[bytes]:
+    """Returns the paths of all files of an export in a folder. ``read_lines`` reads its record lines; called only if
+    these may name files."""
+    own = {MANIFEST_FILE, *export_manifest.files, *(shard.file for shard in export_manifest.shards)}
+    if export_manifest.rows:
+        own.add(ROWS_FILE)
+    return set(map(os.fsencode, own)) | _list_files_in_lines(export_manifest, read_lines)
+
+
+def _list_files_in_lines(export_manifest: ExportManifest, read_lines: Callable[[], RecordLines]) -> set[bytes]:
     """Returns the paths of files that the record lines name. Empty if records are in shards, or the lines cannot be
     read."""
     if not export_manifest.rows or export_manifest.shards:
         return set()
     try:
-        lines = RecordLines.map_file(path / ROWS_FILE)
+        lines = read_lines()
         each = (lines[i].items() for i in range(len(lines)))
         named = (file for line in each for name, file in line if name == "file" or names_sidecar(name))
         return {os.fsencode(file) for file in named if isinstance(file, str)}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from packstore.core.errors import DestinationError, printable
-from packstore.core.export_manifest import MANIFEST_FILE
+from packstore.core.errors import DestinationError, ManifestError, printable
+from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, RecordLines, parse_export_manifest
 from packstore.core.progress import Progress, ProgressCallback
 from packstore.core.urls import UrlPath
+from packstore.exports.staging import list_own_names
 from packstore.objects import ConflictError, ObjectStore, open_objects
 
 Publish = Callable[[ProgressCallback], None]
@@ -21,10 +23,10 @@ Publish = Callable[[ProgressCallback], None]
 def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[Path, Publish]]:
     """Yields a local path to export to, and the function that publishes the result. For a URL the path is temporary.
 
-    Publishing with ``overwrite`` first deletes all objects below the URL of an old export, or the object at the URL,
-    whatever it holds. Readers at the URL find no ``packstore.json`` until publishing has ended. If publishing fails, it
-    deletes the objects that it has created. Raises
-    :class:`DestinationError` if the URL is taken, is read only, or holds other objects than an export.
+    Publishing with ``overwrite`` first deletes the old export, or the single object at the URL, whatever that holds.
+    Readers at the URL find no ``packstore.json`` until publishing has ended. If publishing fails, it deletes the
+    objects that it has created. Raises :class:`DestinationError` if the URL is taken, is read only, or holds other
+    objects than those of an export.
     """
     if not isinstance(destination, UrlPath):
         yield destination, lambda _: None
@@ -44,6 +46,8 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
         raise DestinationError(
             f"{shown} holds {len(folder):,} objects that are not an export of packstore; choose another URL"
         )
+    if folder:
+        _refuse_other_objects(objects, folder, shown)
     with tempfile.TemporaryDirectory(prefix="packstore-") as temporary:
         path = Path(temporary, destination.name)
 
@@ -55,6 +59,23 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
                 _replace_objects(objects, files, folder, progress)
 
         yield path, publish
+
+
+def _refuse_other_objects(objects: ObjectStore, names: set[str], shown: str) -> None:
+    """Raises :class:`DestinationError` if the objects ``names`` are not those of one export alone."""
+    try:
+        export_manifest = parse_export_manifest(objects.get(MANIFEST_FILE))
+    except ManifestError as error:
+        raise DestinationError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
+    if export_manifest is None:
+        raise DestinationError(f"{shown} is not an export of packstore, so it is not replaced; choose another URL")
+    own = list_own_names(export_manifest, lambda: RecordLines(objects.get(ROWS_FILE) if ROWS_FILE in names else b""))
+    other = next((name for name in sorted(names) if os.fsencode(name) not in own), None)
+    if other is not None:
+        raise DestinationError(
+            f"{shown} also holds {printable(other)!r}, which is not the export's, so it is not replaced; move that "
+            "away first"
+        )
 
 
 def _replace_objects(objects: ObjectStore, files: dict[str, Path], old: set[str], progress: ProgressCallback) -> None:

@@ -332,6 +332,20 @@ class TestExportingTo:
         with pytest.raises(DestinationError, match="is read only"):
             packstore.export(store, "http://127.0.0.1:9/b", to="webdataset")
 
+    @pytest.mark.parametrize("to", ["webdataset", "imagefolder"])
+    def test_an_object_beside_an_export_is_not_deleted(self, store: Path, to: str, tmp_path: Path) -> None:
+        url = (tmp_path / "bucket/b").as_uri()
+        packstore.export(store, url, to=to)
+        objects = open_objects(at(url))
+        objects.create("mine.txt", b"mine")
+        for text, match in ((None, "also holds 'mine.txt'"), (b"{}", "is not an export of packstore")):
+            if text is not None:
+                objects.put("packstore.json", text)
+            there = {info.name: objects.get(info.name) for info in objects.list()}
+            with pytest.raises(DestinationError, match=match):
+                packstore.export(store, url, to=to, overwrite=True)
+            assert {info.name: objects.get(info.name) for info in objects.list()} == there
+
     def test_an_upload_that_fails_leaves_nothing(
         self, store: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
