@@ -123,17 +123,20 @@ def _render_absent(reader: Reader, records: range) -> str:
 
 
 def _read_label(reader: Reader, record: int) -> str:
-    """Reads the class name of a record, escaped; its number if it has no name, ``None`` without a label. ``?`` if it is
-    damaged, empty in a store without labels."""
+    """Reads the class names of a record, escaped; numbers for those without a name, another value of ``label`` as text.
+    ``?`` if it is damaged, empty in a store without labels."""
     manifest = reader.manifest
     if not manifest.has_column("label"):
         return ""
     try:
-        number = reader.item("label", record)
+        label = reader.item("label", record)
     except (PackstoreError, IndexError):
         return "?"
     classes = manifest.classes
-    return _escape(classes[number] if classes is not None and number is not None and number < len(classes) else number)
+    if classes is None or label is None:
+        return _escape(label)
+    numbers = np.atleast_1d(label).tolist()
+    return _escape(", ".join(classes[n] if 0 <= n < len(classes) else str(n) for n in numbers))
 
 
 def _data_url(image: NDArray[np.uint8]) -> str:

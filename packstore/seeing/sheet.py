@@ -26,6 +26,7 @@ from packstore.seeing.drawing import (
 )
 from packstore.seeing.fonts import default_font
 from packstore.seeing.nearby import find_parts_within
+from packstore.seeing.view.facts import has_label
 from packstore.seeing.view.loaded import LoadRequest, SampleLoader
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -50,7 +51,7 @@ class SheetOptions:
 
     Attributes:
         split: The split; None for all records.
-        per_class: Records of each class; in a store without classes, records in a row.
+        per_class: Records of each class; in a store without one class a record, records in a row.
         columns: Names of columns of masks, boxes and keypoints to draw over the images, and of lists of images to show
             below them; None for all boxes and lists.
         augment: Augmentations as text, see :func:`packstore.seeing.augment_text.parse_augment`; images are then shown
@@ -100,7 +101,8 @@ class SheetRow:
     """A row of a contact sheet.
 
     Attributes:
-        title: Name of the class, with its number of records if all labels were read; empty in a store without labels.
+        title: Name of the class, with its number of records if all labels were read; empty in a store without one class
+            a record.
         records: Numbers of the records in the row.
     """
 
@@ -144,7 +146,7 @@ def draw_sheet(store: str | os.PathLike[str], options: SheetOptions, rows: int =
 
 
 def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
-    """Chooses the records to show by the seed: a row of each class; without labels, ``per_class`` rows of
+    """Chooses the records to show by the seed: a row of each class; without one class a record, ``per_class`` rows of
     any records.
 
     For a store at a URL, first chooses a few shards and fetches only those. The first records of shards whose labels
@@ -164,7 +166,7 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
     candidates = _find_candidates(reader, chosen, options, rng)
     records = candidates.records
     lost = [SheetRow("cannot be read", tuple(candidates.lost[:count]))] if candidates.lost else []
-    if not manifest.has_column("label"):
+    if not has_label(manifest):
         some = np.sort(records[rng.choice(len(records), min(len(records), count * count), replace=False)])
         return lost + [SheetRow("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
     drawn = rng.permutation(len(records))
@@ -186,7 +188,7 @@ class _Candidates:
 
     Attributes:
         records: Their numbers, ascending.
-        labels: Their labels; zeros in a store without labels.
+        labels: Their labels; zeros in a store without one class a record.
         lost: First record of each shard that cannot be read.
     """
 
@@ -203,7 +205,7 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
     """
     manifest, parts = reader.manifest, find_parts_within(reader, chosen.start, chosen.stop)
     ends = np.append(reader.part_starts, len(reader))
-    labelled = manifest.has_column("label")
+    labelled = has_label(manifest)
     wanted = options.per_class if labelled else options.per_class**2
     counts = np.zeros(len(manifest.classes or ()) if labelled else 1, np.int64)
     apart = reader.nbytes is not None and len(parts) > 1

@@ -52,7 +52,11 @@ def test_stores_of_many_kinds_have_charts(tmp_path: Path) -> None:
             writer.add(image=jpeg(number), label=number, key=str(number))
     with packstore.Writer(tmp_path / "plain.h5", {"image": "image"}) as writer:
         writer.add(image=jpeg(1), key="1")
-    for name in ("files.lmdb", "pixels.pth", "many.h5", "plain.h5"):
+    with packstore.Writer(
+        tmp_path / "vectors.h5", {"image": "image", "label": packstore.Array("float32", (2,))}
+    ) as writer:
+        writer.add(image=jpeg(1), key="1", label=[1, 2])
+    for name in ("files.lmdb", "pixels.pth", "many.h5", "plain.h5", "vectors.h5"):
         with packstore.open(tmp_path / name) as reader:
             plot_store(reader, tmp_path / "x.png")
             assert has_ink(tmp_path / "x.png")

@@ -12,6 +12,8 @@ import pytest
 import packstore
 from packstore.augment import RandomHorizontalFlip
 from packstore.seeing import notebook
+from packstore.seeing.sheet import SheetOptions, choose_rows
+from packstore.seeing.view.overview import count_classes
 from tests.makers.annotated import jpeg
 from tests.makers.datasets import make_folder
 from tests.makers.stores import damage, files_of
@@ -138,3 +140,24 @@ def test_a_slow_store_shows_fewer_thumbnails(store: Path, monkeypatch: pytest.Mo
     assert "img" not in page.tags
     assert "shown: 0 of 12 records" in page.text
     assert "ant" in page.text
+
+
+@pytest.mark.parametrize(
+    ("field", "label", "shown"),
+    [
+        (packstore.Labels(["ant", "<bee>"], of=False), [1, 0], "<bee>, ant"),
+        (packstore.Labels(["ant", "<bee>"], of=False), [], "shown: 1"),
+        ("text", "some <words>", "some <words>"),
+        (packstore.Array("float32", (2,)), [1, 2], "[1. 2.]"),
+    ],
+    ids=["classes", "no class", "text", "vector"],
+)
+def test_a_label_that_is_not_one_class(field: Any, label: Any, shown: str, tmp_path: Path) -> None:
+    """Notebook, sheet and overview show such stores as stores without classes, or with lists of them."""
+    with packstore.Writer(tmp_path / "a.lmdb", {"image": "image", "label": field}) as writer:
+        writer.add(image=jpeg(1), key="1", label=label)
+    with packstore.open(tmp_path / "a.lmdb") as reader:
+        assert shown in Page(notebook.render_html(reader)).text
+        assert [row.records for row in choose_rows(reader, SheetOptions())] == [(0,)]
+        counted = count_classes(reader, lambda _: None)
+        assert counted["column"] == ("label" if isinstance(field, packstore.Labels) else None)

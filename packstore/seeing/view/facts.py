@@ -67,9 +67,13 @@ def find_class_column(manifest: Manifest) -> Column | None:
 
     Returns None if there is none.
     """
-    if manifest.has_column("label"):
-        return manifest.column("label")
-    return next((column for column in manifest.columns if column.traits.has_classes), None)
+    columns = [column for column in manifest.columns if column.traits.has_classes]
+    return next((column for column in columns if column.name == "label"), columns[0] if columns else None)
+
+
+def has_label(manifest: Manifest) -> bool:
+    """Tells if the column ``label`` has one class a record, and not a list of classes, or text."""
+    return manifest.has_column("label") and manifest.column("label").type == "label"
 
 
 def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
