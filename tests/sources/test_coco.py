@@ -384,6 +384,7 @@ def test_a_list_of_images_alone_beside_keypoints(tmp_path: Path) -> None:
     both = json.dumps({"images": [coco_image(1), coco_image(2)], "categories": CATS})
     files = {"annotations/train.json": both, "annotations/person_keypoints_train.json": of_images(1)}
     fill(tmp_path, photos("images", 1, 2) | files)
+    change(tmp_path / "annotations/person_keypoints_train.json", lambda each: each["annotations"][0].update(id=[]))
     with closing(open_source(tmp_path)) as source:
         values = [source.read_values(entry.ref) for entry in source.entries()]
     assert [len(each.get("boxes", ())) for each in values] == [1, 0]

@@ -24,6 +24,7 @@ from packstore import PackedDataset, convert, verify
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SampleError, SourceError
 from packstore.sources import Entry, open_source
 from packstore.sources.huggingface import tables
+from packstore.sources.huggingface.cells import array_reader
 from packstore.sources.rows import RowSource
 from packstore.testing import SourceSuite
 from tests.makers.images import encode, tiny
@@ -601,6 +602,13 @@ def test_texts_that_differ_are_labels_if_they_are_coded(name: str, coded: bool, 
     path = _texts(tmp_path / "set", "parquet", name, [f"text {n}" for n in range(6)], coded)
     column = convert(path, out).manifest.column(name)
     assert column.type == ("label" if coded and name == "label" else "text")
+
+
+def test_a_null_in_an_array_is_a_bad_value() -> None:
+    cells = array_reader((1, 2), "int32")(pa.array([[[1, 2]], [[1, None]]]))
+    assert cells(0).tolist() == [[1, 2]]
+    with pytest.raises(ValueError, match="its lists hold a null, or other values than int32"):
+        cells(1)
 
 
 def test_numbers_beside_texts_are_the_labels(tmp_path: Path, out: Path) -> None:

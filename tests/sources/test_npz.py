@@ -142,6 +142,10 @@ def test_objects_are_refused_and_never_unpickled(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([Bad(), Bad()], object), y=np.arange(2))
     with pytest.raises(SourceError, match="holds Python objects, which numpy pickles"):
         open_source(tmp_path / "a.npz")
+    for x in (np.full((3, 8, 9), "text", object), np.ones((3, 8, 9), np.complex64)):
+        np.savez(tmp_path / "c.npz", x=x, y=np.arange(3))
+        with pytest.raises(SourceError, match=r"holds (Python objects|complex64)"):
+            open_source(tmp_path / "c.npz", image_key="x")
     np.savez(tmp_path / "b.npz", x=pixels(2, 8, 9), meta=np.array({"a": Bad()}, object))
     with closing(open_source(tmp_path / "b.npz")) as source:
         assert source.survey().ledger.passed_over == {"arrays that are no values of samples": 1}
@@ -178,6 +182,13 @@ def test_a_text_that_becomes_another_after_opening_is_a_bad_sample(tmp_path: Pat
         path.write_bytes(path.read_bytes().replace("dog".encode("utf-32-le"), "cow".encode("utf-32-le")))
         with pytest.raises(SampleError, match="label: 'cow' is not one of the classes: its file has changed"):
             source.read(last)
+
+
+@pytest.mark.parametrize("array", [np.arange(9), np.zeros((3, 3)), np.zeros((1, 2, 3, 4, 5)), np.full((3, 8, 9), "a")])
+def test_an_array_that_cannot_be_images(array: Any, tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=pixels(3, 8, 9, 3), z=array)
+    with pytest.raises(SourceError, match=r"z \(.* cannot be images"):
+        open_source(tmp_path / "a.npz", image_key="z")
 
 
 def header(text: str, version: bytes = b"\x01\x00") -> bytes:

@@ -219,6 +219,7 @@ def test_a_class_that_has_no_name_is_a_bad_sample(tmp_path: Path) -> None:
         ("train: images/train\nnames: [[a]]", "a list of names"),
         ("train: images/train\nnc: 3\nnames: [a, b]", "nc is 3, but there are 2 names"),
         ("train: images/train\nnames: [a, b]\nkpt_shape: [17]", "kpt_shape is .17.; expected"),
+        ("train: images/train\nnames: [a, b]\nkpt_shape: [2, 2.0]", "kpt_shape is .2, 2.0.; expected"),
         ("train: images/train\nnames: [a, b]\nkpt_shape: [999999999, 3]", "expected 1 to 256"),
         ("train: nowhere\nnames: [a, b]", "its images are missing: .*train: nowhere"),
         ("train: 5\nnames: [a, b]", "its images are missing"),

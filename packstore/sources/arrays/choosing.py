@@ -246,7 +246,7 @@ def _find_images(shown: str, arrays: Sequence[_NamedArray], options: SourceOptio
 
 def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: str) -> _NamedArray:
     """Finds the array that ``option`` names: by its name, by the name without its split, or by the words of the name.
-    Raises :class:`SourceError` if not exactly one array fits."""
+    Raises :class:`SourceError` if not exactly one array fits, or it is unreadable."""
     wanted = "_".join(name_words(key))
     for fits in (
         lambda each: each.info.name.strip("/") == key.strip("/"),
@@ -254,6 +254,8 @@ def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: st
         lambda each: wanted in (each.role, "_".join(name_words(each.info.name))),
     ):
         found = [each for each in arrays if fits(each)]
+        if len(found) == 1 and found[0].info.content == "unreadable":
+            raise SourceError(f"{shown}: {found[0].info.why}")
         if len(found) == 1:
             return found[0]
     listed = ", ".join(each.info.shown for each in arrays[:_LISTED])
@@ -323,10 +325,12 @@ def _choose_axes(
 ) -> tuple[int, tuple[int, ...]]:
     """Chooses the axis of the samples, and the order of the other axes, by the option ``layout`` or by the shape.
     Returns axis 0 and no order for files. Raises :class:`AmbiguousSourceError` if neither layout nor shape decides, and
-    :class:`SourceError` if the layout does not fit, or there are too many channels."""
+    :class:`SourceError` if the array cannot be images, the layout does not fit, or there are too many channels."""
     info = image.info
     if info.content == "files":
         return 0, ()
+    if info.content == "texts" or len(info.shape) not in (3, 4):
+        raise SourceError(f"{shown}: {info.shown} cannot be images, which are numbers with three or four axes")
     layout = None if options.layout is None else parse_layout(options.layout)[0]
     if layout is None:
         fitting = _possible_layouts(info.shape, length) or _possible_layouts(info.shape, None)

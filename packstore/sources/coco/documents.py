@@ -147,13 +147,15 @@ class SplitAnnotations:
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])
         if file.kind == "keypoints":
-            objects = {each.get("id"): each for found in images.values() for each in found.get("annotations", ())}
+            entries = (each for found in images.values() for each in found.get("annotations", ()))
+            objects = {each["id"]: each for each in entries if _is_id(each.get("id"))}
         for annotation in _read_list(where, document, "annotations"):
             found = images.get(annotation.pop("image_id", None)) if _is_id(annotation.get("image_id")) else None
             if found is None:
                 self.ignored["annotations of images that are not listed"] += 1
                 continue
-            known = objects.get(annotation.get("id")) if file.kind == "keypoints" else None
+            number = annotation.get("id")
+            known = objects.get(number) if file.kind == "keypoints" and _is_id(number) else None
             if known is not None:
                 known.update(annotation)
             else:

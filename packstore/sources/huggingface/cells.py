@@ -122,11 +122,15 @@ def vector_cells(array: Any) -> Cells:
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
     """Returns a function that makes a reader of the rows of an array. The reader converts the nested lists in a row to
-    a NumPy array of a shape and dtype, keeps None, and raises :class:`ValueError` for lists of another size."""
+    a NumPy array of a shape and dtype, keeps None, and raises :class:`ValueError` for lists of another size or with
+    nulls."""
 
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()
-        return None if value is None else np.array(value, dtype).reshape(shape)
+        try:
+            return None if value is None else np.array(value, dtype).reshape(shape)
+        except TypeError:
+            raise ValueError(f"its lists hold a null, or other values than {dtype}") from None
 
     return lambda array: ArrayCells(array, numbers)
 

@@ -279,7 +279,7 @@ def _parse_classes(
     shape = document.get("kpt_shape")
     if shape is None:
         return classes, None
-    if not isinstance(shape, list) or len(shape) != 2 or type(shape[0]) is not int or shape[1] not in (2, 3):
+    if not isinstance(shape, list) or [*map(type, shape)] != [int, int] or shape[1] not in (2, 3):
         raise SourceError(f"{where}: kpt_shape is {printable(str(shape)[:40])}; expected [points, 2] or [points, 3]")
     if not 1 <= shape[0] <= _NAMES:
         raise SourceError(f"{where}: kpt_shape has {shape[0]} points; expected 1 to {_NAMES}")
