@@ -444,6 +444,11 @@ def test_a_line_of_masks_that_is_wrong_is_said(line: str, said: str, tmp_path: P
 def test_frames_whose_images_have_other_names_are_said(kind: str, tmp_path: Path) -> None:
     files = {name.replace("img1/", "img1/frame_"): content for name, content in MAKERS[kind](6).items()}
     assert re.search("no image is named by the number of a frame", problem(fill(tmp_path, files), kind) or "")
+    files = MAKERS[kind](6)
+    image = next(name for name in files if "img1/000002" in name)
+    files[image.replace("000002", "2")] = files[image]
+    said = problem(fill(tmp_path / "twice", files), kind) or ""
+    assert "two images are named by the number of frame 2" in said
 
 
 def test_detections_and_sequences_without_truth_are_asked_about(tmp_path: Path) -> None:

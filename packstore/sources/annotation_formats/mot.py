@@ -7,6 +7,7 @@ Coordinates count from 1 in the files, and from 0 in ``boxes``.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -49,7 +50,8 @@ class MotSource(DocumentSource):
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image of the sequence: ``lines``, the numbers of its frame, and ``classes``, the
         names in ``labels.txt``, or None without that file. Counts frames without an image as left out. Raises
-        :class:`ValueError` for a line that does not have 6 to 10 numbers, and if no image is named by a frame."""
+        :class:`ValueError` for a line that does not have 6 to 10 numbers, and if no image is named by a frame, or two
+        by one."""
         sequence = file.rpartition("/")[0].rpartition("/")[0]
         listed = join(file.rpartition("/")[0], "labels.txt")
         names = self._read_class_names(listed) if is_file(self.tree, listed) else None
@@ -106,11 +108,14 @@ class MotSource(DocumentSource):
 
 def take_frames(images: Sequence[str], frames: dict[int, list[Any]]) -> Iterator[tuple[str, list[Any]]]:
     """Yields each image of a sequence with the lines of the frame that its name counts (``000001.jpg``), and removes
-    the frame. Raises :class:`ValueError` if no frame has an image."""
+    the frame. Raises :class:`ValueError` if no frame has an image, or one has two (``1.jpg`` and ``000001.jpg``)."""
     stems = [image.rpartition(".")[0] for image in images]
     numbers = [int(stem) if stem.isdecimal() and len(stem) < 12 else -1 for stem in stems]
     if images and frames and not any(number in frames for number in numbers):
         raise ValueError(f"no image is named by the number of a frame ({min(frames):06}.jpg); the first is {images[0]}")
+    twice = next((number for number, count in Counter(numbers).items() if count > 1 and number in frames), None)
+    if twice is not None:
+        raise ValueError(f"two images are named by the number of frame {twice}: remove one")
     for image, number in zip(images, numbers, strict=True):
         yield image, frames.pop(number, [])
 

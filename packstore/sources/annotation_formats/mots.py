@@ -48,7 +48,7 @@ class MotsSource(DocumentSource):
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image of the sequence, with the lines of its frame, ``[]`` if it has none. Yields
         nothing if the folder of images is missing. Counts frames without an image as left out. Raises
-        :class:`ValueError` if no image is named by a frame."""
+        :class:`ValueError` if no image is named by a frame, or two by one."""
         frames: dict[int, list[str]] = {}
         for line in filter(str.strip, document):
             frames.setdefault(int(line.split(" ", 1)[0]), []).append(line.strip())
