@@ -604,6 +604,18 @@ def test_texts_that_differ_are_labels_if_they_are_coded(name: str, coded: bool, 
     assert column.type == ("label" if coded and name == "label" else "text")
 
 
+def test_times_with_nanoseconds_are_texts(tmp_path: Path, out: Path) -> None:
+    columns = {
+        "image": pa.array([{"bytes": tiny(1), "path": None}], IMAGE),
+        "when": pa.array([86_400_000_000_001], pa.timestamp("ns")),
+        "time": pa.array([1], pa.time64("ns")),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    convert(tmp_path, out)
+    [row] = PackedDataset(out, columns=("when", "time"), output="bytes")
+    assert row == ("1970-01-02T00:00:00.000000001", "00:00:00.000000001")
+
+
 def test_a_null_in_an_array_is_a_bad_value() -> None:
     cells = array_reader((1, 2), "int32")(pa.array([[[1, 2]], [[1, None]]]))
     assert cells(0).tolist() == [[1, 2]]

@@ -99,7 +99,11 @@ def text_cells(array: Any) -> Cells:
     becomes None."""
 
     def text(scalar: Any) -> str | None:
-        value = scalar.as_py()
+        try:
+            value = scalar.as_py()
+        except ValueError:  # nanoseconds, which Python's dates and times lack
+            plain = str(scalar.cast("string"))
+            return f"{plain} ns" if plain.lstrip("-").isdigit() else plain.replace(" ", "T")
         return None if value is None else str(_to_json(value))
 
     return ArrayCells(array, text)

@@ -80,7 +80,9 @@ class _ParquetFile(OpenTable):
             and (not leaf.max_repetition_level or self._has_nulls(group, top))
         ):
             overview.optional.add(top)
-        if str(leaf.physical_type).startswith("INT") and top == leaf.path:
+        # Times are INT64, too, and pyarrow does not convert nanoseconds to Python's times.
+        is_number = str(leaf.physical_type).startswith("INT") and leaf.logical_type.type in ("NONE", "INT")
+        if is_number and top == leaf.path:
             least = statistics.min if statistics is not None and statistics.has_min_max else -1
             if isinstance(least, int) and least < 0:
                 overview.negative.add(top)
