@@ -95,7 +95,8 @@ class Donor:
             entry = self._find_entry(record)
             place = linker.locate(entry, states)
             link = linker.make_link(entry.key, place, self.make_image(record), states)
-            return linker.check_links([link], states)[0]
+            linker.check_files(states)
+            return link
         except (PackstoreError, OSError) as error:
             raise CannotReplaceError(f"the source's image cannot be linked: {error}") from error
 

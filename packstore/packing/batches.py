@@ -27,6 +27,7 @@ from packstore.stores.linked import make_relative_link
 PASS_RECORDS, PASS_BYTES = 256, 4 << 20
 DECODE_RECORDS, DECODE_BYTES = 16, 1 << 20
 _PIECE_BYTES = 4 << 20
+_KNOWN_PATHS = 1 << 10
 _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
 
 
@@ -170,7 +171,7 @@ def pack_batch(
         if not seen:
             return
         if linker is not None:
-            links = linker.check_links(links, states)
+            linker.check_files(states)
         yield PackedBatch(
             *(entries, records, checksums, shapes, values, seen, skipped, source_bytes, record_bytes, kept),
             *(palette, oriented, unified, make_indexes(records) if index else None, None if linker is None else links),
@@ -186,6 +187,7 @@ class Linker:
         self._source = source
         self._folder = folder
         self._files = LinkedFiles()
+        self._shown: dict[str, str] = {}
 
     def locate(self, entry: Entry, states: dict[str, FileState]) -> Location:
         """Locates a sample before it is read, and notes the state of its file in ``states``.
@@ -205,8 +207,8 @@ class Linker:
         return found
 
     def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
-        """Returns the link to a record that has been read. Searches the file for the record if :meth:`locate` knew
-        only a range that contains it. Raises as :meth:`locate`."""
+        """Returns the link to a record that has been read, as stores keep it. Searches the file for the record if
+        :meth:`locate` knew only a range that contains it. Raises as :meth:`locate`."""
         path, offset, _, within = place
         if within is not None:
             try:
@@ -216,7 +218,16 @@ class Linker:
             offset = file.find(record, offset, offset + within) if isinstance(file, mmap.mmap) else -1
             if offset < 0:
                 raise self._make_unlinkable_error(key)
-        return Link(path, offset, len(record), *states[path])
+        nbytes, modified = states[path]
+        return Link(self._shown.get(path) or self._show(path), offset, len(record), nbytes, modified)
+
+    def _show(self, path: str) -> str:
+        """Returns a path as stores keep it, relative to ``folder`` if there is one; caches it, since most paths are
+        those of archives."""
+        if len(self._shown) >= _KNOWN_PATHS:
+            self._shown.clear()
+        shown = self._shown[path] = path if self._folder is None else make_relative_link(path, self._folder)
+        return shown
 
     def _make_unlinkable_error(self, key: str) -> UsageError:
         """Makes the error for a sample that is not a plain byte range of a file."""
@@ -225,18 +236,13 @@ class Linker:
             "a file, as in compressed archives and shards; pack without --link"
         )
 
-    def check_links(self, links: list[Link], states: dict[str, FileState]) -> list[Link]:
-        """Returns the links as stores keep them, with paths relative to ``folder`` if there is one. Raises
-        :class:`SourceError` if a file on this machine changed since its state was noted."""
+    def check_files(self, states: Mapping[str, FileState]) -> None:
+        """Raises :class:`SourceError` if a file on this machine changed since its state was noted."""
         for path, state in states.items():
             if (
                 not is_url_link(path) and read_file_state(path) != state
             ):  # a source at a URL looks at its objects in the end
                 raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")
-        if self._folder is None:
-            return links
-        relative = {path: make_relative_link(path, self._folder) for path in states}
-        return [link._replace(file=relative[link.file]) for link in links]
 
 
 def group_entries(

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from packstore.sources.tree import Tree
 _FIRST = 64
 _IMAGE_ENDINGS = frozenset(IMAGE_SUFFIXES)
 _DIGITS = str.maketrans("123456789", "000000000")
-_TAIL = re.compile(r"(.*[^ _.-])[ _.-]+([^ _.-]+)", re.S)
+_SEPARATORS = " _.-"
 _NO_WORD = re.compile(
     r"\d+|copy|kopie|final|new|old|small|large|thumb(nail)?|\(\d+\)|v\d+|[a-z]?\d+[a-z]?|[a-z]|\d+x\d+", re.I
 )
@@ -186,8 +187,15 @@ def suffix_of(name: str) -> str:
 def split_tail(stem: str) -> tuple[str, str] | None:
     """Splits ``a_WORD`` into ``a`` and ``word``, or returns None if it does not end with a word. Numbers, ``copy`` and
     the like are no words."""
-    match = _TAIL.fullmatch(stem)
-    return (match[1], match[2].lower()) if match and not _NO_WORD.fullmatch(match[2]) else None
+    word = stem[max(map(stem.rfind, _SEPARATORS)) + 1 :]
+    base = stem[: len(stem) - len(word)].rstrip(_SEPARATORS)
+    return (base, word.lower()) if base and word and not _is_no_word(word) else None
+
+
+@lru_cache(1 << 12)
+def _is_no_word(text: str) -> bool:
+    """Tells if an ending of a name says nothing about the image."""
+    return _NO_WORD.fullmatch(text) is not None
 
 
 def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderContents:

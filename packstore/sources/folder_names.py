@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from packstore.images.engine import list_names
 
 _KEPT_BYTES = 32 << 20  # of names, in memory
+_SHARED_NAMES = 1 << 16  # names of files in the objects that a cache shares
 
 
 class Names:
@@ -76,11 +77,13 @@ def find_common_suffix(text: str) -> str:
 
 class NameCache:
     """Caches names by directory, for any thread. Names of more than 32 MiB go to a temporary file; closing the cache
-    discards them."""
+    discards them. Returns the same object again for the directories of the last 65,536 files."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()
         self._places: dict[str, tuple[int, int, str]] = {}
+        self._shared: dict[str, Names] = {}
+        self._shared_names = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> NameCache:
@@ -94,14 +97,19 @@ class NameCache:
 
     def get_names(self, directory: str) -> Names | None:
         """Returns the cached names of a directory, or None if none are cached."""
+        shared = self._shared.get(directory)
+        if shared is not None:
+            return shared
         place = self._places.get(directory)
         if place is None:
             return None
         with self._lock:
             self._file.seek(place[0])
             raw = self._file.read(place[1])
-        files, *folders = raw.decode("utf-8", "surrogateescape").split("/")
-        return Names.of_text(files, folders, place[2])
+            files, *folders = raw.decode("utf-8", "surrogateescape").split("/")
+            names = Names.of_text(files, folders, place[2])
+            self._share(directory, names)
+        return names
 
     def put_names(self, directory: str, names: Names) -> None:
         """Caches the names of a directory; replaces those that are cached already."""
@@ -109,7 +117,20 @@ class NameCache:
         with self._lock:
             place = self._file.seek(0, os.SEEK_END)
             self._file.write(raw)
-        self._places[directory] = (place, len(raw), names.common_suffix)
+            self._places[directory] = (place, len(raw), names.common_suffix)
+            self._shared.pop(directory, None)
+            self._share(directory, names)
+
+    def _share(self, directory: str, names: Names) -> None:
+        """Keeps an object to return it again, unless it has too many names; drops all others if they are too many."""
+        count = names.text.count("\0") + len(names.folders)
+        if count > _SHARED_NAMES:
+            return
+        if self._shared_names + count > _SHARED_NAMES:
+            self._shared.clear()
+            self._shared_names = 0
+        self._shared[directory] = names
+        self._shared_names += count
 
 
 def list_directory_names(directory: int) -> Names:

@@ -166,7 +166,10 @@ def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
             continue
         stems, where = folder.images.stems, printable(folder.path) or "the folder itself"
         tails = {tail: NameSet(len(bases), bases, ()) for tail, bases in folder.tails.items()}
-        paired = {tail: bases.count_shared(stems) for tail, bases in tails.items()}
+        bases = np.concatenate([*folder.tails.values()])  # one search for all tails: a folder may have dozens
+        ends = np.cumsum([len(each) for each in folder.tails.values()])
+        shared = np.concatenate([[0], np.cumsum(np.isin(bases, stems, kind="sort"))])[[0, *ends]]
+        paired = dict(zip(folder.tails, np.diff(shared).tolist(), strict=True))
         single = len(stems) - sum(paired.values())
         for tail, count in paired.items():
             enough = (
@@ -179,12 +182,13 @@ def find_masks_by_ending(contents: Contents) -> Iterator[Finding]:
                 image = stem_of(mask)[: -len(tail)].rstrip(" _.-")
                 phrase = f"masks beside their images in {where} ({printable(stem_of(mask))}, {printable(image)})"
                 yield Finding(phrase, (f"*{stem_of(mask)[len(image) :]}.*",))
-        large = [tail for tail, bases in tails.items() if bases.count >= _LEAST_NAMED and not paired[tail]]
+        least = max(_LEAST_NAMED, 9 * len(stems) / 20)
+        large = [tail for tail, bases in tails.items() if bases.count >= least and not paired[tail]]
         for n, one in enumerate(large):
             for other in large[n + 1 :]:
                 both = tails[one].count_shared(tails[other])
                 most = max(tails[one].count, tails[other].count)
-                if 10 * both >= 9 * most and 20 * both >= 9 * len(stems):
+                if 10 * both >= 9 * most and both >= least:
                     image, mask = sorted((one, other), key=lambda tail: (_BESIDE.fullmatch(tail) is not None, tail))
                     phrase = f"images that differ by the end of their names in {where} (…_{image}, …_{mask})"
                     yield Finding(phrase, (f"*{mask}.*",))

@@ -36,7 +36,6 @@ from packstore.stores.link_files import Location
 
 _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK
 _READ_STEP = 1 << 30  # one read() call returns at most 0x7ffff000 bytes on Linux
-_SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many is faster
 _RELATIVE = os.open in os.supports_dir_fd
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 _SEARCH_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)  # with O_PATH it need not be readable
@@ -144,8 +143,8 @@ class Tree(ABC):
         return None
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
-        """Reads several files, given by keys, sizes and times of modification, if that is faster together; returns None
-        for each file that :meth:`read` must read: for all in this base. Thread-safe."""
+        """Reads several small files, given by keys, sizes and times of modification, if that is faster together;
+        returns None for each file that :meth:`read` must read: for all in this base. Thread-safe."""
         return [None] * len(files)
 
     def walk(
@@ -354,9 +353,9 @@ class FolderTree(Tree):
         return Location(f"{self.root}/{key}", 0)
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
-        """Reads files of less than 16 KiB on average by one call of the engine for each directory. Returns None for all
-        files if they are larger, or if a directory cannot be opened."""
-        if not _RELATIVE or sum(size for _, size, _ in files) >= _SMALL * len(files):
+        """Reads files by one call of the engine for each directory. Returns None for all files if a directory cannot be
+        opened."""
+        if not _RELATIVE:
             return super().read_together(files)
         found: builtins.list[bytes | None] = []
         try:

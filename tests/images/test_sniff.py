@@ -14,6 +14,7 @@ from PIL import Image
 
 import packstore.images.jpeg_header
 import packstore.images.tiff_header
+from packstore.images.engine import is_plain_jpeg
 from packstore.images.sniff import HeaderError, ImageInfo, check_header, sniff
 from tests.conftest import SharedData
 from tests.makers.images import HEIGHT, WIDTH, all_images, encode, picture
@@ -266,6 +267,37 @@ def test_a_header_that_was_seen_before_says_the_same(name: str, changes: list[tu
         expected = outcome(look, bytes(other))
         sniff(data)
         assert outcome(look, bytes(other)) == expected
+
+
+@given(
+    name=st.sampled_from([name for name in NAMES if name.startswith("jpeg")]),
+    changes=st.lists(st.tuples(st.integers(0, 700), st.integers(0, 255)), max_size=3),
+    stop=st.integers(1, 2000),
+    max_pixels=st.sampled_from([HEIGHT * WIDTH, HEIGHT * WIDTH - 1]),
+)
+def test_a_plain_jpeg_passes_the_check_and_has_nothing_to_note(
+    name: str, changes: list[tuple[int, int]], stop: int, max_pixels: int
+) -> None:
+    data = bytearray(all_images()[name])
+    for at, value in changes:
+        data[at % len(data)] = value
+    for each in (bytes(data), bytes(data[:stop]), bytes(data[:stop]) + EOI):
+        info = outcome(check_header, each)
+        plain = (
+            isinstance(info, ImageInfo)
+            and (info.kind, info.components, info.precision, info.app1_at) == ("jpeg", 3, 8, 0)
+            and info.width * info.height <= max_pixels
+        )
+        assert plain or not is_plain_jpeg(each, max_pixels)
+
+
+def test_usual_jpegs_are_plain() -> None:
+    data = all_images()["jpeg-420"]
+    assert is_plain_jpeg(data, HEIGHT * WIDTH)
+    assert not is_plain_jpeg(data, HEIGHT * WIDTH - 1)
+    assert not is_plain_jpeg(data[:2] + b"\xff\xe1\x00\x04ab" + data[2:], HEIGHT * WIDTH)
+    assert not is_plain_jpeg(data[:-2], HEIGHT * WIDTH)
+    assert not is_plain_jpeg(all_images()["jpeg-gray"], HEIGHT * WIDTH)
 
 
 def test_a_header_with_two_frames_is_not_one_that_was_seen() -> None:

@@ -16,6 +16,7 @@
 
 struct decoder *packstore_engine_new(int plain);
 void packstore_engine_free(struct decoder *);
+int packstore_engine_is_plain(const uint8_t *, int64_t, int64_t);
 void packstore_engine_sizes(const uint8_t *const *, const int64_t *, int64_t, int64_t *);
 int64_t packstore_engine_run(struct decoder *, const struct request *, int64_t, const struct form *, int64_t,
                              uint8_t *);
@@ -142,6 +143,7 @@ static struct request wanted(const struct file *file, int64_t kind, int64_t chan
 {
     struct request request = {.source = file->at, .nbytes = file->nbytes, .mirrored = (int64_t)any(2)};
     int64_t sizes[2];
+    packstore_engine_is_plain(file->at, file->nbytes, INT64_MAX);
     packstore_engine_sizes((const uint8_t *const *)&file->at, &file->nbytes, 1, sizes);
     if (sizes[0] * sizes[1] > 1 << 20)
         sizes[0] = sizes[1] = 64;

@@ -17,7 +17,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,9 +27,11 @@ from hypothesis import strategies as st
 import packstore
 from packstore import PackstoreError, convert, verify
 from packstore.core.errors import SampleError, SourceError
-from packstore.sources import Entry, open_source
+from packstore.images.engine import scan_tar
+from packstore.sources import Entry, archives, open_source
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import normalise_member_name
+from packstore.sources.archives.tar import read_tar
 from packstore.sources.archives.zip import CENTRAL, END, LOCAL, read_zip
 from packstore.testing import SourceSuite
 from tests.conftest import SharedData
@@ -607,6 +611,44 @@ def _zip_of(count: int, said: int | None = None) -> bytes:
         local += LOCAL.pack(b"PK\3\4", 20, *[0] * 7, len(name), 0) + name
     number = (count if said is None else said) & 0xFFFF
     return bytes(local + central) + END.pack(b"PK\5\6", 0, 0, number, number, len(central), len(local), 0)
+
+
+MANY = {f"{n // 20}/{n}.png": tiny(n % 7) for n in range(100)}
+MANY_TARS: dict[str, Callable[[], bytes]] = {
+    "plain": lambda: tar(MANY),
+    "GNU": lambda: tar(MANY, format=tarfile.GNU_FORMAT),
+    "with ./": lambda: tar(MANY, "./"),
+    "some with ./": lambda: tar({("./" if n > 50 else "") + name: data for n, (name, data) in enumerate(MANY.items())}),
+    "./ first": lambda: tar({("./" if n < 50 else "") + name: data for n, (name, data) in enumerate(MANY.items())}),
+    "empty parts": lambda: tar({name.replace("/70", "//70"): data for name, data in MANY.items()}),
+    "leads out": lambda: tar({**MANY, "../x.png": tiny(0)}),
+    "long names": lambda: tar({name.replace("70", 100 * "7"): data for name, data in MANY.items()}),
+    "not UTF-8": lambda: tar({name.replace(".", "\udcff."): data for name, data in MANY.items()}),
+    "repeated": lambda: tar(MANY) + tar(dict(list(MANY.items())[:30])),
+    "tars": lambda: tar({**MANY, "a.tar": tar(MANY), "b.tar": tar(MANY, "./"), "c.png": tiny(1)}),
+    "broken": lambda: tar(MANY).replace(b"3/70.png", b"3/71.png", 1),
+    "cut off": lambda: tar(MANY)[:50_000],
+    "cut off in a header": lambda: tar(MANY)[:51_300],
+}
+
+
+def test_headers_that_the_engine_reads_are_those_of_tarfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read() -> Any:
+        try:
+            index = read_tar(tmp_path / "a")
+        except SourceError as error:
+            return str(error)
+        return index.blob, index.ends, index.table.tolist(), index.replaced
+
+    for case, make in MANY_TARS.items():
+        (tmp_path / "a").write_bytes(make())
+        scan = Mock(wraps=scan_tar)
+        monkeypatch.setattr(archives.tar, "scan_tar", scan)
+        found = read()
+        assert scan.called
+        monkeypatch.setattr(archives.tar, "scan_tar", lambda *_: ([], np.empty((0, 3), np.int64)))
+        assert found == read(), case
+        assert isinstance(found, str) is (case in ("leads out", "broken", "cut off", "cut off in a header")), case
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -56,14 +57,19 @@ def test_more_names_than_one_call_has_room_for(tmp_path: Path) -> None:
     assert listed(tmp_path).files == names
 
 
-@given(NAMES, NAMES)
-def test_names_are_kept_and_their_suffixes_found(files: list[str], folders: list[str]) -> None:
+@given(NAMES, NAMES, st.sampled_from([0, 3, 1000]))
+def test_names_are_kept_and_their_suffixes_found(files: list[str], folders: list[str], shared: int) -> None:
     names = Names(files, folders)
-    with NameCache() as known:
+    with NameCache() as known, mock.patch.object(folder_names, "_SHARED_NAMES", shared):
         known.put_names("", Names(["other.png"]))
+        known.put_names("a/b", Names(["replaced.png"]))
         known.put_names("a/b", names)
         again = known.get_names("a/b")
+        other = known.get_names("")
         assert known.get_names("a") is None
+        assert known.get_names("a/b") is again or shared < 1000
+    assert other is not None
+    assert other.files == ["other.png"]
     assert again is not None
     assert (list(again.files), list(again.folders), bool(again)) == (files, folders, bool(files or folders))
     suffixes = {name[name.rfind(".") :] if name.rfind(".") > 0 else "" for name in files}

@@ -26,6 +26,7 @@ from packstore.images.encode.differences import (
     describe_value_difference,
 )
 from packstore.images.encode.options import GEOMETRY, EncodeOptions
+from packstore.images.engine import is_plain_jpeg
 from packstore.images.kinds import KINDS
 from packstore.images.losses import examine_losses, refuse_losses
 from packstore.images.reading import convert_pixels
@@ -235,6 +236,12 @@ class Encoding(ABC):
         self.mode = self.options.reading.pixels
         same = images.encoding.layout is None or images.mode == self.mode
         self.passes_through = self.stores_unchanged(images.encoding) and same and not self.options.changes_pixels
+        # Then nothing that a plain JPEG may have is worth a note: see check_file().
+        reading = self.options.reading
+        is_rgb = reading.mode == RGB.name and not reading.frame
+        self._accepts_plain = (
+            self.passes_through and self.options.check == "header" and (is_rgb or not self.options.asks)
+        )
         self._check_mode()
         self.shape = self._required_shape(shape)
         self._example = ""  # key of an image that had the expected shape, for messages
@@ -309,6 +316,8 @@ class Encoding(ABC):
 
         Raises the errors of :meth:`SourceImages.check_file` or :meth:`SourceImages.check_array`, and of the decoder."""
         images = self.images
+        if self._accepts_plain and type(image) is bytes and is_plain_jpeg(image, self.options.max_pixels):
+            return EncodedImage(image, None)
         if images.encoding.layout is not None:
             return self.of_array(key, images.check_array(key, image))
         data, info = images.check_file(key, image)

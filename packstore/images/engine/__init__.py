@@ -7,7 +7,15 @@ feature or a flaw; :mod:`packstore.images.decoders` then decodes the image to th
 from packstore.images.engine.addresses import BufferAddresses
 from packstore.images.engine.compiled import engine_problem
 from packstore.images.engine.engine import Engine, augment, get_engine
-from packstore.images.engine.functions import highway_hash, list_names, png_rows, read_files, stat_files
+from packstore.images.engine.functions import (
+    highway_hash,
+    is_plain_jpeg,
+    list_names,
+    png_rows,
+    read_files,
+    scan_tar,
+    stat_files,
+)
 from packstore.images.engine.requests import MODES, OutputFormat, Requests
 
 __all__ = [
@@ -20,8 +28,10 @@ __all__ = [
     "engine_problem",
     "get_engine",
     "highway_hash",
+    "is_plain_jpeg",
     "list_names",
     "png_rows",
     "read_files",
+    "scan_tar",
     "stat_files",
 ]

@@ -163,12 +163,25 @@ EXPORT int packstore_engine_png(const uint8_t *packed, int64_t packed_bytes, uin
     return png_rows(packed, packed_bytes, to, rows, nbytes, step, is_all != 0);
 }
 
+/* See headers.c. */
+EXPORT int packstore_engine_is_plain(const uint8_t *file, int64_t nbytes, int64_t max_pixels)
+{
+    return is_plain_jpeg(file, nbytes, max_pixels);
+}
+
 #if !defined(_WIN32)
 /* See files.c. */
 EXPORT void packstore_engine_read_files(int directory, const char *names, int64_t count, const int64_t *sizes,
                                         const int64_t *modified, uint8_t *to, uint8_t *refused)
 {
     read_files(directory, names, count, sizes, modified, to, refused);
+}
+
+/* See files.c. */
+EXPORT int64_t packstore_engine_scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3],
+                                         char *names)
+{
+    return scan_tar(file, at, end, most, facts, names);
 }
 
 /* See files.c. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -46,6 +47,18 @@ def load_once() -> tuple[ctypes.CDLL | None, str | None]:
         return None, f"{path.name} cannot be loaded: {' '.join(str(error).split())}; {_AGAIN}"
 
 
+@functools.cache
+def load_plain_check() -> Callable[[bytes, int, int], int] | None:
+    """Loads the function that tells if a file is a plain JPEG, or returns None without an engine. It keeps the GIL,
+    since it takes no longer than handing that over."""
+    library = load_once()[0]
+    if library is None:
+        return None
+    function = ctypes.PyDLL(library._name).packstore_engine_is_plain
+    function.argtypes, function.restype = (ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64), ctypes.c_int
+    return function
+
+
 def load_library(path: str) -> ctypes.CDLL:
     """Loads a compiled engine from a file and declares its functions. Raises :class:`OSError`, and
     :class:`AttributeError` for a missing function."""
@@ -74,6 +87,8 @@ def load_library(path: str) -> ctypes.CDLL:
         *(pointer, pointer, pointer, pointer),
     )
     library.packstore_engine_read_files.restype = None
+    library.packstore_engine_scan_tar.argtypes = (ctypes.c_int, number, number, number, pointer, pointer)
+    library.packstore_engine_scan_tar.restype = number
     library.packstore_engine_stat_files.argtypes = (ctypes.c_int, ctypes.c_char_p, number, pointer)
     library.packstore_engine_stat_files.restype = None
     library.packstore_engine_list_names.argtypes = (ctypes.c_int, number, pointer, pointer, pointer)

@@ -82,8 +82,8 @@ enum {
 };
 
 /* Table B.1 */
-enum { SOF0 = 0xC0, SOF1, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
-enum { APP0 = 0xE0, APP14 = 0xEE, APP15, COM = 0xFE };
+enum { SOF0 = 0xC0, SOF1, SOF2, DHT = 0xC4, RST0 = 0xD0, SOI = 0xD8, EOI, SOS, DQT, DRI = 0xDD };
+enum { APP0 = 0xE0, APP1, APP14 = 0xEE, APP15, COM = 0xFE };
 
 /* A Huffman table in the file, B.2.4.2: number of codes of each length, and their values. */
 struct huffman_spec {
@@ -346,6 +346,7 @@ extern const struct kernels vector_kernels;
 
 /* headers.c */
 enum outcome read_headers(struct headers *, const uint8_t *file, int64_t nbytes);
+bool is_plain_jpeg(const uint8_t *file, int64_t nbytes, int64_t max_pixels);
 
 /* checkpoints.c */
 void make_crc_table(uint32_t table[8][256]);
@@ -462,6 +463,7 @@ void from_floats_vector(void *to, int kind, const float *from, int64_t count);
 /* files.c */
 void read_files(int directory, const char *names, int64_t count, const int64_t *sizes, const int64_t *modified,
                 uint8_t *to, uint8_t *refused);
+int64_t scan_tar(int file, int64_t at, int64_t end, int64_t most, int64_t (*facts)[3], char *names);
 void stat_files(int directory, const char *names, int64_t count, int64_t *facts);
 int list_names(int directory, int64_t capacity, char *files, char *folders, int64_t *sizes);
 

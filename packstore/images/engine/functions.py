@@ -1,4 +1,5 @@
-"""Calls functions of the compiled engine that keep no state: PNG rows, a hash, files of a directory."""
+"""Calls functions of the compiled engine that keep no state: PNG rows, a hash, headers of JPEG files and tars, files of
+a directory."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from packstore.images.engine import compiled
 from packstore.images.engine.addresses import find_address
 
 _NAMES_ROOM = 1 << 15  # bytes for the names in a directory, before their size is known
+_HEADERS = 1 << 12  # of a tar, read by one call
+_TAR_NAME = 101  # bytes of the longest name in a header, and a zero byte
 
 
 def png_rows(packed: bytes, rows: int, nbytes: int, step: int, is_all: bool = False) -> NDArray[np.uint8] | None:
@@ -78,6 +81,33 @@ def read_files(
         None if unknown else bytes(view[end - size : end])
         for end, size, unknown in zip(ends, sizes, refused.tolist(), strict=True)
     ]
+
+
+def is_plain_jpeg(file: bytes, max_pixels: int) -> bool:
+    """Tells if a file is certainly a whole JPEG of three components of 8 bits, with at most ``max_pixels`` pixels, and
+    without EXIF or XMP. Looks at its segments and its end, and decodes nothing. False without an engine."""
+    function = compiled.load_plain_check()
+    return function is not None and function(file, len(file), max_pixels) != 0
+
+
+def scan_tar(file: int, at: int, end: int) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Reads the headers of plain files that follow one another in a tar, without the GIL.
+
+    Args:
+        file: Descriptor of the tar.
+        at: Offset of the first header.
+        end: Offset at which no header is read any more.
+
+    Returns:
+        The names of the files, and int64 ``(N, 3)``: offset and size of the data, and time of modification in seconds.
+        Ends before the first header of another kind or form, and after 4,096 files. Empty without an engine.
+    """
+    library = compiled.load_once()[0]
+    if library is None:
+        return [], np.empty((0, 3), np.int64)
+    facts, names = np.empty((_HEADERS, 3), np.int64), np.empty(_HEADERS * _TAR_NAME, np.uint8)
+    count = library.packstore_engine_scan_tar(file, at, end, _HEADERS, facts.ctypes.data, names.ctypes.data)
+    return names.tobytes().split(b"\0", count)[:count], facts[:count]
 
 
 def stat_files(directory: int, names: Sequence[str]) -> list[list[int]] | None:

@@ -196,3 +196,32 @@ enum outcome read_headers(struct headers *headers, const uint8_t *file, int64_t 
     }
     return REFUSED;
 }
+
+/* Tells if a file is certainly a whole JPEG of three components of 8 bits, with at most `max_pixels`, and without APP1,
+ * which may hold EXIF. Looks at its segments and its end, as jpeg_header.py does; decoding may refuse the file. */
+bool is_plain_jpeg(const uint8_t *file, int64_t nbytes, int64_t max_pixels)
+{
+    bool has_frame = false;
+    if (nbytes < 4 || file[0] != 0xFF || file[1] != SOI || file[nbytes - 2] != 0xFF || file[nbytes - 1] != EOI)
+        return false;
+    for (int64_t at = 2; nbytes - at >= 4;) {
+        int marker = file[at + 1], length = sixteen_bits(file + at + 2);
+        if (file[at] != 0xFF || length < 2 || length > nbytes - 2 - at)
+            return false;
+        if (marker == SOS)
+            return has_frame;
+        if (marker >= SOF0 && marker <= SOF2) {
+            if (has_frame || length < 8 + 3 * 3 || file[at + 4] != 8 || file[at + 9] != 3)
+                return false;
+            int64_t pixels = (int64_t)sixteen_bits(file + at + 5) * sixteen_bits(file + at + 7);
+            if (!pixels || pixels > max_pixels)
+                return false;
+            has_frame = true;
+        } else if (marker != DHT && marker != DQT && marker != DRI && marker != COM &&
+                   (marker < APP0 || marker > APP15 || marker == APP1)) {
+            return false;
+        }
+        at += 2 + length;
+    }
+    return false;
+}

@@ -309,8 +309,9 @@ def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
 def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
     """Returns the paths of the files in a folder whose names match; ``[]`` if more than ``max_files`` do, since these
     are annotations of single images."""
-    suffix = re.search(r"\\[.](\w+)$", pattern.pattern)
-    listed = tree.names(folder).ending(f".{suffix[1]}") if suffix else tree.names(folder).files
+    suffix = re.search(r"\\[.]\(?(\w+(?:\|\w+)*)\)?$", pattern.pattern)
+    names = tree.names(folder)
+    listed = names.ending(*(f".{each}" for each in suffix[1].split("|"))) if suffix else names.files
     found = [name for name in listed if pattern.fullmatch(name) and not is_passed_over(name)]
     return [join(folder, name) for name in found] if len(found) <= max_files else []
 

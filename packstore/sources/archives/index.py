@@ -5,9 +5,11 @@ from __future__ import annotations
 import bisect
 import os
 import posixpath
+import re
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,8 @@ NOWHERE = -1
 _SHOWN = 100
 _LISTED = 1 << 14
 _READ_STEP = 1 << 30
+_ODD_NAMES = re.compile(rb"[\0/]\.{0,2}[\0/]")
+"""In names between zero bytes: empty parts, ``.`` and ``..``."""
 
 
 class OpenFile:
@@ -34,11 +38,13 @@ class OpenFile:
 
     def read(self, size: int, place: int) -> bytes:
         """Reads ``size`` bytes from offset ``place`` on; returns fewer at the end of the file. Thread-safe."""
-        parts = []
+        parts: list[bytes] = []
         while size > 0:
             part = os.pread(self.descriptor, min(size, _READ_STEP), place)
             if not part:
                 break
+            if len(part) == size and not parts:
+                return part
             parts.append(part)
             size, place = size - len(part), place + len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -88,6 +94,24 @@ class IndexBuilder:
         if plain := self._register_name(name, folder):
             self._files[plain] = self._append_member(member)
 
+    def add_plain_files(self, names: Sequence[bytes], members: NDArray[np.int64], folder: str = "") -> bool:
+        """Adds many files in ``folder``: their names, and a :class:`Member` a row. Adds none and returns False if a
+        name is not in its normal form, or is there already: :meth:`add_file` then decides."""
+        joined, prefix = b"\0".join((b"", *names, b"")), folder.encode("utf-8", "surrogateescape")
+        if self._dotted.setdefault(folder, joined.startswith(b"\0./")):
+            dotted, joined = joined, joined.replace(b"\0./", b"\0")
+            if len(dotted) - len(joined) != 2 * len(names):
+                return False
+        if _ODD_NAMES.search(joined):
+            return False
+        added = [prefix + name for name in joined[1:-1].split(b"\0")]
+        if len(set(added)) != len(added) or not self._files.keys().isdisjoint(added):
+            return False
+        first = len(self._numbers) // len(Member._fields)
+        self._files.update(zip(added, range(first, first + len(added)), strict=True))
+        self._numbers.frombytes(members.tobytes())
+        return True
+
     def add_hard_link(self, name: str, target: str, folder: str = "") -> None:
         """Adds a second name for the present content of the file ``target`` in ``folder``, also if a later member
         replaces that file. If there is no such file, adds a file without data. Raises as :meth:`add_file` does."""
@@ -110,8 +134,10 @@ class IndexBuilder:
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
         names = sorted(self._files)
-        rows = np.array([self._resolve_number(name) for name in names], np.int64)
-        ends = np.cumsum([0, *map(len, names)], dtype=np.int64)
+        files = self._files
+        numbers = (number if type(number := files[name]) is int else self._resolve_number(name) for name in names)
+        rows = np.fromiter(numbers, np.int64, len(names))
+        ends = array("q", accumulate(map(len, names), initial=0))
         return ArchiveIndex(b"".join(names), ends, np.concatenate([table, nowhere])[rows], file, zipped, self.replaced)
 
     def _append_member(self, member: Member) -> int:
@@ -173,7 +199,7 @@ class ArchiveIndex:
 
     Attributes:
         blob: All names, one after the other, sorted by their bytes.
-        ends: int64 ``(N + 1,)``: offsets of the names in ``blob``.
+        ends: N + 1 offsets of the names in ``blob``.
         table: int64 ``(N, 6)``: a :class:`Member` a row.
         file: File with the data, if the archive itself does not have them.
         zipped: Each file has a header before its data, as in a zip.
@@ -183,7 +209,7 @@ class ArchiveIndex:
     """
 
     blob: bytes
-    ends: NDArray[np.int64]
+    ends: array[int]
     table: NDArray[np.int64]
     file: OpenFile | None = None
     zipped: bool = False
@@ -200,7 +226,7 @@ class ArchiveIndex:
 
     def get_member(self, number: int) -> Member:
         """Returns the description of file ``number``."""
-        return Member(*self.table[number].tolist())
+        return Member._make(self.table[number].tolist())
 
     def find_number(self, name: bytes) -> int | None:
         """Finds the number of the file with the path ``name``; returns None if there is none."""

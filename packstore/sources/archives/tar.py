@@ -18,8 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast
 
+import numpy as np
+
 from packstore.core.errors import SourceError, printable
 from packstore.core.files import beyond_standard_streams
+from packstore.images.engine import scan_tar
 from packstore.sources.archives.headers import HEADER_BYTES, next_header_offset, parse_common_header
 from packstore.sources.archives.index import (
     NOWHERE,
@@ -31,6 +34,7 @@ from packstore.sources.archives.index import (
 )
 from packstore.sources.inflating import ZLIB, InflatedFile
 
+_FEW, _PAUSE = 16, 64  # files found by one call; headers until the next
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 _MAGIC = {b"\x1f\x8b\x08": "gz", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", ZSTANDARD: "zst"}
 """First bytes of compressed files (RFC 1952; bzip2; xz 1.2; RFC 8878)."""
@@ -108,7 +112,7 @@ def read_tar(path: Path) -> ArchiveIndex:
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
-            for member in _read_members(file):
+            for member in _read_members(file, take=_PlainFiles(builder, file.fileno(), may_be_tars=True)):
                 _add_member(builder, file, member, inner=inner)
     except TAR_FAULTS as error:
         raise SourceError(f"{name} is not a readable tar, or is damaged: {printable(str(error))}") from None
@@ -129,16 +133,50 @@ def _match_compression(start: bytes) -> str | None:
     return next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), None)
 
 
-def _read_members(file: IO[bytes], start: int = 0, end: int | None = None) -> Iterator[tarfile.TarInfo]:
-    """Yields the members of all tars between two offsets of a file, as ``tarfile.open(…, ignore_zeros=True)`` does.
-    Raises one of :data:`TAR_FAULTS` for damage."""
+class _PlainFiles:
+    """Adds plain files whose headers follow one another to an index, thousands by one call of the engine."""
+
+    def __init__(self, builder: IndexBuilder, descriptor: int, folder: str = "", *, may_be_tars: bool = False) -> None:
+        self._builder = builder
+        self._descriptor = descriptor
+        self._folder = folder
+        self._may_be_tars = may_be_tars
+        self._pause = 0
+
+    def __call__(self, at: int, end: int) -> int:
+        """Adds the files from the header at offset ``at`` on; returns the offset of the first header that
+        :func:`_add_member` must add. Pauses for some headers after it has found only a few files."""
+        self._pause -= 1
+        while self._pause < 0:
+            names, facts = scan_tar(self._descriptor, at, end)
+            if len(names) < _FEW:
+                self._pause = _PAUSE
+                break
+            places, sizes, times = facts.T
+            members = np.zeros((len(names), len(Member._fields)), np.int64)
+            members[:, 0], members[:, 1], members[:, 2], members[:, 5] = sizes, places, sizes, times * 10**9
+            tars = self._may_be_tars and any(name.endswith(b".tar") for name in names)
+            if tars or not self._builder.add_plain_files(names, members, self._folder):
+                self._pause = len(names)
+                break
+            at = int(places[-1] + -(-sizes[-1] // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
+        return at
+
+
+def _read_members(
+    file: IO[bytes], start: int = 0, end: int | None = None, take: _PlainFiles | None = None
+) -> Iterator[tarfile.TarInfo]:
+    """Yields the members of all tars between two offsets of a file, as ``tarfile.open(…, ignore_zeros=True)`` does,
+    without those that ``take`` adds itself. Raises one of :data:`TAR_FAULTS` for damage."""
     end = os.fstat(file.fileno()).st_size if end is None else end
     at: int | None = start
     while at is not None:
-        at = _find_next_tar(file, (yield from _read_one_tar(file, at, end)), end)
+        at = _find_next_tar(file, (yield from _read_one_tar(file, at, end, take)), end)
 
 
-def _read_one_tar(file: IO[bytes], start: int, end: int) -> Generator[tarfile.TarInfo, None, int]:
+def _read_one_tar(
+    file: IO[bytes], start: int, end: int, take: _PlainFiles | None
+) -> Generator[tarfile.TarInfo, None, int]:
     """Yields the members up to the first block of zeros; returns its offset. Raises one of :data:`TAR_FAULTS` for
     damage."""
     file.seek(start)
@@ -148,10 +186,12 @@ def _read_one_tar(file: IO[bytes], start: int, end: int) -> Generator[tarfile.Ta
         while member is not None:
             archive.members = []  # type: ignore[attr-defined] # else tarfile keeps all of them
             yield member
-            if archive.offset >= end:
-                break  # the rest is not part of this tar
             # global pax headers apply to all later members; tarfile takes them into account
             usual = archive.pax_headers.keys() <= {"comment"}
+            if usual and take is not None:
+                archive.offset = take(archive.offset, end)
+            if archive.offset >= end:
+                break  # the rest is not part of this tar
             member = (
                 parse_common_header(os.pread(descriptor, HEADER_BYTES, archive.offset), archive.offset)
                 if usual
@@ -225,7 +265,8 @@ def _add_member(
         inside = plain.decode("utf-8", "surrogateescape")
         inner.add(inside)
         position = file.tell()
-        for each in _read_members(file, member.offset_data, member.offset_data + member.size):
+        take = _PlainFiles(builder, file.fileno(), f"{inside}/")
+        for each in _read_members(file, member.offset_data, member.offset_data + member.size, take):
             _add_member(builder, file, each, f"{inside}/")
         file.seek(position)
     elif member.isreg():

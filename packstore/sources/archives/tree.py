@@ -46,7 +46,7 @@ class ArchiveTree(Tree):
         self._top = self._find_root()
         self._lock = threading.Lock()
         self._file: OpenFile | None = index.file
-        self._next = 0
+        self._found = _Found()
         self._inflaters: dict[int, GzipReader] = {}
         self._inflating = threading.Lock()
 
@@ -135,15 +135,14 @@ class ArchiveTree(Tree):
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """Reads a whole member and verifies its size and CRC-32, but not ``modified_ns``. Raises :class:`SampleError`
         if it is missing, damaged, or larger than ``max_bytes``."""
-        number = self._find_number(self._to_archive_path(key))
-        if number is None:
+        member = self._find_member(key)
+        if member is None:
             raise SampleError(key, "is not in the archive: it has changed")
         if size_bytes > max_bytes:
             raise SampleError(
                 key, f"has {size_bytes} bytes, more than the {max_bytes} that an image within max_pixels can have"
             )
         try:
-            member = self._index.get_member(number)
             data = self._read_content(member, size_bytes)
         except (OSError, ValueError, zlib.error) as error:
             raise SampleError(key, f"cannot be read from the archive: {error}") from None
@@ -156,10 +155,9 @@ class ArchiveTree(Tree):
     def locate(self, key: str) -> Location | None:
         """Locates the data of a member. Returns None if the member is missing, compressed or no plain file, or the
         archive was decompressed as a whole."""
-        number = self._find_number(self._to_archive_path(key))
-        if number is None or self._index.file is not None:  # a decompressed copy
+        member = self._find_member(key)
+        if member is None or self._index.file is not None:  # a decompressed copy
             return None
-        member = self._index.get_member(number)
         if member.place == NOWHERE or member.method != STORED:
             return None
         return Location(self.root, self._find_data(member.place) if self._index.zipped else member.place)
@@ -212,17 +210,20 @@ class ArchiveTree(Tree):
         except (OSError, ValueError, zlib.error):
             return b""
 
-    def _find_number(self, raw: bytes) -> int | None:
-        """Returns the number of a file by its path, and notes it; returns None if there is no such file. Tries the last
-        file found and the next one first, since files are mostly read in the order of their names."""
-        number: int | None = self._next
-        if number and self._index.get_name(number - 1) == raw:
-            return number - 1
-        if number == len(self._index) or self._index.get_name(number or 0) != raw:
-            number = self._index.find_number(raw)
-        if number is not None:
-            self._next = number + 1
-        return number
+    def _find_member(self, key: str) -> Member | None:
+        """Returns a member by its path in the tree; None if there is no such file. Notes it for this thread: tries the
+        last member found and the next one first, since files are mostly read in the order of their names."""
+        found = self._found
+        if found.key == key:
+            return found.member
+        raw, number = self._to_archive_path(key), found.number + 1
+        if number == len(self._index) or self._index.get_name(number) != raw:
+            place = self._index.find_number(raw)
+            if place is None:
+                return None
+            number = place
+        found.key, found.number, found.member = key, number, self._index.get_member(number)
+        return found.member
 
     def _read_content(self, member: Member, size: int) -> bytes:
         """Reads the first ``size`` bytes of a file; one byte more if its compressed data inflate to more. Raises
@@ -254,6 +255,14 @@ class ArchiveTree(Tree):
             with self._lock, beyond_standard_streams():
                 file = self._file = self._file or OpenFile(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
         return file
+
+
+class _Found(threading.local):
+    """Member that a thread found last, with its path in the tree and its number in the index."""
+
+    key: str | None = None
+    number = -1
+    member: Member | None = None
 
 
 def _split_children(children: Iterable[tuple[bytes, int | None]]) -> Names:
