@@ -130,7 +130,7 @@ struct block_tables {
 /* State of a restart segment while it is not being decoded. */
 struct lane {
     struct decoder *decoder;
-    uint64_t taken; /* bits read since `at`; from bit 8 on: index of the next coefficient */
+    uint32_t taken; /* bits read since `at`; from bit 8 on: index of the next coefficient */
     const uint8_t *at, *end;
     const struct huffman *table;
     int16_t *out;

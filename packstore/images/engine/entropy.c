@@ -171,48 +171,44 @@ static NOT_INLINE enum outcome next_stretch(struct lane *lane)
     return DONE;
 }
 
-/* What the loop keeps in registers of a lane. `bits` has what follows at its high end: `held` bits, less those of
- * `taken` that were read since; `at` is what follows them. */
+/* What the loop keeps in registers of a lane. `bits` has the unread bits at its high end. `taken` is as in struct lane,
+ * but for bits 16 and above, which have no meaning: an entry of a table is added as it is. */
 struct hot {
-    uint64_t bits, taken;
-    int held;
+    uint64_t bits;
+    uint32_t taken;
     const uint8_t *at;
     const struct huffman *table;
     int16_t *out;
     const struct block_tables *block;
 };
 
-/* Provides at least 56 unread bits. The next lookup depends on the load only for its timing. */
+/* Provides at least 57 unread bits. */
 INLINE void refill(struct hot *hot)
 {
     uint64_t next;
+    hot->at += (hot->taken & 255) >> 3;
+    hot->taken &= ~(uint32_t)0xF8;
     memcpy(&next, hot->at, 8);
-    hot->held -= (int)(hot->taken & 255);
-    hot->taken &= ~(uint64_t)255;
-    hot->bits |= __builtin_bswap64(next) >> hot->held;
-    hot->at += (63 - hot->held) >> 3;
-    hot->held |= 56;
+    hot->bits = __builtin_bswap64(next) << (hot->taken & 7);
 }
 
-INLINE void take(struct hot *hot, uint32_t count)
+/* Index of the next coefficient. */
+INLINE uint32_t next_index(const struct hot *hot)
 {
-    hot->bits <<= count & 63;
-    hot->taken += count;
+    return hot->taken >> K & 255;
 }
 
 INLINE struct hot begin_lane(const struct lane *lane)
 {
-    struct hot hot = {0, lane->taken & ~(uint64_t)255, 0, lane->at, lane->table, lane->out, lane->block};
+    struct hot hot = {0, (uint32_t)lane->taken, lane->at, lane->table, lane->out, lane->block};
     refill(&hot);
-    take(&hot, lane->taken & 255);
     return hot;
 }
 
 INLINE void end_lane(struct lane *lane, const struct hot *hot)
 {
-    int left = hot->held - (int)(hot->taken & 255); /* unread bits before `at` */
-    lane->at = hot->at - (left + 7) / 8;
-    lane->taken = (hot->taken & ~(uint64_t)255) | (uint64_t)(-left & 7);
+    lane->at = hot->at + ((hot->taken & 255) >> 3);
+    lane->taken = hot->taken & 0xFF07;
     lane->table = hot->table;
     lane->out = hot->out;
     lane->block = hot->block;
@@ -226,15 +222,15 @@ INLINE enum outcome decode_dc(struct hot *hot)
     uint32_t entry = hot->block->dc->look[hot->bits >> (64 - LOOKUP_BITS)];
     if (UNLIKELY(entry & ESCAPE)) {
         entry = long_symbol(hot->block->dc, hot->bits, entry);
-        take(hot, entry & 63);
+        hot->taken += entry & 63;
         refill(hot);
-        entry &= ~255u;
+        entry &= ~63u;
     }
-    take(hot, entry & 63);
-    hot->taken += entry & 0xFF00;
+    hot->bits <<= entry & 63;
+    hot->taken += entry;
     hot->out[0] = (int16_t)(entry >> 16);
     hot->table = hot->block->ac;
-    return hot->taken >> K == 1 ? DONE : REFUSED;
+    return next_index(hot) == 1 ? DONE : REFUSED;
 }
 
 /* Saves the state of all lanes. Returns the index of the lane that stops, and notes the reason. */
@@ -275,20 +271,20 @@ INLINE int run(struct lane *const *lanes, const int count, const bool gray)
                 if (UNLIKELY(entry & ESCAPE)) {
                     refill(&hot[i]);
                     entry = long_symbol(hot[i].table, hot[i].bits, entry);
-                    take(&hot[i], entry & 63);
+                    hot[i].taken += entry & 63;
                     refill(&hot[i]);
-                    entry &= ~255u;
+                    entry &= ~63u;
                 }
                 hot[i].bits <<= entry & 63;
-                hot[i].taken += (uint16_t)entry;
-                hot[i].out[place[hot[i].taken >> K]] = (int16_t)(entry >> 16);
-                if (UNLIKELY(hot[i].taken >= 64 << K)) { /* the end of a block */
-                    unsigned k = (unsigned)(hot[i].taken >> K);
+                hot[i].taken += entry;
+                hot[i].out[place[next_index(&hot[i])]] = (int16_t)(entry >> 16);
+                if (UNLIKELY(hot[i].taken & 0xC0 << K)) { /* the end of a block */
+                    uint32_t k = next_index(&hot[i]);
                     if (UNLIKELY((k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {
                         if (!gray || !hot[i].table->single || !(entry & 63))
                             return stop(lanes, hot, count, i, REFUSED);
                         /* The block may have ended within what was passed over: once more, by single symbols. */
-                        hot[i].taken -= (uint16_t)entry;
+                        hot[i].taken -= entry;
                         hot[i].table = hot[i].table->single;
                         end_lane(lanes[i], &hot[i]);
                         hot[i] = begin_lane(lanes[i]);
@@ -296,8 +292,8 @@ INLINE int run(struct lane *const *lanes, const int count, const bool gray)
                     }
                     hot[i].taken &= 255;
                     hot[i].out += 64;
-                    if (UNLIKELY(++hot[i].block == lanes[i]->block_end || hot[i].at > lanes[i]->end + 8)) {
-                        if (hot[i].at > lanes[i]->end + 8)
+                    if (UNLIKELY(++hot[i].block == lanes[i]->block_end || hot[i].at > lanes[i]->end)) {
+                        if (hot[i].at > lanes[i]->end)
                             return stop(lanes, hot, count, i, REFUSED);
                         end_lane(lanes[i], &hot[i]);
                         enum outcome outcome = next_stretch(lanes[i]);
