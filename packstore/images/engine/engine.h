@@ -112,7 +112,6 @@ struct headers {
 };
 
 /* An entry of `look`: bits 0-5: bits of the code and its value; 7: look further; 8-15: how far k moves; 16-31: value.
- * In a table that passes over symbols it is of as many as fit, and has no value.
  */
 struct huffman {
     uint32_t look[1 << LOOKUP_BITS];
@@ -120,7 +119,6 @@ struct huffman {
     uint8_t counts[16], values[256];
     int total, kind;
     bool known;
-    const struct huffman *single; /* the table of single symbols, if this passes over several; else NULL */
 };
 
 struct block_tables {
@@ -224,8 +222,6 @@ struct skipper;
 struct kernels {
     int (*one_lane)(struct lane *const *);
     int (*two_lanes)(struct lane *const *);
-    int (*one_gray_lane)(struct lane *const *);
-    int (*two_gray_lanes)(struct lane *const *);
     enum outcome (*samples)(struct decoder *, const struct lane *, int *predicted);
     const uint8_t *place; /* order of the coefficients that `samples` expects */
     int (*pass_one)(struct skipper *const *, enum outcome *outcome);
@@ -283,7 +279,7 @@ struct input {
 };
 
 struct tables {
-    struct huffman dc[TABLES], ac[TABLES], passing[TABLES];
+    struct huffman dc[TABLES], ac[TABLES];
     struct block_tables sequence[STRETCH];
     int16_t quantisation[COMPONENTS][64] __attribute__((aligned(32)));
     int16_t limit[COMPONENTS][64] __attribute__((aligned(32)));
@@ -378,10 +374,6 @@ int one_lane_plain(struct lane *const *);
 int two_lanes_plain(struct lane *const *);
 int one_lane_vector(struct lane *const *);
 int two_lanes_vector(struct lane *const *);
-int one_gray_lane_plain(struct lane *const *);
-int two_gray_lanes_plain(struct lane *const *);
-int one_gray_lane_vector(struct lane *const *);
-int two_gray_lanes_vector(struct lane *const *);
 
 /* pixels.c */
 enum outcome prepare_scan(struct decoder *, const uint8_t *file, int64_t nbytes);

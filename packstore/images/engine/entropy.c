@@ -246,12 +246,11 @@ INLINE int stop(struct lane *const *lanes, const struct hot *hot, const int coun
 /*
  * Decodes with `lanes`, `count` of them, a symbol of each in turn, so that their chains of lookups overlap (F.2.2.2),
  * until one has no more to do (NO_MORE), or finds what is not flawless (REFUSED): its number; its `outcome` says which.
- * `gray`: tables may pass over symbols.
  *
  * Each symbol that is not looked up takes 27 bits at most, after a refill; 5 that are take 55, of the 57 at least that
  * a refill brings. Within a block 64 symbols are read before it shows that the data have ended: AHEAD bytes.
  */
-INLINE int run(struct lane *const *lanes, const int count, const bool gray)
+INLINE int run(struct lane *const *lanes, const int count)
 {
     struct hot hot[LANES];
     const uint8_t *place = lanes[0]->decoder->kernels->place; /* that of all */
@@ -280,16 +279,8 @@ INLINE int run(struct lane *const *lanes, const int count, const bool gray)
                 hot[i].out[place[next_index(&hot[i])]] = (int16_t)(entry >> 16);
                 if (UNLIKELY(hot[i].taken & 0xC0 << K)) { /* the end of a block */
                     uint32_t k = next_index(&hot[i]);
-                    if (UNLIKELY((k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE)) {
-                        if (!gray || !hot[i].table->single || !(entry & 63))
-                            return stop(lanes, hot, count, i, REFUSED);
-                        /* The block may have ended within what was passed over: once more, by single symbols. */
-                        hot[i].taken -= entry;
-                        hot[i].table = hot[i].table->single;
-                        end_lane(lanes[i], &hot[i]);
-                        hot[i] = begin_lane(lanes[i]);
-                        continue;
-                    }
+                    if (UNLIKELY((k > 64 && k <= END_OF_BLOCK) || k >= NO_CODE))
+                        return stop(lanes, hot, count, i, REFUSED);
                     hot[i].taken &= 255;
                     hot[i].out += 64;
                     if (UNLIKELY(++hot[i].block == lanes[i]->block_end || hot[i].at > lanes[i]->end)) {
@@ -310,43 +301,23 @@ INLINE int run(struct lane *const *lanes, const int count, const bool gray)
 
 int one_lane_plain(struct lane *const *lanes)
 {
-    return run(lanes, 1, false);
+    return run(lanes, 1);
 }
 
 int two_lanes_plain(struct lane *const *lanes)
 {
-    return run(lanes, 2, false);
-}
-
-int one_gray_lane_plain(struct lane *const *lanes)
-{
-    return run(lanes, 1, true);
-}
-
-int two_gray_lanes_plain(struct lane *const *lanes)
-{
-    return run(lanes, 2, true);
+    return run(lanes, 2);
 }
 
 #ifdef HAS_VECTORS
 VECTORS int one_lane_vector(struct lane *const *lanes)
 {
-    return run(lanes, 1, false);
+    return run(lanes, 1);
 }
 
 VECTORS int two_lanes_vector(struct lane *const *lanes)
 {
-    return run(lanes, 2, false);
-}
-
-VECTORS int one_gray_lane_vector(struct lane *const *lanes)
-{
-    return run(lanes, 1, true);
-}
-
-VECTORS int two_gray_lanes_vector(struct lane *const *lanes)
-{
-    return run(lanes, 2, true);
+    return run(lanes, 2);
 }
 #endif
 
@@ -411,9 +382,7 @@ struct decoder *decode_together(struct team *team, enum outcome *outcome)
             return decoder;
         }
         const struct kernels *kernels = decoder->kernels;
-        bool gray = decoder->output.task.channels == 1;
-        int ended = team->count == 1 ? (gray ? kernels->one_gray_lane : kernels->one_lane)(team->lanes)
-                                     : (gray ? kernels->two_gray_lanes : kernels->two_lanes)(team->lanes);
+        int ended = (team->count == 1 ? kernels->one_lane : kernels->two_lanes)(team->lanes);
         struct lane *lane = team->lanes[ended];
         decoder = lane->decoder;
         team->lanes[ended] = team->lanes[--team->count];

@@ -3,8 +3,6 @@
 
 const struct kernels plain_kernels = {.one_lane = one_lane_plain,
                                       .two_lanes = two_lanes_plain,
-                                      .one_gray_lane = one_gray_lane_plain,
-                                      .two_gray_lanes = two_gray_lanes_plain,
                                       .samples = samples_plain,
                                       .place = natural_place,
                                       .pass_one = pass_one_plain,
@@ -33,8 +31,6 @@ const struct kernels plain_kernels = {.one_lane = one_lane_plain,
 #ifdef HAS_VECTORS
 const struct kernels vector_kernels = {.one_lane = one_lane_vector,
                                        .two_lanes = two_lanes_vector,
-                                       .one_gray_lane = one_gray_lane_vector,
-                                       .two_gray_lanes = two_gray_lanes_vector,
                                        .samples = samples_vector,
                                        .place = VECTOR_PLACE,
                                        .pass_one = pass_one_vector,

@@ -73,28 +73,6 @@ enum outcome make_table(struct huffman *table, const struct huffman_spec *spec, 
     return DONE;
 }
 
-/* A table of AC that passes over as many symbols as LOOKUP_BITS hold, up to the end of the block. */
-static void make_passing(struct huffman *table, const struct huffman *single)
-{
-    if (table->known && !memcmp(table->counts, single->counts, 16) && !memcmp(table->values, single->values, 256))
-        return;
-    *table = *single;
-    table->single = single;
-    for (uint32_t bits = 0; bits < 1 << LOOKUP_BITS; bits++) {
-        uint32_t taken = 0, k = 0;
-        while (k < 64) {
-            uint32_t entry = single->look[bits << taken & ((1 << LOOKUP_BITS) - 1)], length = entry & 63;
-            uint32_t advance = entry >> K & 255;
-            if (entry & ESCAPE || taken + length > LOOKUP_BITS || (advance < 64 && k + advance > 64))
-                break;
-            taken += length;
-            k += advance;
-        }
-        if (taken)
-            table->look[bits] = taken | k << K;
-    }
-}
-
 /* The tables that the scan uses, and their sequence over the blocks of a stretch. */
 enum outcome make_tables(struct decoder *decoder)
 {
@@ -105,14 +83,10 @@ enum outcome make_tables(struct decoder *decoder)
         if (make_table(&tables->dc[dc], &headers->dc[dc], DC_TABLE) != DONE ||
             make_table(&tables->ac[ac], &headers->ac[ac], AC_TABLE) != DONE)
             return REFUSED;
-        if (i >= decoder->output.components)
-            make_passing(&tables->passing[ac], &tables->ac[ac]);
     }
     for (int i = 0; i < STRETCH; i++) {
         const struct component *component = &headers->component[headers->component_of[i % headers->blocks]];
-        bool used = component - headers->component < decoder->output.components;
-        tables->sequence[i] = (struct block_tables){&tables->dc[component->dc], used ? &tables->ac[component->ac]
-                                                                                     : &tables->passing[component->ac]};
+        tables->sequence[i] = (struct block_tables){&tables->dc[component->dc], &tables->ac[component->ac]};
     }
     return DONE;
 }
