@@ -70,7 +70,7 @@ enum {
     MOST_SIDE = 65500, /* pixels, the limit of libjpeg */
     LANES = 2,         /* more are not faster */
     STRETCH = 256,     /* most blocks that are decoded before they become pixels */
-    ROWS_KEPT = 8,     /* rows of MCUs whose samples stay in the caches until they are pixels; a power of 2 */
+    ROWS_KEPT = 4,     /* rows of MCUs whose samples stay in the caches until they are pixels; a power of 2 */
     LOOKUP_BITS = 11,  /* bits of a code and its value that one lookup decodes */
     AHEAD = 512,       /* bytes after coded data that may be read: a block has at most 64 * 27 bits */
     PADDING = 64,      /* bytes after rows of samples that vector instructions may touch */
