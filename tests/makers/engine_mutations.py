@@ -137,7 +137,8 @@ MUTATIONS = [
         "length <= 16; length++)\n            if ((int32_t)",
         "length < 16; length++)\n            if ((int32_t)",
     ),
-    Mutation("entropy.c", "(uint64_t)(-left & 7)", "(uint64_t)(left & 7)"),
+    Mutation("entropy.c", "hot->taken & 0xFF07", "hot->taken & 0xFF00"),
+    Mutation("entropy.c", "~(uint32_t)0xF8", "~(uint32_t)0xFF"),
     # Two images at a time
     Mutation("entropy.c", "if (team->lanes[i]->decoder != decoder)", "if (0)"),
     Mutation("entropy.c", "if (team->lanes[i]->decoder != decoder)", "if (1)"),
@@ -200,11 +201,8 @@ MUTATIONS = [
     Mutation("pixels.c", "stop = stop < output->column1 ? stop : output->column1;", ";"),
     Mutation("idct.c", "(row & (output->kept - 1)) * component->v", "row * component->v"),
     # Gray
-    Mutation("entropy.c", "if (!gray || !hot[i].table->single || !(entry & 63))", "if (1)"),
-    Mutation("entropy.c", "hot[i].taken -= (uint16_t)entry;", ";"),
     Mutation("entropy.c", "if (input->unread != unread && input->unread)", "if (0)"),
     Mutation("entropy.c", "(size_t)used * block", "(size_t)(used - 1) * block"),
-    Mutation("tables.c", "taken + length > LOOKUP_BITS ||", ""),
     Mutation("pixels.c", "*b = plane_row(decoder, 0, y + count - 1) + left;", "*b = a;"),
     Mutation("pixels.c", "decoder->kernels->gray_mirror(to, a, box->width);", "memcpy(to, a, (size_t)box->width);"),
     Mutation("colours.c", "_mm_setr_epi8(15, 14,", "_mm_setr_epi8(14, 15,"),
