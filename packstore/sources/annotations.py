@@ -176,11 +176,11 @@ def describe_annotations(tree: Tree) -> list[str]:
     return [each.phrase for each in find_all_annotations(tree)]
 
 
-def describe_further_files(tree: Tree) -> list[str]:
-    """Returns a phrase for each suspected annotation that is a file, or several files of one folder; leaves out images,
-    such as masks."""
+def find_further_files(tree: Tree) -> list[Finding]:
+    """Finds each suspected annotation that is a file, or several files of one folder; leaves out images, such as
+    masks."""
     contents = list_contents(tree)
-    return [each.phrase for each in _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))]
+    return _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))
 
 
 def find_all_annotations(tree: Tree) -> list[Finding]:
@@ -285,7 +285,7 @@ def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[Folder
                 path = f"{folder.path}/{name}" if folder.path else name
                 why = _annotation_phrase(tree, path, suffix, few, known, splits, counts) if len(known) else None
                 if why is not None:
-                    yield Finding(printable(path) + why, (escape_pattern(path),), folder.path)
+                    yield Finding(printable(path) + why, (escape_pattern(path),), folder.path, path)
 
 
 def _annotation_phrase(

@@ -119,6 +119,8 @@ class Kind:
         takes_boxes: It uses a ``layout`` of boxes.
         takes_columns: It uses :attr:`SourceOptions.columns`.
         in_objects: It also reads folders in object stores, entirely through its tree.
+        sidecar_extensions: Extensions, without the first dot, of annotation files that have folder and name of their
+            image; such files in an archive look like WebDataset.
     """
 
     name: str
@@ -130,6 +132,7 @@ class Kind:
     takes_boxes: bool = False
     takes_columns: bool = False
     in_objects: bool = False
+    sidecar_extensions: frozenset[str] = frozenset()
 
     def reads(self, path: Path) -> bool:
         """Tells if this kind can read at the place of ``path``: on this machine, or in an object store."""

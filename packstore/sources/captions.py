@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import AmbiguousSourceError, SourceError, printable
 from packstore.core.fields import Field, Image, Json, Text
-from packstore.sources.annotations import describe_further_files
+from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
@@ -373,7 +373,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
             return Certainty.NO
     except SourceError:
         return Certainty.PARTIAL
-    further = (phrase.removesuffix(" (it names the images)") for phrase in describe_further_files(tree))
+    further = [each.file or "" for each in find_further_files(tree)]
     return Certainty.PARTIAL if any(f not in files and not _KNOWN.fullmatch(f) for f in further) else Certainty.CERTAIN
 
 

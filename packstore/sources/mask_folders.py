@@ -46,11 +46,13 @@ class Finding(NamedTuple):
         phrase: Description for people: ``"metadata.csv"``.
         patterns: Patterns for ``--ignore``.
         folder: Its folder; None for images.
+        file: Path of its only file; None for several files.
     """
 
     phrase: str
     patterns: tuple[str, ...]
     folder: str | None = None
+    file: str | None = None
 
 
 def printable_folder(folder: str) -> str:

@@ -16,11 +16,10 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Mask, Text
-from packstore.sources.annotations import ambiguous_source_error, describe_further_files
+from packstore.sources.annotations import ambiguous_source_error, find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import find_file, infer_mask_field, is_file, join, read_lines
-from packstore.sources.contents import path_and_parents
 from packstore.sources.listing import is_image_name
 from packstore.sources.mask_pairs import MaskPair, OtherSizeError, find_pairs, has_other_endings, list_unpaired_folders
 from packstore.sources.palettes import (
@@ -179,12 +178,10 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     palette = find_palette(tree, _folders_to_search_for_palette(pairs))
     known = (_SCENES, *(palette.files if palette is not None else ()))
     polygons = [pair.masks for pair in pairs.values() if "polygons" in pair.ends]
-    read = tuple(f" in {printable(place)}/" for place in polygons)
-    phrases = (phrase for phrase in describe_further_files(tree) if not phrase.startswith(known))
-    # A phrase for several folders ends with the folder that contains them.
-    above = tuple(f" in {printable(folder)}" for place in polygons for folder in path_and_parents(place))
     further = [
-        phrase for phrase in phrases if not any(place in f"{phrase}/" for place in read) and not phrase.endswith(above)
+        each
+        for each in find_further_files(tree)
+        if each.file not in known and (each.file or not any(f"{each.folder}/".startswith(f"{p}/") for p in polygons))
     ]
     odd = further or list_unpaired_folders(tree, pairs) or any(has_other_endings(tree, pair) for pair in pairs.values())
     return Certainty.PARTIAL if odd else Certainty.CERTAIN

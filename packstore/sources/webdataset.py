@@ -22,8 +22,8 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.export_manifest import StoredBytes
 from packstore.core.fields import Bytes, Field, Image, Images, Json, Label, Text
 from packstore.core.files import read_text
+from packstore.core.registry import SOURCES
 from packstore.images.sniff import max_file_bytes
-from packstore.sources.annotation_formats import labelme, sa1b
 from packstore.sources.archives.tar import TAR_FAULTS, OpenTar, is_tar, read_first_names
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.exported_rows import ExportedRows, open_with
@@ -353,7 +353,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises tars by the first 64 files of the first one: files of one key follow each other, and half of the keys
     have an image and another known file. Images in several folders, which may be classes, need a label each. Is partial
     for numbered tars of images alone, possible for damaged ones in a folder. A folder with images beside the tars, and
-    an archive of LabelMe or Segment Anything, are none."""
+    an archive of a kind with annotations beside each image (LabelMe), are none."""
     try:
         shards = find_shards(path, _SUFFIXES).files
     except SourceError:
@@ -375,18 +375,23 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
                 return Certainty.NO  # the files of a sample follow each other
             samples.setdefault(key, set()).add(extension)
             last = key
-    # In one archive of LabelMe or Segment Anything the JSON files are annotations.
-    if path.is_file() and any("json" in found for found in samples.values()):
-        certainties = (kind.recognise(path, options) for kind in (labelme.KIND, sa1b.KIND))
-        if Certainty.CERTAIN in certainties:
-            return Certainty.NO
+    extensions = frozenset[str]().union(*samples.values())
+    if path.is_file() and _is_of_sidecar_kind(path, options, extensions):
+        return Certainty.NO
     pairs = sum(1 for found in samples.values() if has_image_pair(found))
     folders = {key.rpartition("/")[0] for key in samples}
     numbered = len(shards) > 1 and all(_NUMBERED.search(shard.name) for _, shard in shards)
     if numbered and samples and len(folders) == 1 and not pairs:
         return Certainty.PARTIAL if all(map(has_image, samples.values())) else Certainty.NO
-    sure = len(folders) == 1 or all(extensions & LABELS for extensions in samples.values())
+    sure = len(folders) == 1 or all(found & LABELS for found in samples.values())
     return Certainty.CERTAIN if sure and 2 * pairs >= len(samples) > 0 else Certainty.NO
+
+
+def _is_of_sidecar_kind(path: Path, options: SourceOptions, extensions: frozenset[str]) -> bool:
+    """Tells if an archive with files of these extensions is certainly of a kind with annotations beside each image,
+    such as LabelMe."""
+    kinds = (kind for kind in SOURCES.values() if kind.sidecar_extensions & extensions)
+    return any(kind.recognise(path, options) is Certainty.CERTAIN for kind in kinds)
 
 
 class ExportedWebDataset(ExportedRows, WebDatasetSource):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -22,10 +23,12 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from packstore import PackedDataset, coco_masks, convert, verify
 from packstore.core.errors import AmbiguousSourceError, SampleError, SourceError
 from packstore.core.registry import SOURCES
-from packstore.sources import Entry, ask_about_left, open_source
+from packstore.sources import Entry, SourceOptions, ask_about_left, open_source
+from packstore.sources.annotation_formats.labelme import LabelMeSource
 from packstore.sources.annotation_formats.objects import encode_run_lengths
-from packstore.sources.annotation_formats.source import AnnotatedSource
+from packstore.sources.annotation_formats.source import AnnotatedSource, make_sidecar_kind
 from packstore.sources.ledger import Role
+from packstore.sources.recognition import recognise
 from packstore.testing import SourceSuite
 from tests.makers.annotated import fill, jpeg
 from tests.makers.annotation_formats import (
@@ -474,6 +477,26 @@ def test_an_archive_of_images_with_json_files_of_annotations_is_no_webdataset(ki
         archive.add(tmp_path / "set", arcname=".")
     with closing(open_source(tmp_path / "sa_000020.tar")) as source:
         assert (source.kind, source.survey().records) == (kind, 6)
+
+
+def test_an_archive_of_a_format_of_a_plug_in_is_no_webdataset(tmp_path: Path) -> None:
+    class PointSource(LabelMeSource):
+        kind = "points"
+        patterns = ("{stem}.pts",)
+        signature = re.compile(rb"points")
+
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name in (name for n in range(6) for name in (f"{n}.jpg", f"{n}.pts", f"{n}.json")):
+            content = jpeg(0) if name.endswith("jpg") else b"{}" if name.endswith("json") else b"points"
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    assert recognise(tmp_path / "a.tar", SourceOptions()) is SOURCES["webdataset"]
+    SOURCES.register("points", make_sidecar_kind(PointSource, "points"))
+    try:
+        assert recognise(tmp_path / "a.tar", SourceOptions()) is SOURCES["points"]
+    finally:
+        SOURCES.unregister("points")
 
 
 def test_xml_of_the_other_labelme_is_not_of_pascal_voc(tmp_path: Path) -> None:

@@ -126,6 +126,22 @@ def test_cityscapes(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.parametrize("place", ["gtFine/train/bonn", "gtFine/train"])
+def test_files_beside_polygons(place: str, tmp_path: Path) -> None:
+    """Files for each image in the folders of polygons are these; a list that names the images is a question."""
+    bases = [f"train/bonn/bonn_{n:06}_000019" for n in range(3)]
+    files: dict[str, str | bytes] = {f"leftImg8bit/{base}_leftImg8bit.png": mask(3, mode="RGB") for base in bases}
+    files |= {f"gtFine/{base}_gtFine_labelIds.png": mask(3, mode="L") for base in bases}
+    files |= {f"gtFine/{base}_gtFine_polygons.json": "{}" for base in bases}
+    files |= {f"{place}/{base.rpartition('/')[2]}_leftImg8bit.json": "{}" for base in bases}
+    with closing(open_source(fill(tmp_path, files))) as source:
+        assert source.kind == "segmentation"
+    names = "".join(f"{base.rpartition('/')[2]}_leftImg8bit\n" for base in bases)
+    (tmp_path / place / "list.txt").write_text(names)
+    with pytest.raises(AmbiguousSourceError, match=r"list\.txt"):
+        open_source(tmp_path)
+
+
 def test_ade20k(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {"objectInfo150.txt": "Idx\tRatio\tName\n1\t0.1\twall\n"}
     scenes = ""

@@ -150,6 +150,12 @@ class SidecarSource(AnnotatedSource):
         return looked > 0
 
     @classmethod
+    def list_sidecar_extensions(cls) -> frozenset[str]:
+        """Returns the extensions of annotations in the folder of their images that have the names of these."""
+        patterns = cls.patterns if ("", "") in cls.folder_pairs else ()
+        return frozenset(each.removeprefix("{stem}.") for each in patterns if each.startswith("{stem}."))
+
+    @classmethod
     def _list_annotation_names(cls, image: str) -> list[str]:
         """Returns the possible names of the file of annotations of an image."""
         stem = image.rpartition(".")[0]
@@ -218,7 +224,9 @@ def make_sidecar_kind(source: type[SidecarSource], help: str) -> Kind:
         found = tree is not None and any(each.annotations is not None for each in source.find_folders(tree))
         return Certainty.CERTAIN if found else Certainty.NO
 
-    return Kind(source.kind, help, recognise, source, in_objects=True)
+    return Kind(
+        source.kind, help, recognise, source, in_objects=True, sidecar_extensions=source.list_sidecar_extensions()
+    )
 
 
 def count_unused_values(document: Mapping[str, Any], used: Iterable[str]) -> Counter[str]:
