@@ -240,7 +240,8 @@ class Export(ABC):
         return
 
     def sync(self, shard: ShardWriter) -> None:
-        """Makes a finished shard durable. By default does nothing if :attr:`ShardWriter.file` is None."""
+        """Makes a finished shard durable. By default flushes :attr:`ShardWriter.file` to disk, or does nothing if that
+        is None."""
         if shard.file is not None:
             sync_tree(self.path / shard.file)
 

@@ -39,7 +39,7 @@ class CocoExport(ObjectsExport):
         return [*super().visible_columns(), *([] if captions is None else [captions])]
 
     def describe_hidden(self, name: str) -> str:
-        """Adds for the JSON column which of its entries are written."""
+        """Describes a column that is not written. For the column ``json``, says which of its entries are written."""
         if name == self.object_columns.extra:
             return f"{name!r} (but segmentation, area, iscrowd and other entries of its objects are written)"
         return super().describe_hidden(name)

@@ -37,7 +37,7 @@ class RecordioExport(Export):
         return ["label"] if self._holds_label else []
 
     def losses(self) -> Sequence[str]:
-        """Returns changed characters of keys, and class names if there are any."""
+        """Returns texts for the escaped characters of keys, always, and for class names if there are any."""
         lost = ["tabs and line breaks in keys: .lst has %09, %0A and %0D for them"]
         if self.manifest.classes is not None:
             lost.append("names of classes: labels are numbers")
@@ -45,7 +45,7 @@ class RecordioExport(Export):
 
     @cached_property
     def _holds_label(self) -> bool:
-        """True if no label is missing and float32 holds all labels exactly. Reads all labels."""
+        """True if there is a column ``label``, no label is missing, and float32 holds all exactly. Reads all labels."""
         label = next((column for column in self.columns if column.name == "label" and column.type == "label"), None)
         if label is None or label.nullable:
             return False
@@ -68,7 +68,8 @@ class RecordioExport(Export):
             sync_tree(self.path / file)
 
     def finish(self, export_manifest: ExportManifest, lines: Path | None) -> ExportManifest:
-        """Adds the index and the list of each shard to the export manifest. Writes no further file but that."""
+        """Adds the index and the list of each shard to the export manifest, and writes that, unless the export is
+        bare."""
         files = tuple(file for shard in export_manifest.shards for file in _companion_files(shard.file))
         return super().finish(replace(export_manifest, files=files), lines)
 

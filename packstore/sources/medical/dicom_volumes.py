@@ -81,7 +81,7 @@ class Stack(NamedTuple):
 
 def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
     """Orders the slices of a series, and computes spacing and affine: by their positions, or by their instance numbers
-    if a slice has no position. A single slice is as far from the next as it is thick, or 1 mm.
+    if a slice has no position or directions. A single slice is as far from the next as it is thick, or 1 mm.
 
     Raises :class:`ValueError`, which names two slices, if they are not one volume: they differ in size, orientation or
     distance of pixels, are at one place, or, unless ``allow_gaps``, have another distance than other slices.

@@ -65,7 +65,8 @@ class HeaderScanSource(TreeRowSource):
         )
 
     def stat_file(self, path: str) -> tuple[FileStat, str]:
-        """Returns size and times of a file, and an error text; the text is empty for a file that can be read."""
+        """Returns size and times of a file, and an empty text; for a file that cannot be read, size -1 and an error
+        text."""
         found = self._stat_or_missing(path)
         return found, "is no file that can be read" if found.size < 0 else ""
 

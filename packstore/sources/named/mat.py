@@ -276,8 +276,8 @@ class _MatReader:
 
     def read_arrays(self, start: int, end: int, depth: int) -> Iterator[tuple[bytes, Any]]:
         """Yields name and value of each array between the offsets ``start`` and ``end``; ``depth`` counts enclosing
-        cells and structs. An empty element is an array of no numbers, with an empty name. Refuses more than eight
-        levels."""
+        cells and structs. An empty element is an array of no numbers, with an empty name. Refuses any other element,
+        and more than eight levels."""
         while start < end:
             kind, begin, stop, after = self.locate_element(start, end)
             if kind != _MATRIX:
@@ -342,7 +342,7 @@ class _MatReader:
 
     def locate_element(self, start: int, end: int) -> tuple[int, int, int, int]:
         """Parses the tag at ``start``. Returns the type of the element, begin and end of its data, and the offset of
-        the next element. Refuses a file with more than 2,000,000 elements."""
+        the next element. Refuses an element that exceeds ``end``, and a file with more than 2,000,000 elements."""
         self.left -= 1
         if self.left < 0:
             raise _MatError(f"it has more than {_MAX_ELEMENTS} elements")

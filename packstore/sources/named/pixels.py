@@ -135,7 +135,7 @@ class PixelSource(RowSource):
 
 
 class _OpenPixels(OpenArrays):
-    """Open file of a :class:`PixelFile`, read by rows of its array."""
+    """Open file of a :class:`PixelFile`: an array of uint8 images, read by images."""
 
     def __init__(self, read: ReadRange, close: Callable[[], None], part: PixelFile, side: int) -> None:
         self._read, self._close, self._part, self._side = read, close, part, side
@@ -145,8 +145,8 @@ class _OpenPixels(OpenArrays):
         return ()
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads the images ``start`` to ``stop``, uint8 ``(n, 3, side, side)``. Raises :class:`ValueError` if the file
-        ends before ``stop``."""
+        """Reads the images ``start`` to ``stop``, uint8 ``(n, 3, side, side)``; ignores ``name`` and ``axis``. Raises
+        :class:`ValueError` if the file ends before ``stop``."""
         row = 3 * self._side * self._side
         data = self._read((stop - start) * row, self._part.offset + start * row)
         if len(data) != (stop - start) * row:

@@ -58,8 +58,9 @@ class _ExampleColumn:
 
 
 class TfrecordSource(ExampleSource):
-    """Source of TFRecord files: one file, or all in a folder. Raises :class:`AmbiguousSourceError` for shards that the
-    names of others say are missing, and for labels whose first number nothing tells, unless the user named the kind.
+    """Source of TFRecord files: one file, or all in a folder. Raises :class:`SourceError` if there are none. Unless the
+    user named the kind, raises :class:`AmbiguousSourceError` for shards that the names of others say are missing, and
+    for labels if nothing tells whether they begin at 0 or 1.
 
     Attributes:
         format_name: Name of the format, for people.
@@ -83,13 +84,16 @@ class TfrecordSource(ExampleSource):
         self.evidence = f"{len(found.files)} {self.format_name} file{'s' * (len(found.files) != 1)} of tf.train.Example"
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares a column for each feature. Reads all records first, if this has not been done."""
+        """Declares the columns: one for each feature, and ``boxes`` for the four features of their edges. Features with
+        keys, names of classes, several files, or the size or format of the image have none. Reads all records first, if
+        this has not been done."""
         return {name: part.field for name, part in self._example_columns.items()} | (
             {"boxes": Boxes()} if self._box_features is not None else {}
         )
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts features that repeat size or format of the image, and features of several files in one record."""
+        """Counts by phrase, without zeros, the features that repeat size or format of the image, and features of
+        several files in one record."""
         found = Counter[str]()
         found["features that the images say themselves (size, format)"] = len(self._repeated_features)
         found["features of several files each"] = len(self._file_list_features)
@@ -135,7 +139,7 @@ class TfrecordSource(ExampleSource):
 
     def _read_boxes(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
         """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if their
-        edges differ in number, or if they are fractions, and the size of the image cannot be read."""
+        edges differ in number or one is missing, or if they are fractions, and the size of the image cannot be read."""
         prefix, fractions = self._box_features or ("", False)
         edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
         if not edges or not any(map(len, edges)):
@@ -176,8 +180,8 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
-        """Names of the features with height, width and channels (None if not recorded) of raw pixels; None if images
-        are files."""
+        """Names of the features with height, width and channels (None if not recorded) of raw pixels. None if images
+        are files, or if these features are missing or not one whole number in each record."""
         assert self.index
         facts = self.facts.features
         if not self._raw_feature or any("image" in each.looks for each in facts.values()):
@@ -213,7 +217,7 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _file_list_features(self) -> frozenset[str]:
-        """Names of features with several files in a record, which no column can hold."""
+        """Names of features with several files (bytes that are not all text) in a record, which no column can hold."""
         lists = (name for name, facts in self.facts.features.items() if facts.kinds <= {"bytes", ""} and facts.high > 1)
         return frozenset(name for name in lists if self.facts.features[name].looks != {"text"})
 
@@ -281,7 +285,7 @@ class TfrecordSource(ExampleSource):
 
 def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -> bytes:
     """Encodes raw pixels as a PNG file. Infers 1 or 3 channels from their number if it is None. Raises
-    :class:`ValueError` if the number of bytes does not fit the sides."""
+    :class:`ValueError` for other channels than 1 or 3, and if the number of bytes does not fit the sides."""
     one = height * width
     if channels is None:
         channels = len(data) // one if one > 0 and len(data) in (one, 3 * one) else 0
@@ -292,9 +296,9 @@ def _pixels_to_png(data: bytes, height: int, width: int, channels: int | None) -
 
 
 def _name_columns(features: Sequence[str], of: str | None) -> dict[str, str]:
-    """Names the columns of features: ``image/object/area`` becomes ``object_area``. ``of`` becomes ``labels``. A name
-    that two features would have, or that is taken, becomes that of the whole feature with ``_``. Raises
-    :class:`SourceError` if two features still would have one name."""
+    """Returns features by the names of their columns: ``image/object/area`` becomes ``object_area``. ``of`` becomes
+    ``labels``. A name that two features would have, or that is taken, becomes that of the whole feature with ``_``.
+    Raises :class:`SourceError` if two features still would have one name."""
     usual = {"image/class/label": "label", "class": "label", of: "labels", "caption": "caption"}
     short = {feature: usual.get(feature) or make_column_name(feature.removeprefix("image/")) for feature in features}
     names = list(short.values())

@@ -71,8 +71,8 @@ def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
     """Parses the boxes in a cell, and their convention if the cell names it; None for other values, and for boxes of
     several conventions. Returns no boxes for texts such as ``no_box``.
 
-    A cell is a box ``[1, 2, 3, 4]`` or ``1 2 3 4``; several, ``[[1, 2, 3, 4], …]`` or with ``;`` between them; or a
-    list of objects such as ``{"xmin": 1, …}``, also in Python's notation.
+    A cell is a box ``[1, 2, 3, 4]`` or ``1 2 3 4``; several, ``[[1, 2, 3, 4], …]`` or with ``;`` between them; or an
+    object of just four numbers such as ``{"xmin": 1, …}``, or a list of such, also in Python's notation.
     """
     if isinstance(value, str):
         text = value.strip()

@@ -30,7 +30,7 @@ def find_convention(
         said: Convention that the user names: it is returned, once all rows are checked.
 
     Raises:
-        AmbiguousSourceError: The boxes fit several conventions.
+        AmbiguousSourceError: The boxes fit several conventions, or none.
         SourceError: A cell of boxes is malformed.
     """
     ranges, measured = BoxConventionCounter(), BoxConventionCounter()

@@ -108,7 +108,8 @@ def find_tables(tree: Tree, given: Mapping[str, Sequence[str]], named: bool) -> 
 
 def separate_repeated_tables(tree: Tree, tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
     """Separates tables that repeat others: a table without a split that has exactly the rows of all tables of splits
-    together. Returns the tables to read, and the repeating ones. Reads all rows if both occur."""
+    together. Returns the tables to read, and the repeating ones. Reads all rows if there are several splits and tables
+    without one."""
     parts = [table for table in tables if table.split]
     copies = []
     if len({table.split for table in parts}) > 1 and len(parts) < len(tables):
@@ -123,8 +124,8 @@ def _count_rows(tree: Tree, table: Table) -> Counter[int]:
 
 
 def has_unread_lists(tree: Tree, tables: Sequence[Table]) -> bool:
-    """Tells if a text file beside the tables has several lines that begin with an image: its content would be left
-    out."""
+    """Tells if a text file that is none of the tables has at least two lines that begin with an image: its content
+    would be left out."""
     index, known = ImageIndex(tree), {file for table in tables for file in table.files}
     for file in list_possible_tables(tree):
         if file in known or suffix_of(file) not in (".txt", ".lst"):
@@ -144,7 +145,9 @@ def examine_table(
     """Reads a table whole, and finds its columns that name images; see :func:`find_tables` for arguments and errors. Of
     more than 48 columns, searches the first and the last 24.
 
-    Returns None if no column certainly names images, and for a damaged text or JSON file that may be something else.
+    Returns None if no column certainly names images in at least half of the rows, and for a table without the user's
+    column. Unless the user named the kind, returns None also for a table of one column, and for a damaged text or JSON
+    file that may be something else.
     """
     counters: dict[str, NamingCounter] = {}
     first: dict[str, Any] = {}
@@ -209,7 +212,8 @@ def _limit_columns(names: Mapping[str, Any]) -> list[str]:
 
 
 def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
-    """Tells if the first line names the columns: it names no image, and its cell is a word without a suffix."""
+    """Tells if the first line names the columns: in the column that names most images, its cell is a word or empty,
+    without a path or an image's suffix."""
     name = max(ways, key=lambda each: (ways[each].images, ways[each].hits))
     cell = str(first.get(name, ""))
     if cell.lower().endswith(IMAGE_SUFFIXES) or re.search(r"[\\/]", cell):
@@ -218,7 +222,8 @@ def _is_header(first: Mapping[str, Any], ways: Mapping[str, Naming]) -> bool:
 
 
 def _is_image_column(name: str, way: Naming) -> bool:
-    """Tells if a column names images, and does not only have numbers that some images have as names."""
+    """Tells if a column names images. Names without suffixes must be of at least two images, and either in a column
+    with a name for ids, or words (no numbers) and all of images."""
     if not way.by_stem:
         return True
     if way.images < 2:
@@ -227,8 +232,8 @@ def _is_image_column(name: str, way: Naming) -> bool:
 
 
 def _find_main_column(tree: Tree, file: str, likely: Mapping[str, Naming]) -> str:
-    """Finds the column of the main image: by a usual name, by the number of images that it names, or the one that is
-    not of masks. Raises :class:`AmbiguousSourceError` for several columns of unusual names."""
+    """Finds the column of the main image: not of masks, by the number of images that it names, or by a usual name.
+    Raises :class:`AmbiguousSourceError` for several columns of names with suffixes, none with a usual name."""
     best = max((way.images, not way.by_stem) for way in likely.values())
     names = [name for name, way in likely.items() if (way.images, not way.by_stem) == best]
     usual = [name for name in names if name.lower() in FILE_COLUMNS]

@@ -33,10 +33,12 @@ class TableRow(NamedTuple):
 
 
 def read_table(tree: Tree, file: str, header: bool) -> Iterator[TableRow]:
-    """Yields all rows of a table in any format. Raises :class:`SourceError`, with file and line, for a malformed row.
+    """Yields all rows of a table in any format. Raises :class:`SourceError` for a file over 1 GiB, and, with file and
+    line, for a malformed row.
 
     An unknown encoding raises its question only after the last row, when the caller knows if the rows name images.
-    Columns of text without a ``header`` are named ``1``, ``2`` …; cells are stripped strings."""
+    Columns of text without a ``header`` are named ``1``, ``2`` …; cells are stripped strings.
+    """
     shown, suffix = tree.name(file), suffix_of(file)
     data = read_whole(tree, file, MAX_BYTES)
     fault = None
@@ -107,8 +109,8 @@ def _read_json_list(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
 
 
 def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, list[str]]]:
-    """Yields line number and stripped cells of each row that is not blank: CSV, or cells divided by blanks. Raises
-    :class:`SourceError` for malformed CSV."""
+    """Yields line number and stripped cells of each row that is not blank: CSV, or cells divided by blanks, as suffix
+    and first line tell. Raises :class:`SourceError` for malformed CSV."""
     first = data[:_MAX_LINE].lstrip(b"\xef\xbb\xbf\r\n \t").split(b"\n", 1)[0].decode("utf-8", "replace")
     delimiter = _find_delimiter(first, suffix)
     if not delimiter:
@@ -136,8 +138,7 @@ def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, li
 
 def _find_delimiter(first: str, suffix: str) -> str:
     """Finds the delimiter of cells by the suffix and the first line: always a tab in ``.tsv``; in ``.csv`` the most
-    frequent of ``,``, ``;`` and tab; in other files the more frequent of ``,`` and ``;``. Returns ``""`` if blanks
-    divide the cells."""
+    frequent of ``,``, ``;`` and tab; in other files the same, but no tab. Returns ``""`` if blanks divide the cells."""
     if suffix == ".tsv":
         return "\t"
     counts = {each: first.count(each) for each in ",;\t"}
