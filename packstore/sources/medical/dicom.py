@@ -72,8 +72,8 @@ class _DicomFile(NamedTuple):
 
 class DicomSource(HeaderScanSource):
     """Frames of DICOM files, as stored values unless ``--column image=`` chooses another form. Files without pixels are
-    left out. Raises :class:`UsageError` for another form or an unknown keyword, and :class:`SourceError` for gray
-    images of more than 8 bits together with colours.
+    left out. Raises :class:`UsageError` for another form, an unknown keyword, or whole files with volumes, and
+    :class:`SourceError` for gray images of more than 8 bits together with colours.
 
     The header scan also sorts the planes of a series. Elements that may identify a person are left out unless
     ``--column keep=`` names them. ``keep=file`` adds a column with the whole file; only the first frame of a file has
@@ -308,7 +308,7 @@ class DicomSource(HeaderScanSource):
         return {"DICOM elements, patient data included (keep some: --column keep=KEYWORD)": left}
 
     def stamp(self) -> str:
-        """Adds size and time of the first image file."""
+        """Adds size and time of the first image file. Reads all headers first, if this has not been done."""
         return super().stamp() + " ".join(f"{each.size}@{each.modified_ns}" for each in self._files[:1])
 
     def _read_dataset(self, file: str, size: int, modified: int) -> Any:
@@ -369,8 +369,9 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the pixels of all images; int32 if values may exceed it, and a larger value is then a bad
-        sample. Raises :class:`SourceError` if some images are gray of more than 8 bits, and others have colours."""
+        """Mode that holds the pixels of all images: float32 if some are floating point, int32 if values may exceed it,
+        and a larger value is then a bad sample. Raises :class:`SourceError` if some images are gray of more than 8
+        bits, and others have colours."""
         ranges = {self._pixel_range(file.header) for file in self._files if file.header is not None}
         channels = max((each for each, *_ in ranges), default=1)
         floating = any(is_float for _, _, _, is_float in ranges)
@@ -419,8 +420,9 @@ def _is_dicom(tree: Tree, path: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with DICOM files, and partial if it has images of other formats, too. Of the
-    files without a suffix, or with a number as suffix, the first 64 of a folder are recognised by their signature."""
+    """Is certain of a folder or archive with DICOM files, and partial if it has images of other formats, too.
+    Recognises files by their suffix; the first 64 of a folder without a suffix, or with a number as suffix, by their
+    signature."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -63,7 +63,7 @@ class Dtd(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Class names, sorted. Raises :class:`SourceError` if the list of a split lacks a class."""
+        """Class names, sorted. Raises :class:`SourceError` if the list of a split lacks a class of another."""
         found = {split: {image.partition("/")[0] for image in self._list_split(split)} for split in self.splits()}
         all_of_them = sorted(set().union(*found.values()))
         for split, classes in found.items():

@@ -320,8 +320,8 @@ def _list_images(tree: Tree, base: str, skip_cycles: bool) -> Iterator[str]:
 
 def make_folder_set_kind(name: str, help: str, rows: Sequence[FolderSet]) -> Kind:
     """Makes the :class:`Kind` of some sets. It is certain if a set matches all images of a path, and raises
-    :class:`AmbiguousSourceError` if a set matches only half of them or more. Any other path, and a damaged archive, is
-    not of this kind."""
+    :class:`AmbiguousSourceError` if a set matches half of them or more, but not all. Any other path, and a damaged
+    archive, is not of this kind."""
     source = type(f"{name.title()}Source", (FolderSetSource,), {"kind": name, "known_sets": tuple(rows)})
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:

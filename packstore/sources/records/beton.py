@@ -77,9 +77,9 @@ class _BetonHeader:
 
 
 class BetonSource(ShardSource):
-    """Source of ``.beton`` files: one file, or all in a folder. Files with different fields are refused, and fields of
-    other types than FFCV's. A field of images is a column of arrays if all its images are raw pixels, else of files, in
-    which raw pixels become PNG."""
+    """Source of ``.beton`` files: one file, or all in a folder. Refuses a path without such files, files with different
+    fields, and fields of other types than FFCV's. A field of images is a column of arrays if all its images are raw
+    pixels, else of files, in which raw pixels become PNG."""
 
     kind = "beton"
 
@@ -165,7 +165,8 @@ class BetonSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each field, by name. Raises :class:`SourceError` if a field ``image`` has no images."""
+        """Column of each field, by name; ``image`` for the main image. Raises :class:`SourceError` if a field ``image``
+        has no images."""
         found = make_column_names(list(self._betons[0].names))
         if "image" in found.values() and found[self._main_field] != "image":
             raise SourceError(
@@ -252,7 +253,8 @@ class BetonSource(ShardSource):
 
     def _read_data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
         """Reads the data at an offset; ``b""`` for ``size`` 0. Raises :class:`ValueError` if not ``size`` bytes (None:
-        any number) were allocated there, if these are more than ``limit``, or if the file is cut off."""
+        any number) were allocated there, if these are more than ``limit`` or not among the pages of data, or if the
+        file is cut off."""
         beton = self._betons[number]
         first = beton.rows_at + beton.samples * beton.row.itemsize
         written = int(self._allocated_sizes(number, np.array([place], np.uint64))[0])

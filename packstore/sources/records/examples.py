@@ -327,8 +327,8 @@ def measure_largest_value(features: Mapping[str, Feature]) -> int:
 
 
 def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
-    """Reads the key of an example, or returns None if it has no printable text of less than 4,096 bytes in a usual
-    feature of keys. Raises :class:`ValueError` for a text that is not UTF-8."""
+    """Reads the key of an example, or returns None if it has no printable text of less than 4,096 bytes in the first
+    usual feature of keys that it has. Raises :class:`ValueError` for a text that is not UTF-8."""
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None

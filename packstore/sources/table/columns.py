@@ -203,7 +203,7 @@ def _remove_columns(free: dict[str, ColumnFacts], names: Sequence[str]) -> None:
 
 
 def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
-    """Finds the column of splits; empty for none."""
+    """Finds the column of splits by its name and values; empty for none."""
     return next(
         (name for name, each in free.items() if name.lower() in _SPLIT_NAMES and each.split and each.filled), ""
     )
@@ -212,7 +212,7 @@ def _find_split_column(free: Mapping[str, ColumnFacts]) -> str:
 def _find_box_columns(free: Mapping[str, ColumnFacts], header: bool) -> tuple[tuple[str, ...], str, str]:
     """Finds columns of boxes, their convention if the names imply it, and without a header the column of classes.
     Without a header, goes by the types of all columns: those of RetinaNet, SKU-110K or makesense. All are empty if
-    there are no boxes."""
+    there are no boxes, or cells of several columns have them."""
     if not header:
         listed = list(free)
         kinds = "".join(

@@ -97,7 +97,8 @@ def _last_folders_and_name(folder: str, name: str, folders: int = 1) -> str:
 
 def split_path(value: Any) -> tuple[str, str] | None:
     """Splits a cell into folder and name, at slashes and backslashes; drops ``file://`` or another scheme, and empty
-    parts. Whole numbers are names. Returns None for a cell that is not a path."""
+    parts. Whole numbers are names. Returns None for a cell that is no path: no text, several lines, or over 4,096
+    characters."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or not value or len(value) > 4096 or "\n" in value or "\0" in value:
@@ -142,8 +143,8 @@ class Naming:
 
     def find_base(self, place: str, folder: str) -> str | None:
         """Returns the base folder from which the path ``folder``, of a cell, leads to the folder ``place`` of an image;
-        None if there is none. If the first parts of ``folder`` are of another machine, returns ``..`` for each of
-        them. Without ``whole_path``, every place is a base."""
+        None if there is none. If the first parts of ``folder`` are of another machine, returns ``..`` for each of them.
+        Without ``whole_path``, or for an empty ``folder``, returns ``place``."""
         if not self.whole_path or not folder:
             return place
         if place == folder:

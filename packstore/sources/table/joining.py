@@ -40,7 +40,8 @@ def _first_cells(tree: Tree, table: Table) -> list[Mapping[str, Any]]:
 
 def _can_join(one: Table, other: Table) -> bool:
     """Tells if table ``other`` may have one row for each image of table ``one``, by the numbers of rows and images.
-    Both must be of the same split, and have names of columns."""
+    Both must be of the same split, both or neither of text, and have names of columns; ``other`` must name no other
+    images."""
     named = all(table.header or suffix_of(table.file) not in TEXT for table in (one, other))
     alike = (suffix_of(one.file) in TEXT) == (suffix_of(other.file) in TEXT) and one.split == other.split
     if not (named and alike and _has_row_per_image(other)) or other.further:
