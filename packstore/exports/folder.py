@@ -24,7 +24,7 @@ class FilesExport(Export):
         return ()
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns ``label`` if classes are folders, else none."""
+        """Returns ``label`` if classes are folders, else none. Reads all labels."""
         return ("label",) if ClassFolders(self.manifest, self.reader).names is not None else ()
 
     def losses(self) -> Sequence[str]:

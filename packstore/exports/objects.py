@@ -93,8 +93,8 @@ class ObjectColumns:
         ]
 
     def _read_extra(self, item: Callable[[str], Any], count: int) -> Sequence[Any]:
-        """Reads the JSON column's value for each of ``count`` objects. All are None if the column holds another number
-        of values."""
+        """Reads the JSON column's value for each of ``count`` objects: a list, or the list ``annotations`` of an
+        object. All are None for any other content or number of values."""
         value = None if self.extra is None else item(self.extra)
         if isinstance(value, dict):
             value = value.get("annotations")
@@ -136,7 +136,8 @@ class ObjectsExport(FilesExport):
         return self.object_columns.visible_columns
 
     def describe_hidden(self, name: str) -> str:
-        """Adds that polygons of COCO, in the column ``json``, are not written."""
+        """Describes a column that is not written. For the column ``json``, adds that polygons of COCO in it are not
+        written."""
         if name == _COCO_COLUMN and self.object_columns.boxes:
             return f"{name!r} (polygons in it, as COCO has them, are not written)"
         return super().describe_hidden(name)

@@ -139,7 +139,7 @@ class RecordPaths:
         return "/".join([*folders, rest])
 
     def _unique_suffixes(self, reader: Reader) -> dict[int, str]:
-        """Maps each record whose path another record or a folder has already to a suffix that makes the path unique.
+        """Maps each record whose path an earlier record or a folder has already to a suffix that makes the path unique.
         Reads all keys, twice if there are such records.
 
         Compares paths without file extensions, since these may change. Memory: 8 bytes a record.
@@ -210,12 +210,13 @@ def _shorten_file_name(stem: str) -> str:
 
 
 def _hash_path(stem: str) -> int:
-    """Hashes a path without regard to case."""
+    """Hashes a path, with a long file name shortened, without regard to case."""
     return xxh3_64_intdigest(_shorten_file_name(stem).casefold().encode("utf-8", "surrogatepass"))
 
 
 def _hash_file_like_folders(folder: str) -> Iterator[int]:
-    """Yields hashes of a folder and its parents, of those whose names end like files of an export."""
+    """Yields hashes of the paths, without suffix, of a folder and its parents; only of those whose names end like files
+    of an export."""
     while folder:
         stem, _, suffix = folder.rpartition(".")
         if suffix.lower() in _SUFFIXES:

@@ -98,7 +98,7 @@ class ExportPlan:
 
     @property
     def has_lines(self) -> bool:
-        """True if each record has a line in ``packstore.rows.jsonl``."""
+        """True if each record has a line in ``packstore.rows.jsonl``, which a bare export writes only while it runs."""
         return not self.kind.keeps_keys or any(name not in self.held for name in list_value_columns(self.manifest))
 
     def new_export(self, path: Path) -> Export:

@@ -108,7 +108,8 @@ def export(
         A report with the losses for other readers.
 
     Raises:
-        UsageError: The kind is unknown, or the format cannot hold the images unless ``encode`` is given.
+        UsageError: An argument is wrong, the kind is unknown, or the format cannot hold the images unless
+            ``encode`` is given.
         StoreError: The store does not open; :class:`CorruptRecordError` for a damaged record.
         SampleError: An image cannot be re-encoded, or is too large for the format.
         DestinationError: The destination cannot be written or has too little space.

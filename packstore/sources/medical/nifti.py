@@ -73,8 +73,9 @@ class _Volume(NamedTuple):
 class NiftiSource(HeaderScanSource):
     """Slices or volumes of NIfTI files, in their stored values; with masks from the folder of labels beside them. A
     mask of another shape, or with values that are no whole numbers, makes a bad sample. Raises
-    :class:`AmbiguousSourceError` unless ``--column image=`` chooses slices or volumes, and :class:`SourceError` for
-    volumes of different channels, unless they are gray and RGB of 8 bits.
+    :class:`AmbiguousSourceError` unless ``--column image=`` chooses slices or volumes, :class:`UsageError` for any
+    other ``--column``, and :class:`SourceError` for volumes of different channels, unless they are gray and RGB of 8
+    bits.
 
     An image has the second axis of its volume as height and the first as width, as ``data[:, :, k].T``.
     """

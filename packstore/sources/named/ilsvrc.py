@@ -64,7 +64,7 @@ class _SplitImages:
 
 @dataclass
 class _Layout:
-    """Splits and devkit found at a path: where the images of each split are, and the devkit, if any."""
+    """Location of the images of each split at a path, and the devkit; None without one."""
 
     splits: dict[str, _SplitImages] = field(default_factory=dict)
     devkit: Path | None = None
@@ -76,13 +76,14 @@ class _Layout:
 
     @property
     def is_image_folder(self) -> bool:
-        """True if all splits are folders of classes, or there are none."""
+        """True if all splits are unpacked folders of classes, or there are none."""
         return all(part.in_classes and part.path.is_dir() for part in self.splits.values())
 
 
 class IlsvrcSource(RowSource):
-    """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes. Raises
-    :class:`AmbiguousSourceError` for validation images without the devkit, which has their labels.
+    """Source of ILSVRC 2012 as downloaded: the splits that exist, with one list of classes. Raises :class:`SourceError`
+    for a path without these, and :class:`AmbiguousSourceError` for validation images without the devkit, which has
+    their labels.
 
     Keys are the paths to which torchvision unpacks: ``val/n01440764/ILSVRC2012_val_00000293.JPEG``. The column ``name``
     has the name of the class, if there is a devkit.

@@ -47,7 +47,7 @@ class _Batch(NamedTuple):
 class ImageNet32Source(PixelSource):
     """Source of downsampled ImageNet: the batches in a folder, or in its folders ``Imagenet32_train`` and
     ``Imagenet32_val``. Raises :class:`AmbiguousSourceError` if some of the ten training batches are missing, and
-    refuses batches of different sizes of images."""
+    refuses a path without batches, and batches of different sizes of images."""
 
     kind = "imagenet32"
 

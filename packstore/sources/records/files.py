@@ -55,8 +55,8 @@ class OpenFiles:
             raise SourceError(f"{printable(str(path))} cannot be read: {error.strerror or error}") from None
 
     def locate_span(self, number: int, start: int, size: int) -> Location | None:
-        """Locates ``size`` bytes of a file from ``start`` on, or returns None if the file was decompressed. Opens the
-        file at the first call."""
+        """Locates ``size`` bytes of a file from ``start`` on, or returns None if the file was decompressed or has been
+        replaced. Opens the file at the first call."""
         path = self._paths[number]
         if number not in self._plain:
             opened, lying = os.fstat(self[number].descriptor), path.stat()

@@ -43,7 +43,7 @@ class Numbering:
 
     Attributes:
         first: Number of the first class in the data.
-        numbers: Number of each class by that in the data, if these are not consecutive.
+        numbers: Maps class numbers in the data to packstore's; None if subtracting ``first`` does.
         classes: Names of the classes; None if unknown.
         by: Feature whose values are the names.
         why: Reason for this numbering, for people.

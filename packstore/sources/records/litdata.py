@@ -81,8 +81,8 @@ class LitdataSource(MdsSource):
 
     @staticmethod
     def decode_by_encoding(encoding: str, data: bytes) -> Any:
-        """Decodes a value by its encoding: an array for ``numpy``, other values as MDS does. Raises :class:`ValueError`
-        if it is damaged."""
+        """Decodes a value by its encoding: an array for ``numpy`` and ``numpy:DTYPE``, other values as MDS does. Raises
+        :class:`ValueError` if it is damaged."""
         if encoding in ("int64", "float64", "uint8") and len(data) != np.dtype(encoding).itemsize:
             raise ValueError(f"found {len(data)} bytes, expected one {encoding}")
         if encoding.startswith("numpy:"):  # one dimension, without a header
