@@ -69,7 +69,8 @@ class ExportStaging(Staging):
             (self.run / PARTS).mkdir(exist_ok=True)
 
     def choose_run_directory(self) -> Path:
-        """Returns the directory of an interrupted run with the same identity, else a new one. Removes all others.
+        """Returns the directory of an interrupted run with the same identity, unless ``restart``; else creates a new
+        one with an empty export. Removes all others.
 
         Warns if a run with complete shards is removed because its options or store differ.
         """

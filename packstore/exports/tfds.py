@@ -113,7 +113,8 @@ class TfdsExport(Export):
 
     @property
     def _split_names(self) -> dict[str, str]:
-        """Maps each split to a unique name that TensorFlow Datasets accepts."""
+        """Maps each split to a unique name that TensorFlow Datasets accepts: at most 100 letters, digits and ``_``,
+        unlike ``all``."""
         found: dict[str, str] = {}
         for split in self.manifest.splits:
             name = re.sub(r"[^A-Za-z0-9_]", "_", split.name)[:100] or "split"

@@ -21,7 +21,8 @@ Publish = Callable[[ProgressCallback], None]
 
 @contextmanager
 def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[Path, Publish]]:
-    """Yields a local path to export to, and the function that publishes the result. For a URL the path is temporary.
+    """Yields a local path to export to, and the function that publishes the result. For a URL the path is temporary;
+    for a local ``destination`` the function does nothing.
 
     Publishing with ``overwrite`` first deletes the old export, or the single object at the URL, whatever that holds.
     Readers at the URL find no ``packstore.json`` until publishing has ended. If publishing fails, it deletes the

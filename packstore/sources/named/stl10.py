@@ -32,7 +32,8 @@ _CLASSES = 10
 
 class Stl10Source(PixelSource):
     """Source of STL-10 in a folder or an archive, with the splits ``train``, ``test`` and, if the file exists,
-    ``unlabeled``, which has no labels. Training images have ``folds`` if that file exists."""
+    ``unlabeled``, which has no labels. Training images have ``folds`` if that file exists. Refuses a path without
+    pixels and labels of ``train`` and ``test``."""
 
     kind = "stl10"
     column_major = True

@@ -24,7 +24,7 @@ _MAX_LABEL_BYTES = 1 << 28
 
 class SvhnSource(PixelSource):
     """Source of SVHN's cropped digits: one of the files, or a folder with some of them. The label 10 becomes 0. Files
-    that do not begin as MAT files are left out."""
+    that do not begin as MAT files are left out; refuses a path without any."""
 
     kind = "svhn"
     column_major = True

@@ -51,8 +51,8 @@ _PROBED = 16
 
 class MdsSource(ShardSource):
     """Source of MDS shards that ``index.json`` names, or those of ``train/index.json``, ``val/index.json`` … Raises
-    :class:`SourceError` for shards with different columns, for values that are pickles, and for a missing shard. Leaves
-    out lists of images."""
+    :class:`SourceError` for a path without shards, for shards with different columns, for values that are pickles, and
+    for a missing shard. Leaves out lists of images."""
 
     kind = "mds"
     _key_name: str | None = None
@@ -185,7 +185,8 @@ class MdsSource(ShardSource):
         return next((name for name in images if names_an_image(name)), images[0])
 
     def _begins_like_image(self, name: str) -> bool:
-        """Tells if a value of the first sample begins like an image file; False if the sample cannot be read."""
+        """Tells if a value of the first sample begins like an image file; False if its offsets are wrong. Raises
+        :class:`ValueError` if its values cannot be read."""
         number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
         offsets, reason, _ = self._shard_offsets[number]
         if reason or self._placement_error(number, int(offsets[0]), int(offsets[1])):

@@ -83,9 +83,9 @@ class _RecordFacts:
 
 
 class RecordioSource(ShardSource):
-    """Source of ``.rec`` files: one file, or all in a folder. Their names decide their splits. InsightFace's records
-    without an image are left out. Keys come from ``.lst`` files; a list that lacks a record raises
-    :class:`AmbiguousSourceError`, unless the user named the kind."""
+    """Source of ``.rec`` files: one file, or all in a folder; refuses a path without any. Their names decide their
+    splits. InsightFace's records without an image are left out. Keys come from ``.lst`` files; lists that lack a record
+    or name a path twice raise :class:`AmbiguousSourceError`, unless the user named the kind."""
 
     kind = "recordio"
 

@@ -69,7 +69,8 @@ class FoundShards:
 def find_shards(
     path: Path, suffixes: tuple[str, ...], is_shard: Callable[[Path], bool] = lambda path: False
 ) -> FoundShards:
-    """Finds the shards at ``path``: the file itself, those in the folder, and those in its folders ``train``, ``val`` …
+    """Finds the shards at ``path``: the file itself, without a split, those in the folder, and those in its folders
+    ``train``, ``val`` …
 
     The folder, or a part of the shard's name, names a split: ``imagenet-train-000042.tar``.
 

@@ -89,7 +89,8 @@ class TfdsSource(ExampleSource):
         return self._described.ignored
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares a column for each feature. Reads all records first, if this has not been done."""
+        """Declares a column for each feature that one can hold, except the text with the keys. Reads all records first,
+        if this has not been done."""
         assert self.index
         return {name: self._declare_column(name, leaf) for name, leaf in self._column_leaves.items()}
 

@@ -79,13 +79,13 @@ class FeatureColumns:
 
 
 def is_mask_leaf(leaf: Leaf) -> bool:
-    """Tells if a feature is a PNG of one channel with a name of masks."""
+    """Tells if a feature is a PNG of one channel with a name of masks, or with labels of its pixels."""
     named = "mask" in leaf.feature or "segmentation" in leaf.feature or "label" in leaf.said
     return leaf.what == "image" and leaf.shape[-1:] == (1,) and leaf.said.get("encodingFormat") == "png" and named
 
 
 def is_pixel_tensor(leaf: Leaf) -> bool:
-    """Tells if a feature is a tensor that may be the pixels of an image."""
+    """Tells if a feature is a uint8 tensor ``(H, W, 1 or 3)``, which may be the pixels of an image."""
     return leaf.what == "tensor" and leaf.dtype == "uint8" and len(leaf.shape) == 3 and leaf.shape[2] in (1, 3)
 
 

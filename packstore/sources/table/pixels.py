@@ -210,7 +210,7 @@ def find_square_shape(count: int) -> tuple[int, int, int] | None:
 
 def find_pixel_tables(tree: Tree, given: Mapping[str, Sequence[str]]) -> list[PixelTable]:
     """Finds the tables whose first line has columns of pixels. Raises :class:`AmbiguousSourceError` if there is no
-    header, and the label could be the first or the last number."""
+    header, and the user does not name the column of labels: the first or the last."""
     files = [file for file in list_possible_tables(tree) if suffix_of(file) in _SUFFIXES]
     return [table for file in files if (table := _examine_table(tree, file, given)) is not None]
 

@@ -402,8 +402,8 @@ class TableSource(FileRowSource):
         return {name: names[called] for name, called in own.items()}
 
     def _declare_further_image(self, name: str) -> Image | Mask:
-        """Declares the column of further images: images; or masks, by its name and by the first file that can be read
-        in the first 512 rows."""
+        """Declares the column of further images: masks if its name is one of masks, as the first file that can be read
+        in the first 512 rows has them; else images."""
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
         rows = (self._spool.read_value(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
@@ -461,7 +461,7 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _parents(self) -> Mapping[str, Sequence[str]]:
-        """Classes above each class, by their names."""
+        """Classes above each class, by their names; empty without names of classes or a hierarchy."""
         if not self._roles.label or self._class_column.names is None:
             return {}
         return read_hierarchy(self.tree, find_hierarchies(self.tree, self._table_files), self._class_titles)
@@ -502,8 +502,8 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _measured_sides(self) -> dict[int, tuple[int, int]]:
-        """(width, height) of about 512 images, spread over all, by the number of each of their rows. They exclude
-        conventions that put boxes outside an image. Images without a readable header are left out."""
+        """(width, height), upright, of about 512 images, spread over all, by the number of each of their rows. They
+        exclude conventions that put boxes outside an image. Images without a readable header are left out."""
         found: dict[int, tuple[int, int]] = {}
         step = max(1, len(self._names) // _MEASURED)
         for image in range(0, len(self._names), step):
