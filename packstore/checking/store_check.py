@@ -37,6 +37,7 @@ from packstore.core.parallel import ordered_map
 from packstore.core.progress import Progress, ProgressCallback, no_progress
 from packstore.packing.keys import digest_keys
 from packstore.stores.base import Problem, Reader
+from packstore.stores.linked import LinkError
 from packstore.stores.remote.reader import RemoteReader
 from packstore.stores.sharded import ShardedReader
 
@@ -310,7 +311,8 @@ class StoreCheck:
                 try:
                     data = reader.view(record - first)
                 except (PackstoreError, IndexError) as error:
-                    bad[record] = Mismatch(None, expected or 0, f"cannot be read: {error}")
+                    why = error.reason if isinstance(error, LinkError) else f"cannot be read: {error}"
+                    bad[record] = Mismatch(None, expected or 0, why)
                     continue
                 nbytes += memoryview(data).nbytes
                 found = xxh3_64_intdigest(data)

@@ -117,7 +117,7 @@ def describe_plan(plan: AppendPlan) -> str:
     if plan.duplicates:
         lines.append(f"duplicates   {pluralize(plan.duplicates, 'sample')} left out")
     if plan.way == "link":
-        lines.append("estimate     links only: the shards are used unchanged")
+        lines.append("estimate     hard links only: the shards are reused unchanged")
     else:
         lines.append(f"estimate     {human_bytes(plan.estimate_bytes)}")
     lines.append("nothing was written (--dry-run)")
@@ -137,7 +137,7 @@ def describe_report(report: AppendReport) -> str:
         lines.append(f"  {yellow('new classes')} {format_column_classes(name, classes)}")
     lines.append(f"  shards   {len(report.manifest.shards or ()) or 1}")
     if report.linked:
-        lines.append(f"           {pluralize(report.linked, 'shard')} used unchanged")
+        lines.append(f"  reused   {pluralize(report.linked, 'shard')} unchanged")
     if report.rewritten:
         lines.append(
             f"  copied   {pluralize(report.rewritten, 'record')} of a shard with several splits, to one shard for each"

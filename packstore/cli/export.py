@@ -94,7 +94,7 @@ def export(store: Path, dest: Path, dry_run: bool, quiet: bool, **options: Any) 
             return
         if not quiet:
             for loss in plan.losses:
-                click.echo(f"not in {plan.kind.name} itself: {loss}", err=True)
+                click.echo(f"other readers of {plan.kind.name} do not get: {loss}", err=True)
         report = run_export(plan, progress, started)
         publish(progress)
         report = replace(report, destination=dest)

@@ -106,7 +106,7 @@ def describe_plan(plan: Composition, duplicates: int = 0) -> str:
         if column.classes is not None:
             lines.append(f"classes      {format_column_classes(column.name, column.classes)}")
     lines.append(
-        f"linked       {pluralize(plan.linked_shard_count, 'shard')} with {pluralize(plan.linked_count, 'record')}"
+        f"reused       {pluralize(plan.linked_shard_count, 'shard')} with {pluralize(plan.linked_count, 'record')}"
     )
     lines.append(f"copied       {pluralize(plan.copied_count, 'record')}, about {human_bytes(plan.estimate_bytes)}")
     if duplicates:
@@ -129,7 +129,7 @@ def describe_report(report: MergeReport) -> str:
         if column.classes is not None:
             lines.append(f"  classes  {format_column_classes(column.name, column.classes)}")
     if report.linked:
-        lines.append(f"  linked   {pluralize(report.linked, 'shard')} without copying")
+        lines.append(f"  reused   {pluralize(report.linked, 'shard')} unchanged")
     if report.copied:
         lines.append(f"  copied   {pluralize(report.copied, 'record')}")
     if report.duplicates:

@@ -68,7 +68,7 @@ class AppendReport:
         added: Number of new records by split; ``""`` in a store without splits.
         duplicates: Number of samples left out because the store has their keys.
         skipped: Bad samples left out by policy.
-        linked: Number of shards that were linked; none of their bytes were read or written.
+        linked: Number of shards that were hard-linked unchanged; on another disk, copied.
         rewritten: Number of the store's records that were rewritten, because their shard contained several splits.
         seconds: How long it took.
         new_classes: Classes that the store did not have, by column.

@@ -41,7 +41,7 @@ class MergeReport:
     Attributes:
         destination: The new store.
         manifest: Its manifest.
-        linked: Number of shards that were linked; none of their bytes were read or written.
+        linked: Number of shards that were hard-linked unchanged; on another disk, copied.
         copied: Number of records that were copied.
         duplicates: Number of records left out because another store has their keys.
         seconds: How long it took.
@@ -59,7 +59,7 @@ class MergeReport:
     def __repr__(self) -> str:
         return (
             f"<MergeReport of {str(self.destination)!r}: {self.manifest.records:,} records, {self.linked:,} shards "
-            f"linked, {self.copied:,} records copied, {self.seconds:.1f} s>"
+            f"reused, {self.copied:,} records copied, {self.seconds:.1f} s>"
         )
 
 

@@ -33,6 +33,25 @@ from packstore.stores.link_files import (
 )
 
 
+class LinkError(StoreError):
+    """The image of a record cannot be read from its linked file.
+
+    Attributes:
+        record: Number of the record in its store.
+        key: The record's key.
+        reason: Path and fault of the file.
+    """
+
+    def __init__(self, record: int, key: str, reason: str) -> None:
+        super().__init__(record, key, reason)
+        self.record = record
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"record {self.record} ({printable(self.key)}): {self.reason}"
+
+
 class LinkedReader(Reader):
     """Wraps the reader of a file of a linked store, and reads the images from the linked files: maps files with several
     images, reads others whole, and copies objects at URLs into the cache.
@@ -157,10 +176,8 @@ class LinkedReader(Reader):
         place = resolve_link(bytes(self._names[record]), self._folder)
         offset, length, size = int(self._offsets[record]), int(self._lengths[record]), int(self._sizes[record])
         if offset < 0 or length < 0 or offset + length > size:
-            raise StoreError(
-                f"record {record} of {printable(str(self.path))} is linked to bytes {offset} to {offset + length} of "
-                f"{size} of {printable(place)}: its link is damaged"
-            )
+            why = f"is linked at bytes {offset} to {offset + length} of {size}: the link is damaged"
+            raise self._link_error(record, place, why)
         file = opened.get(place)
         if file is None:
             try:
@@ -186,10 +203,9 @@ class LinkedReader(Reader):
                 raise self._link_error(record, place, f"{why}link again (packstore repair)")
         return bytes(data) if is_url_link(place) else data
 
-    def _link_error(self, record: int, place: str, reason: str) -> StoreError:
-        """Returns the error for a linked file, with record, key and path; ``reason`` completes the sentence."""
-        number, key = self._first + record, printable(self.key(record))
-        return StoreError(f"record {number} ({key}): its file {printable(place)} {reason}")
+    def _link_error(self, record: int, place: str, reason: str) -> LinkError:
+        """Returns the error for a linked file; ``reason`` completes the sentence."""
+        return LinkError(self._first + record, self.key(record), f"its file {printable(place)} {reason}")
 
 
 def list_linked_files(reader: Reader, folder: Path) -> dict[str, tuple[int, int]]:

@@ -66,11 +66,12 @@ def test_merge_and_select(photos: Path, tmp_path: Path) -> None:
     run("convert", photos, b, "--split", "val", "-q")
     done = run("merge", a, b, "-o", both, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
-    assert "linked       2 shards with 24 records" in done.stdout
+    assert "reused       2 shards with 24 records" in done.stdout
     assert not both.exists()
     done = run("merge", a, b, "-o", both)
     assert (done.returncode, done.stderr) == (0, "")
     assert "splits   train 12, val 12" in done.stdout
+    assert "reused   2 shards unchanged" in done.stdout
     assert run("merge", a, b, "-o", both).returncode == 1
     assert run("merge", a, "-o", tmp_path / "c.h5").returncode == 2
     done = run("select", both, "-o", tmp_path / "c.h5", "--where", "label in (ant, bee)", "--per-class", "2", "-n")

@@ -101,6 +101,9 @@ def test_source_that_changes_is_an_error_with_a_name(tmp_path: Path, container: 
     report = packstore.verify(store)
     assert not report.ok
     assert any(key in (problem.key or "") for problem in report.problems)
+    if how != "same time":
+        assert [problem.what for problem in report.problems if problem.what.startswith("its file ")]
+    assert not any("record" in problem.what for problem in report.problems)
     with pytest.raises(PackstoreError, match=r"class\d/\d.jpg"):
         packstore.convert(store, tmp_path / "copy.lmdb")
 

@@ -11,6 +11,15 @@ import pytest
 import packstore
 
 
+def test_a_script_for_qemu_prints_its_help(
+    bench: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["instructions.py", "--help"])
+    with pytest.raises(SystemExit):
+        bench("instructions").parse_arguments()
+    assert "JPEG files" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["lmdb", "hdf5", "pth"])
 def test_made_stores(format: str, tmp_path: Path, bench: Callable[[str], ModuleType]) -> None:

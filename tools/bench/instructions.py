@@ -8,9 +8,9 @@ gray: of files in colour their luma alone.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,6 +35,13 @@ def boxes(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
                 break
         found.append((rng.integers(height - h + 1), rng.integers(width - w + 1), h, w))
     return np.array(found, np.int64)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("counts", type=Path, help="file that the plug-in of qemu writes")
+    parser.add_argument("files", type=Path, nargs="+", help="JPEG files")
+    return parser.parse_args()
 
 
 def main(counts: Path, files: list[bytes]) -> None:
@@ -84,4 +91,5 @@ def main(counts: Path, files: list[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), [Path(name).read_bytes() for name in sys.argv[2:]])
+    arguments = parse_arguments()
+    main(arguments.counts, [file.read_bytes() for file in arguments.files])

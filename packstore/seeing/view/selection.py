@@ -64,8 +64,8 @@ def select_records(
     marks: Mapping[str, NDArray[np.int64]],
     report: Report,
 ) -> Selection:
-    """Selects and sorts the records of a query. A finding or kind that no record has selects none. Images of unknown
-    size match no range, and count as smallest.
+    """Selects and sorts the records of a query. A finding or kind that no record has selects none. A record
+    without a measure (the width of an unreadable image) matches no range of it, and counts as smallest.
 
     Args:
         reader: The store.
