@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits with its status: 130, without a traceback, if Ctrl-C interrupts the imports."""
+    """Runs the command line and exits with its status. Ctrl-C during the imports exits with 130, without a traceback."""
     try:
         from packstore.cli import main as run
     except KeyboardInterrupt:

@@ -70,11 +70,11 @@ class Cache:
             from it: close it after the last use of a map.
 
         Raises:
-            CacheFullError: The objects in use leave no room.
+            CacheFullError: The object is larger than the budget, or the objects in use leave no room.
+            DiskFullError: They leave no room on the disk.
             DamagedObjectError: The fetched bytes were wrong three times.
             CacheError: The cache cannot be used.
-            Exception: An error of ``fetch`` before its first bytes or at the third attempt, or any error but
-                :class:`StoreError`.
+            Exception: An error of ``fetch``. Only a :class:`StoreError` after the first bytes is tried again, twice.
             ValueError: ``digest`` is not 64 hexadecimal digits.
         """
         if not _SHA256.fullmatch(digest):
@@ -83,7 +83,7 @@ class Cache:
 
     def open_by_address(self, address: str, nbytes: int, fetch: Fetch, url: str = "") -> int:
         """Opens an object whose digest is unknown, like :meth:`open`, but checks only the size of the fetched bytes. A
-        cached file that was changed counts as damaged.
+        cached file counts as damaged if it was changed, or last used before the last boot.
 
         ``address`` identifies it: its URL and something that changes with its content (an ETag).
         """
@@ -96,15 +96,15 @@ class Cache:
         return self._folder.whole / _name_by_address(address)
 
     def set_last_used(self, digest: str, used: float) -> None:
-        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted; ignores one
-        that is absent or may not be changed.
+        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted. Ignores errors
+        of the system, such as an absent object.
         """
         path = self._folder.whole / digest
         with suppress(OSError):  # it has been evicted, or belongs to another user
             os.utime(path, ns=(int(used * 1e9), path.stat().st_mtime_ns))
 
     def list_missing(self, digests: Iterable[str]) -> list[str]:
-        """Returns those of ``digests`` that are not in the cache, in their order."""
+        """Returns those of ``digests`` that are not in the cache, in their order; checks only if files exist."""
         return [digest for digest in digests if not (self._folder.whole / digest).is_file()]
 
     def entries(self) -> list[CacheEntry]:
@@ -115,7 +115,7 @@ class Cache:
         """Removes files of killed processes, then unused objects, the least recently used first, until at most ``keep``
         bytes are left.
 
-        Returns the number of bytes removed; 0 for a folder that is no cache.
+        Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError`.
         """
         return self._folder.clean(keep)
 
@@ -199,7 +199,7 @@ class Cache:
 
     def _fetch_object(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int | None:
         """Fetches an absent object, evicting others if need be. Returns its descriptor, or None if another process was
-        quicker.
+        quicker, or was fetching it and gave up.
 
         Raises :class:`CacheFullError` for an object larger than the budget, and :class:`CacheError` if the cache is
         read only.
@@ -267,7 +267,9 @@ class Cache:
         )
 
     def _write_bytes(self, descriptor: int, view: memoryview, nbytes: int) -> None:
-        """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, and :class:`CacheError`."""
+        """Writes all bytes to a file. Raises :class:`DiskFullError` if the disk is full, which names ``nbytes``, the
+        size of the object; :class:`CacheError` for other errors of the system.
+        """
         with self._folder.raise_as_cache_errors():
             while view:
                 try:

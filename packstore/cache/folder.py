@@ -205,8 +205,8 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def reserve_bytes(self, descriptor: int, nbytes: int, budget: int) -> None:
-        """Allocates ``nbytes`` on the disk for a claimed file. Before that, removes files of killed processes, and the
-        least recently used objects beyond the budget or the disk.
+        """Empties a claimed file and allocates ``nbytes`` on the disk for it. Before that, removes files of killed
+        processes, and the least recently used objects beyond the budget or the disk.
 
         Raises:
             CacheFullError: The objects in use leave no room in the budget.
@@ -289,7 +289,7 @@ class CacheFolder:
         """Removes files of killed processes, then unused objects, the least recently used first, until at most ``keep``
         bytes are left.
 
-        Returns the number of bytes removed; 0 for a folder that is no cache.
+        Returns the number of bytes removed; 0 for a folder that is no cache. Raises :class:`CacheError`.
         """
         if not self._marker.is_file():
             return 0

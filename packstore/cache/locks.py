@@ -65,6 +65,7 @@ def try_lock(descriptor: int, root: Path, *, shared: bool = False, seconds: floa
 
     Raises:
         NoLocksError: The file system of ``root`` has no locks.
+        OSError: Locking failed for another reason.
     """
     if fcntl is None:
         raise NoLocksError(root)

@@ -133,7 +133,7 @@ class _RemoteKeys:
 
 
 def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
-    """Raises :class:`StoreError` naming two records with the same key.
+    """Raises :class:`StoreError` if two records have the same key, and names both; also if there are no records.
 
     In bounded memory: key hashes go to a file, and keys are fetched only if hashes are equal.
     """

@@ -60,7 +60,7 @@ class Driver:
 
     def run(self, started: float) -> ConvertReport:
         """Packs the shards without a receipt, publishes the store, and removes the run's objects. If an earlier driver
-        has published it, only does the last. With the option ``restart``, removes them also at the beginning.
+        has published the store, only removes those objects. The option ``restart`` removes them at the beginning, too.
 
         Raises:
             DestinationError: There is a store already, or a run that was begun with other options.

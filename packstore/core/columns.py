@@ -215,7 +215,7 @@ def to_stored(column: Column, value: Any) -> bytes | NDArray[Any]:
             missing value of a nullable column.
 
     Returns:
-        The bytes of a ragged value, or an array of the column's dtype and shape.
+        The bytes of a ragged value, or an array of the column's dtype and shape; no bytes or zeros if it is missing.
 
     Raises:
         ValueError: The value does not fit the column; the message has what was found and what was expected.

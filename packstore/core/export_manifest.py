@@ -185,7 +185,8 @@ def names_sidecar(name: str) -> bool:
 
 
 def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
-    """Returns the stored value of a column from a record's line. Raises :class:`ValueError` if it is damaged."""
+    """Returns the stored value of a column from a record's line. Raises :class:`ValueError` if it is missing or damaged.
+    """
     plain = line.get("values", {}).get(column.name)
     scalar = column.kind == "fixed" and isinstance(plain, int)
     if plain is None or not (scalar or isinstance(plain, str)):
@@ -229,7 +230,9 @@ def _check_count(value: object) -> int:
 
 
 def _check_path(value: object) -> str:
-    """Returns the value. Raises :class:`ValueError` unless it is a relative path that stays within the export."""
+    """Returns the value. Raises :class:`TypeError` unless it is a string, and :class:`ValueError` unless it is a relative
+    path that stays within the export.
+    """
     path = _check_text(value)
     if not stays_in_folder(path):
         raise ValueError(f"the path {path!r:.80} leads out of the export")
@@ -237,7 +240,9 @@ def _check_path(value: object) -> str:
 
 
 def stays_in_folder(path: str) -> bool:
-    """Tells if a path with ``/`` is relative and stays within its folder: no ``..``, empty part, backslash or NUL."""
+    """Tells if a path with ``/`` is relative and stays within its folder: no empty part, ``.`` or ``..``, no backslash,
+    NUL or text that is no file name. False for "".
+    """
     parts = path.split("/")
     try:
         path.encode("utf-8", "surrogateescape")

@@ -183,7 +183,7 @@ BY_NAME: dict[str, Field] = {
 
 def parse_fields(declared: Mapping[str, Field | str]) -> dict[str, Field]:
     """Returns declarations by field name, with strings such as ``"boxes"`` replaced by the declaration they stand for.
-    Raises :class:`UsageError` for a wrong one."""
+    Raises :class:`UsageError` for a wrong one, and unless ``declared`` is a mapping."""
     if not isinstance(declared, Mapping):
         raise UsageError(f"fields should be a dict of declarations by name, got {type(declared).__name__}")
     return {name: parse_field(name, field) for name, field in declared.items()}
@@ -273,7 +273,7 @@ _AXES = {2: "HW", 3: "CHW", 4: "DCHW"}
 
 def _spatial_column(name: str, field: Array) -> Column:
     """Creates the mask, volume or clip column of an array that is cropped and mirrored like the image. Raises
-    :class:`ManifestError` for impossible axes, shape or dtype."""
+    :class:`ManifestError` for impossible axes, shape or dtype, for ``ragged``, and for ``smooth`` with ``HW``."""
     shape = tuple(map(as_index, field.shape))
     layout = field.spatial if isinstance(field.spatial, str) else _AXES.get(len(shape) or 2, "")
     dtypes = MASK_DTYPES if layout == "HW" else VOLUME_DTYPES

@@ -51,7 +51,8 @@ def url_message(*paths: str | bytes | os.PathLike[str] | None) -> str | None:
 
 
 def redact_url(scheme: str, rest: str) -> str:
-    """Formats a URL for a message, without secrets: leaves out user and password before the bucket, and the query."""
+    """Formats a URL for a message, without secrets: leaves out user and password before the bucket, and a query with
+    ``=``. Another question mark may belong to a name."""
     bucket, slash, path = rest.partition("/")
     path = re.sub(r"\?.*=.*", "?…", path, flags=re.DOTALL)
     return printable(f"{scheme}:{'///' if scheme == 'file' else '//'}{bucket.rpartition('@')[2]}{slash}{path}")

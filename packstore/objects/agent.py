@@ -143,7 +143,7 @@ def get_agent_if_forked() -> Agent | None:
 
 
 def _forget_agent(ended: Agent) -> None:
-    """Closes an agent that has ended, so that the next request starts another one."""
+    """Closes an agent that has ended, so that the next request starts another one. Does nothing if that was done."""
     global _agent
     with _lock:
         if _agent is ended:

@@ -95,7 +95,8 @@ def find_credentials(location: ParsedUrl) -> dict[str, Any]:
     reads the environment itself.
 
     Raises :class:`RemoteError` at once if there are no credentials: outside a cloud, obstore would query the cloud's
-    metadata address for minutes. Also raises it for an S3 server's address that :func:`_check_endpoint` refuses.
+    metadata address for minutes. Also raises it for an S3 server's address that :func:`_check_endpoint` refuses, and
+    for a profile that :func:`_read_profile` refuses.
     """
     cloud = _CLOUDS[location.scheme]
     profile = _read_profile(location) if location.scheme == "s3" else {}

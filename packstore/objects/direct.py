@@ -135,8 +135,7 @@ class Direct:
             return self._to_info(dict(obstore.head(self._get_client(), self._full_name(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yields the facts of objects; ``prefix`` may end in the middle of a name, unlike obstore's."""
-
+        """Yields the facts of all objects whose names begin with ``prefix``, also in directories below."""
         import obstore
 
         # obstore treats a prefix as a directory; ours may end in the middle of a name.
@@ -163,8 +162,8 @@ class Direct:
 
     def create(self, name: str, data: bytes | Path) -> bool:
         """Creates an object if there is none of this name: with one put up to 64 MiB, else by parts. Before the first
-        one, writes and deletes a small object to probe whether the server supports that. Raises :class:`ConflictError`
-        if an object with other content exists.
+        one, writes and deletes a small object to probe whether the server supports that. Returns whether this call
+        created it: False if it exists with equal content. Raises :class:`ConflictError` if it exists with other content.
         """
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._raise_as_remote_error(name, "written"):

@@ -18,8 +18,8 @@ _MOST = 300  # most characters of a server's own message
 
 @contextmanager
 def raise_as_remote_error(location: ParsedUrl, name: str, doing: str) -> Iterator[None]:
-    """In the context, turns obstore's errors, and any :class:`OSError` or :class:`ValueError`, into
-    :class:`RemoteError`. ``doing`` is the participle for its message: read, written, listed, deleted.
+    """In the context, turns obstore's errors, and any :class:`OSError` or :class:`ValueError` but :class:`UsageError`,
+    into :class:`RemoteError`. ``doing`` is the participle for its message: read, written, listed, deleted.
     """
     try:
         yield

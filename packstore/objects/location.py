@@ -41,7 +41,9 @@ class ParsedUrl(NamedTuple):
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Returns whether ``path`` is a URL of any scheme, even after :class:`Path` has merged its two slashes."""
+    """Returns whether ``path`` is a URL of any scheme, even after :class:`Path` has merged its two slashes. False if a
+    local folder has the scheme's name (``s3:``).
+    """
     return split_url(path) is not None
 
 

@@ -290,7 +290,9 @@ def _can_copy(plan: AppendPlan, other: Manifest) -> bool:
 
 
 def _can_link(plan: AppendPlan, other: Manifest) -> bool:
-    """Tells if the shards of another store can be hard-linked into the store as they are."""
+    """Tells if the shards of another store can be hard-linked into the store as they are: equal format and columns,
+    classes included, no relative links to images, and :func:`_can_copy` and :func:`list_linkable_shards` allow it.
+    """
     same = other.format == plan.manifest.format and columns_match(other.columns, plan.columns)
     absolute = relative_link_folder(plan.manifest, plan.store) is relative_link_folder(other, plan.source.path) is None
     return same and absolute and _can_copy(plan, other) and list_linkable_shards(plan, other) is not None

@@ -278,7 +278,9 @@ class Reader(ABC):
         return map(self.part, range(len(self.part_starts)))
 
     def part(self, number: int) -> Reader:
-        """Returns the reader of one file of the store, one of :meth:`parts`; opens a shard if need be."""
+        """Returns the reader of one file of the store, one of :meth:`parts`; opens a shard if need be. By default this
+        reader.
+        """
         return self
 
     @property

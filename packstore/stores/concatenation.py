@@ -67,8 +67,8 @@ class ConcatReader(Reader):
         self._columns: dict[str, ColumnData] = {}
 
     def _join_manifests(self, columns: Sequence[Any]) -> Manifest:
-        """Builds the manifest of the joined store: sums of records and bytes, merged splits, no shards; all else from
-        the first store.
+        """Builds the manifest of the joined store: the given columns with the bytes of all stores, all records, joined
+        splits and digest of records, no shards. The rest, such as options and skipped samples, is the first store's.
         """
         manifests = [reader.manifest for reader in self._readers]
         records = sum(m.records for m in manifests)
@@ -159,7 +159,7 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.view(record))
 
     def stored_image(self, index: int) -> Buffer:
-        """Returns the image as the store with the record stores it."""
+        """Returns the image in the form in which its own store has it."""
         return self._call_store(index, lambda reader, record: reader.stored_image(record))
 
     def will_need(self, index: int, view: Buffer) -> None:
