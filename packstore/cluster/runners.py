@@ -50,7 +50,7 @@ class Runner(ABC):
 
     @property
     def at_once(self) -> int:
-        """Most tasks that run at once; other submitted tasks wait for a worker."""
+        """Most tasks that run at once, by default :attr:`slots`; other submitted tasks wait for a worker."""
         return self.slots
 
     @abstractmethod

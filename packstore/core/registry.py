@@ -69,8 +69,8 @@ class Registry:
         yield from (n for n in dict.fromkeys([*self._read_entry_points(), *self._objects]) if n not in self._places)
 
     def values(self) -> Iterator[Any]:
-        """Yields all objects in the order of their names; loads each when it is reached. Skips unusable plug-ins, with
-        a warning for each."""
+        """Yields all objects, built-in ones first; loads each when it is reached. Skips unusable plug-ins, and warns
+        once about each."""
         for name in self:
             if name not in self._broken:
                 try:

@@ -237,7 +237,8 @@ class Linker:
         )
 
     def check_files(self, states: Mapping[str, FileState]) -> None:
-        """Raises :class:`SourceError` if a file on this machine changed since its state was noted."""
+        """Raises :class:`SourceError` if a file on this machine changed since its state was noted, and
+        :class:`OSError` if it is gone."""
         for path, state in states.items():
             if (
                 not is_url_link(path) and read_file_state(path) != state

@@ -97,7 +97,8 @@ class Composition:
         columns: Its columns.
         pieces: Its records in order, split after split.
         sharded: Make a directory of shards even if nothing is linked.
-        shard_size: Bytes of images after which a new shard begins; None for one shard a piece.
+        shard_size: Bytes of images after which a new shard begins; None for one shard a split, or for all records of a
+            split that are copied between two linked shards.
         overwrite: Replace a store at the destination.
         moved: Number of records that change their split, by (old split, new split).
     """

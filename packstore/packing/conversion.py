@@ -190,7 +190,7 @@ def _plan_dataset(
     progress: ProgressCallback,
 ) -> Plan:
     """Plans the conversion of a dataset, or of a dict of datasets by split. Raises :class:`UsageError` for options that
-    only apply to paths, and for an empty dict."""
+    only apply to paths, such as a cluster, and for a dict that is empty or has a key that is no name."""
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
     if options.ignore or options.source_columns or any(value is not None for value in for_paths):
         raise UsageError(

@@ -50,8 +50,8 @@ def draw_splits(
     shares: Mapping[str, float],
     what: str,
 ) -> dict[str, NDArray[np.int64]]:
-    """Draws splits as :func:`draw_parts` does. Raises :class:`StoreError` if one would be empty. ``what`` names the
-    records in its message."""
+    """Draws splits as :func:`draw_parts` does. Raises :class:`StoreError` if one would be empty, unless there are no
+    records at all. ``what`` names the records in its message."""
     found = draw_parts(records, groups, draws, shares)
     empty = next((name for name in shares if name not in found), None)
     if empty is not None and len(records):

@@ -42,12 +42,14 @@ def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions
     """Returns the survey with the mode of each column of image files: the requested one, or with ``keep`` the mode of
     its first file.
 
-    Reads samples for ``keep`` until each such column had a file, 1,000 at most. A declared mode stays, unless an
-    option names the column.
+    Reads samples for ``keep`` until each such column had a file, 1,000 at most, and skips bad ones. A declared mode
+    stays, unless an option names the column. If the column has only the option ``depth``, the mode is RGB. For samples
+    that can be read only once, a ``keep`` for all columns has no effect.
 
     Raises:
         SourceError: The first file of a column cannot be read.
-        UsageError: An option names a column that does not exist, or ``keep`` for samples that can be read only once.
+        UsageError: An option names a column that does not exist, or is a single column's ``keep`` for samples that can
+            be read only once.
     """
     files = {column.name: column for column in find_file_columns(survey.columns)}
     _refuse_other_columns(files, options)
@@ -89,7 +91,7 @@ def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions
 
 
 def _extract_files(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
-    """Returns the image files in a sample's value; ``at_rest`` says that the value has the stored form."""
+    """Returns the image files in a sample's value, none if it is missing. ``at_rest``: the value has the stored form."""
     if at_rest and value:
         return column.traits.files(column, value)
     return value if isinstance(value, list) else [value] if value else []
@@ -120,7 +122,8 @@ class FileChecks:
     """Checks image files in columns beside the main image: raises :class:`SampleError` for a damaged header,
     :class:`FileLossError` if reading a file in the column's mode would lose something. Thread-safe.
 
-    False as a condition if no column is to be checked: none has files, or ``check`` is ``none``.
+    False as a condition if no column is to be checked: none has files, ``check`` is ``none``, or the source is a store
+    whose files will be read in the same mode.
     """
 
     def __init__(self, survey: Survey, encode: EncodeOptions, options: ConvertOptions) -> None:

@@ -117,7 +117,8 @@ def merge(
     Raises:
         StoreError: A store does not open, or the stores differ in encoding or columns; :class:`CorruptRecordError` for
             a bad record.
-        DestinationError: The destination exists, or cannot be written.
+        DestinationError: The destination exists, is in one of the stores, or cannot be written.
+        UsageError: There are fewer than two stores, or an argument is wrong.
     """
     options = take_options(MergeOptions, locals())
     started = time.monotonic()
@@ -247,8 +248,8 @@ def _find_duplicates(readers: Sequence[Reader], policy: str) -> list[set[str]]:
 def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], left_out: set[str]) -> ShardList | None:
     """Returns the shards of a store if all can be linked unchanged, else None.
 
-    They can if format and columns are the new store's, each shard has one split, no record is left out, and digests
-    of shards are known.
+    They can if format and columns are the new store's, each shard has one split, no record is left out, digests of
+    shards are known, and links to images are absolute.
     """
     manifest = reader.manifest
     one_object = manifest.shards is None and reader.nbytes is not None  # its digest is not known
@@ -263,7 +264,7 @@ def _make_split_pieces(
     reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
 ) -> list[Piece]:
     """Returns the pieces that one store adds to a split: its shards ``parts`` if they can be linked, else its records
-    without those to leave out. Empty if the store lacks the split."""
+    without those to leave out. Empty if none is left, or the store lacks the split."""
     manifest = reader.manifest
     if parts is not None:
         chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]

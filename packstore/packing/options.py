@@ -105,7 +105,8 @@ class ConvertOptions(SourceArguments):
 
     def answers_for(self, column: str) -> Answers:
         """Returns mode, depth, alpha and frames for a column beside the main image: the column's own options, else
-        those for all columns. A mode for all columns applies only if it is ``keep``."""
+        depth and alpha for all columns. A mode for all columns applies only if it is ``keep`` and the column converts
+        no depth; ``frames`` for all never applies. A column's own mode ``keep`` cancels a depth for all."""
         own = self.column_answers.get(column, {})
         mode = KEEP if self.mode == KEEP and own.get("depth") in (None, KEEP) else None
         depth = None if own.get("mode") == KEEP and self.depth != KEEP else self.depth

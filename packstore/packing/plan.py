@@ -204,8 +204,8 @@ def _check_geometry(encode: EncodeOptions, survey: Survey) -> None:
 
 
 def _check_paths(source: Path, destination: Path) -> None:
-    """Raises :class:`UsageError` if the source does not exist, or if source and destination are equal or one lies in
-    the other. Accepts every source of a dataset library."""
+    """Raises :class:`UsageError` if the source does not exist, and :class:`DestinationError` if source and destination
+    are equal or one is in the other. Accepts every source of a dataset library."""
     if find_bridge(source) is not None:
         return  # only the library knows where its files lie
     if not isinstance(source, UrlPath) and not source.exists():

@@ -85,7 +85,7 @@ class Format(ABC):
         return path / self.files[0] if self.files else path
 
     def shard_name(self, number: int) -> str:
-        """Returns the name of a shard in its store's directory."""
+        """Returns the name of a shard in its store's directory: ``shard-00003.h5``."""
         return shard_name(number, self.suffixes[0])
 
     def estimate_disk_bytes(self, size: int) -> int:
