@@ -96,8 +96,8 @@ class Cache:
         return self._folder.whole / _name_by_address(address)
 
     def set_last_used(self, digest: str, used: float) -> None:
-        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted. Ignores errors
-        of the system, such as an absent object.
+        """Sets the time of an object's last use, in seconds since 1970, which decides when it is evicted. Ignores
+        errors of the system, such as an absent object.
         """
         path = self._folder.whole / digest
         with suppress(OSError):  # it has been evicted, or belongs to another user

@@ -185,7 +185,8 @@ def names_sidecar(name: str) -> bool:
 
 
 def parse_value(column: Column, line: Mapping[str, Any]) -> bytes | np.ndarray[Any, Any]:
-    """Returns the stored value of a column from a record's line. Raises :class:`ValueError` if it is missing or damaged.
+    """Returns the stored value of a column from a record's line. Raises :class:`ValueError` if it is missing or
+    damaged.
     """
     plain = line.get("values", {}).get(column.name)
     scalar = column.kind == "fixed" and isinstance(plain, int)
@@ -230,8 +231,8 @@ def _check_count(value: object) -> int:
 
 
 def _check_path(value: object) -> str:
-    """Returns the value. Raises :class:`TypeError` unless it is a string, and :class:`ValueError` unless it is a relative
-    path that stays within the export.
+    """Returns the value. Raises :class:`TypeError` unless it is a string, and :class:`ValueError` unless it is a
+    relative path that stays within the export.
     """
     path = _check_text(value)
     if not stays_in_folder(path):

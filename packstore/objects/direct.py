@@ -163,7 +163,7 @@ class Direct:
     def create(self, name: str, data: bytes | Path) -> bool:
         """Creates an object if there is none of this name: with one put up to 64 MiB, else by parts. Before the first
         one, writes and deletes a small object to probe whether the server supports that. Returns whether this call
-        created it: False if it exists with equal content. Raises :class:`ConflictError` if it exists with other content.
+        created it: False if it exists with equal content. Raises :class:`ConflictError` for other content.
         """
         nbytes = data.stat().st_size if isinstance(data, Path) else len(data)
         with self._raise_as_remote_error(name, "written"):

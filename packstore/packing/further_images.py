@@ -91,7 +91,7 @@ def resolve_column_modes(source: Source, survey: Survey, options: ConvertOptions
 
 
 def _extract_files(column: Column, value: Any, at_rest: bool) -> Sequence[Any]:
-    """Returns the image files in a sample's value, none if it is missing. ``at_rest``: the value has the stored form."""
+    """Returns the image files in a sample's value, none if it is missing. ``at_rest``: it has the stored form."""
     if at_rest and value:
         return column.traits.files(column, value)
     return value if isinstance(value, list) else [value] if value else []

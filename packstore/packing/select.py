@@ -297,7 +297,8 @@ def _choose_records(
     """Applies condition, dropped classes ``gone``, audit report and random draws. Returns the ascending record numbers
     of each new split, without empty splits.
 
-    Raises :class:`StoreError` if a sample or split cannot be drawn.
+    Raises :class:`StoreError` if a sample or split cannot be drawn, and :class:`UsageError` for a report of another
+    store or if the store has no classes to draw by.
     """
     manifest = reader.manifest
     chosen: NDArray[np.int64] = np.arange(len(reader))

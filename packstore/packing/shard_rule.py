@@ -27,7 +27,8 @@ class ShardRule:
 
     @classmethod
     def for_size(cls, shard_size: int, record_nbytes: int | None, sampled: Sequence[tuple[int, int]]) -> ShardRule:
-        """Returns the rule that gives shards about ``shard_size`` bytes of images.
+        """Returns the rule that gives shards about ``shard_size`` bytes of images: a number of samples if all records
+        have the same size, else of bytes in the source.
 
         Args:
             shard_size: Bytes.

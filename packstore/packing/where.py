@@ -207,7 +207,8 @@ class _Parser:
 
     def parse_value(self, name: str, column: Column | None) -> Any:
         """Consumes a token as the value to compare with: a number or class number for a column, text for ``key`` and
-        ``split``. Raises :class:`UsageError` for an unknown class or split."""
+        ``split``. Raises :class:`UsageError` for an unknown class or split, and for anything but a number if the column
+        holds numbers."""
         token = self.current
         if token.kind not in ("word", "string") or (token.kind == "word" and token.text in _KEYWORDS):
             raise self.make_error("a value is expected")

@@ -155,8 +155,8 @@ class Writer:
                 for a missing value of an optional field.
 
         Raises:
-            UsageError: The ``with`` block has not begun or has ended, or the samples of a split do not follow each
-                other.
+            UsageError: The ``with`` block has not begun or has ended, the samples of a split do not follow each other,
+                only some samples have a split, or no fields fit the first 16 samples.
             SampleError: This sample, or one of the samples added shortly before, does not fit the fields.
             PackstoreError: An earlier sample could not be written.
         """

@@ -241,8 +241,8 @@ class StoreBuilder:
         publishing and cleaning up.
 
         Raises:
-            StoreError: There are no records or no ``origin``, two records have the same key (both named), the builder is
-                committed or aborted already, or a file reads back differently.
+            StoreError: There are no records or no ``origin``, two records have the same key (both named), the builder
+                is committed or aborted already, or a file reads back differently.
             DestinationError: The store cannot be written or moved. In every case the builder is aborted.
         """
         self._require_open()

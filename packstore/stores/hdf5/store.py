@@ -71,7 +71,9 @@ class Hdf5Writer(FileWriter):
             self._file = None
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        """Lets h5py write everything else to a temporary file, and copies that around the images."""
+        """Writes columns and manifest with h5py to a temporary file, copies its bytes around the images, and closes the
+        file.
+        """
         self.suspend()
         with beyond_standard_streams():
             skeleton = cast("IO[bytes]", tempfile.TemporaryFile(dir=self.path.parent))  # noqa: SIM115 - dropped below

@@ -115,11 +115,11 @@ class LmdbWriter(FileWriter):
         self._close_environment()
 
     def seal(self, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-        # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
-        # depend on whether the writer was suspended.
         """Reopens the environment, writes all other columns and the manifest by sorted names, and closes it. A whole
         column is one transaction; columns with one value per key are written like images.
         """
+        # Reopened in any case: an environment that has written before reuses other free pages, and the file must not
+        # depend on whether the writer was suspended.
         self._close_environment()
         self._open_environment()
         parts: dict[str, NDArray[Any] | Iterable[Buffer] | bytes] = {MANIFEST: manifest.to_json().encode("ascii")}
