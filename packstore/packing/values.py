@@ -111,7 +111,8 @@ class ValueConverter:
 
 
 def _read_mask_size(column: Column, value: Any, max_pixels: int) -> tuple[int, int]:
-    """Returns height and width of a mask: an array, or the bytes of a file. Raises :class:`DecodeError` for a bad file.
+    """Returns height and width of a mask: an array, or the bytes of a file. Raises :class:`DecodeError` for a damaged
+    file.
     """
     if column.layout is not None:
         shape = np.shape(value)

@@ -252,8 +252,8 @@ class ShardedReader(Reader):
             return False
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields missing and surplus files, wrong sizes and SHA-256 (unless ``quick``), faults in each shard, and a
-        changed manifest. Opens all shards.
+        """Yields missing and surplus files, wrong sizes and SHA-256 (unless ``quick``), faults in each shard, a changed
+        manifest, and a wrong digest of all records. Opens all shards.
         """
         shards = self._table
         if not self._is_manifest_canonical():

@@ -205,8 +205,8 @@ class SparinglyCheckedReader(CheckedReader):
         return bool(kept.state[part] == _SOUND)
 
     def _copy_and_prove(self, kept: _ColumnCopy, part: int) -> bool:
-        """Copies a column's values in one file. Returns whether the copy matches the column's digest and has only
-        numbers with a class.
+        """Copies a column's values in one file. Returns whether the copy matches the column's digest and, for a column
+        with classes, every class number is valid.
         """
         column, reader, start = kept.column, self._reader.part(part), self._starts[part]
         data = reader.column(column.name)

@@ -254,7 +254,8 @@ class ColumnType(ABC):
     field: ClassVar[type[Field] | None] = None
 
     def fits(self, column: Column) -> bool:
-        """Tells if the column's kind, dtype, shape, layout and mode are allowed for this type."""
+        """Tells if the column's kind, dtype, shape, layout and mode are allowed for this type. By default allows only
+        ragged bytes."""
         return (column.kind, column.dtype, column.shape, column.layout) == ("ragged", "uint8", (), None)
 
     @abstractmethod

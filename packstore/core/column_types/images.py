@@ -54,7 +54,7 @@ class ImagesType(ColumnType):
         return frame(value)
 
     def from_stored(self, column: Column, raw: Any, shape: tuple[int, ...] | None) -> list[bytes]:
-        """Splits a stored value into the bytes of its files."""
+        """Splits a stored value into the bytes of its files. Raises :class:`StoreError` if it is damaged."""
         return [bytes(file) for file in self.files(column, raw)]
 
     def files(self, column: Column, raw: Buffer) -> Sequence[memoryview]:

@@ -34,7 +34,8 @@ class TextType(BytesType):
     large = False
 
     def to_stored(self, column: Column, value: Any) -> bytes:
-        """Encodes a string as UTF-8. Raises :class:`ValueError` for another type."""
+        """Encodes a string as UTF-8, and surrogates as the bytes that they stand for. Raises :class:`ValueError` for
+        another type, and for other surrogates."""
         if not isinstance(value, str):
             raise unfit_error(column, "a str", value)
         try:

@@ -55,8 +55,8 @@ class UnneededObjects:
 
 
 def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE_SECONDS) -> UnneededObjects:
-    """Lists objects older than the grace period that the newest version does not need, nor any that was replaced within
-    that period. Lists no shard while a conversion is busy.
+    """Lists objects that are older than the grace period and that neither the newest version needs nor one that was
+    replaced within that period. Lists no shard while a conversion is busy.
 
     ``now`` is in seconds since 1970.
 

@@ -80,7 +80,8 @@ def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
 def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
     """Reads the manifest and shard table of version ``newest``, or, if it is 0, of a store without versions.
 
-    Raises :class:`MissingStoreError` if there is no store.
+    Raises :class:`MissingStoreError` if there is no store, :class:`ManifestError` if manifest or table is damaged, and
+    :class:`StoreError` if the table is missing.
     """
     name = version_name(newest) if newest else MANIFEST_FILE
     try:

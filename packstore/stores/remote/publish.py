@@ -43,8 +43,8 @@ def check_destination(objects: ObjectStore, *, overwrite: bool) -> int:
     """Checks that a new store may be written at a URL. Returns the number of the newest version there, or 0 if there is
     none.
 
-    Raises :class:`DestinationError` if the URL is read only, holds a store and ``overwrite`` is not set, or holds
-    something else.
+    Raises :class:`DestinationError` if the URL is read only, holds a store and ``overwrite`` is not set, holds versions
+    that cannot be read, or holds a plain copy of a local store. Ignores all other objects.
     """
     if not objects.can_write:
         raise DestinationError(f"{objects.url} is read only: stores are not written by HTTP; use s3://, gs:// or az://")

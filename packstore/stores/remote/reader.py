@@ -144,8 +144,8 @@ class RemoteReader(ShardedReader):
         """Does nothing: shards are checked when they are fetched, which saves thousands of requests."""
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields missing objects and wrong sizes; unless ``quick``, also wrong SHA-256 and faults in each shard. Raises
-        :class:`UnreachableError` if a shard cannot be fetched now.
+        """Yields missing objects, wrong sizes, and a wrong digest of all records; unless ``quick``, also wrong SHA-256
+        and faults in each shard. Raises :class:`UnreachableError` if a shard cannot be fetched now.
         """
         shards, sizes = self._table, self._list_sizes()
         done_bytes = 0
