@@ -353,7 +353,7 @@ class Source(ABC):
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
         """Lists all files of the source for its ledger: each folder, and the names of its files. A source that is one
-        file is the only name in the folder ``""``."""
+        file is the only name in the folder ``""``. Lists none if the path does not exist."""
         if self.path.is_dir():
             return list_files(FolderTree(self.path))
         return iter([("", [self.path.name])] if self.path.is_file() else [])

@@ -47,8 +47,8 @@ class BoxConventionCounter:
     misfits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CONVENTIONS, 0))
 
     def count_boxes(self, boxes: NDArray[np.float64], sides: NDArray[np.float64] | None = None) -> None:
-        """Adds boxes ``(n, 4)`` to the counts: counts the conventions that they contradict. ``sides`` are width and
-        height of the image of each box, ``(n, 2)``, if known."""
+        """Adds boxes ``(n, 4)`` to the counts: counts the conventions that they contradict. Boxes may be outside of
+        their image by a pixel, or 1%. ``sides`` are width and height of the image of each box, ``(n, 2)``, if known."""
         if not len(boxes):
             return
         self.count += len(boxes)
@@ -67,8 +67,8 @@ class BoxConventionCounter:
             self.misfits[name] += int(len(boxes) - fits.all(1).sum())
 
     def possible_conventions(self) -> list[str]:
-        """Returns the conventions that at least 99% of the boxes fit. Boxes of fractions are not in pixels, unless
-        all numbers are whole."""
+        """Returns the conventions that at least 99% of the boxes fit: those in pixels if a number is not about 0 to 1,
+        else those of fractions, and both if all numbers are 0 or 1."""
         fitting = [name for name in CONVENTIONS if self.misfits[name] * 100 <= self.count]
         pixels, fractions = ([name for name in fitting if name.endswith("n") is of] for of in (False, True))
         if not self.fractions:
@@ -95,7 +95,8 @@ def to_corners(boxes: Any, convention: str, image: bytes | None = None) -> NDArr
 
 
 def _convert_to_corners(boxes: NDArray[np.float64], convention: str) -> NDArray[np.float64]:
-    """Converts boxes to corners in the same unit: pixels or fractions. ``convention`` is without its ``n``."""
+    """Converts boxes to left, top, right, bottom, without a change of unit. ``convention`` is ``xyxy``, ``xywh`` or
+    ``cxcywh``."""
     first, second = boxes[:, :2], boxes[:, 2:]
     if convention == "xyxy":
         return boxes.copy()

@@ -229,8 +229,9 @@ def _parse_lines(file: str, data: bytes) -> Iterator[tuple[int, _CaptionLine]]:
 
 
 def _parse_table(text: Iterable[str], delimiter: str) -> Iterator[tuple[int, _CaptionLine]]:
-    """Yields line number and caption of each row of a table with a header. Rejoins a last caption that has unquoted
-    commas. Raises :class:`ValueError` for an unknown header, and for too few or too many values."""
+    """Yields line number and caption of each row of a table with a header; skips blank rows. Rejoins a last caption
+    that has unquoted commas. Raises :class:`ValueError` for an unknown header, and for too few or too many values, and
+    :class:`csv.Error` for quotes that do not match."""
     rows = csv.reader(text, delimiter=delimiter, strict=True)
     header = next(rows, [])
     columns, width = _find_columns(header), len(header)
@@ -281,7 +282,7 @@ def _parse_json_line(text: bytes) -> Iterator[_CaptionLine]:
 
 def _find_columns(header: Sequence[str]) -> tuple[int, int, int] | None:
     """Returns the positions of file, caption and split in a header; the split's is -1 if there is none. Returns None if
-    file or caption is missing, or another column is unknown."""
+    file or caption is missing or there twice, or another column is neither a split nor a counter."""
     names = [name.strip().lower() for name in header]
     files = [n for n, name in enumerate(names) if name in _FILES]
     captions = [n for n, name in enumerate(names) if name in _CAPTIONS]
@@ -315,7 +316,8 @@ def _list_named_files(tree: Tree) -> Iterator[str]:
 
 
 def _begins_like_captions(path: str, start: bytes) -> bool:
-    """Tells if a file begins like captions: with a header, or with an image and its caption."""
+    """Tells if a file begins like captions: with a header, or with an image and its caption; JSON Lines need only have
+    the name of a column of captions."""
     if path.lower().endswith(".jsonl"):
         return b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
     separator = "\t" if path.lower().endswith(".tsv") else ","
@@ -362,8 +364,8 @@ def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file of captions, the first one, whose images exist. Is partial if that file is malformed, or
-    further files annotate the images."""
+    """Recognises the first file of captions, if some of its images exist. Is partial if that file is malformed, or
+    further files annotate the images, except those of Flickr's data sets."""
     tree = open_tree(path)
     files = [] if tree is None else find_caption_files(tree)
     if tree is None or not files:

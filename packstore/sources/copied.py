@@ -51,7 +51,7 @@ class CopiedSource(Source):
             SourceError: The objects cannot be fetched, do not fit into the cache, or are not a source.
         """
         store, found = list_objects(path)
-        with ExitStack() as stack, _as_source_errors(path):
+        with ExitStack() as stack, _as_source_errors():
             self._copy = str(place := stack.enter_context(link_copies(path, store, found, default_cache(), progress)))
             with self._urls_in_errors(path):
                 self._source = opener(place)
@@ -83,11 +83,12 @@ class CopiedSource(Source):
             return self._source.read(entry)
 
     def image(self, entry: Entry) -> ImageData:
+        """Reads the main image of a sample from the copies. Errors name the URL."""
         with self._urls_in_errors(self.path):
             return self._source.image(entry)
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the image in the object at its URL; None if the copies do not hold it in one range."""
+        """Locates the image in the object at its URL; None if it is not in one range of a copy."""
         found = self._source.locate(entry)
         if found is None or not f"{found.path}/".startswith(f"{self._copy}/"):
             return None
@@ -95,6 +96,7 @@ class CopiedSource(Source):
         return Location(f"{self.path}/{inside}".rstrip("/"), found.offset, self._states[inside])
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
+        """Only calls the source of the copies: these have been fetched already."""
         return self._source.fetch(entries)
 
     def workers(self) -> int:
@@ -104,6 +106,7 @@ class CopiedSource(Source):
         return self._source.nbytes(entry)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
+        """Picks entries of the copies, without times of change. Errors name the URL."""
         return self._without_change_times(self._source.pick_entries(split, records, count))
 
     def stamp(self) -> str:
@@ -120,7 +123,7 @@ class CopiedSource(Source):
         self._end()
 
     def _without_change_times(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Yields entries without times of change, which differ in each run for the links."""
+        """Yields entries without times of change, which differ in each run for the links. Errors name the URL."""
         with self._urls_in_errors(self.path):
             for entry in entries:
                 yield entry._replace(changed_ns=0)
@@ -146,7 +149,7 @@ def list_objects(path: RemotePath) -> tuple[ObjectStore, Objects]:
     scheme, _, rest = str(path).partition("://")
     bucket, _, name = rest.partition("/")
     store = open_objects(f"{scheme}://{bucket}/")
-    with _as_source_errors(path):
+    with _as_source_errors():
         if name:
             try:
                 return store, (store.head(name),)
@@ -165,8 +168,8 @@ def link_copies(
 ) -> Iterator[Path]:
     """Fetches objects into the cache, and yields the path of links to the copies. The links are valid within the block.
 
-    Raises :class:`SourceError` if the objects exceed the cache's budget or the limit of open files, and
-    :class:`StoreError` if one cannot be fetched.
+    Raises :class:`SourceError` if the objects exceed the cache's budget or the limit of open files, if a name cannot
+    be the path of a file, or the disk refuses; :class:`StoreError` if an object cannot be fetched.
     """
     name = str(path).partition("://")[2].partition("/")[2]
     total = sum(info.nbytes for info in found)
@@ -233,7 +236,7 @@ def _digest_objects(found: Objects) -> str:
 
 
 @contextmanager
-def _as_source_errors(path: Path) -> Iterator[None]:
+def _as_source_errors() -> Iterator[None]:
     """Converts a :class:`StoreError` within the block (unreachable bucket, full cache) to :class:`SourceError`."""
     try:
         yield

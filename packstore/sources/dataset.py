@@ -123,7 +123,7 @@ class SampleSource(Source):
 
     def make_survey(self, splits: Mapping[str, int], sizes: tuple[int, int], *, counted: bool) -> Survey:
         """Makes the survey of a source from its counts and from mean sizes, see :meth:`mean_sizes`. Keys count as if
-        made by :func:`index_key`."""
+        made by :func:`index_key`. ``counted`` also tells if an interrupted conversion can resume."""
         records, (image, values) = sum(splits.values()), sizes
         return Survey(
             splits=splits,
@@ -193,15 +193,16 @@ class DatasetSource(SampleSource):
         return self.make_survey(splits, self._sizes, counted=counted)
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields samples; of an iterable dataset only once.
+        """Yields entries: with the index for a map-style dataset, with the sample for an iterable, which can be read
+        only once. Raises :class:`SourceError` when it is read again.
 
         ``size_bytes`` is the image's size; in a map-style dataset it is the mean of the samples that were read.
         """
         return chain.from_iterable(map(self._part_entries, self._choose_parts(split)))
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Reads the samples, in this process or by worker processes, and yields their entries with the sample as
-        ``ref``."""
+        """Reads the samples, in this process or by worker processes, and yields their entries in order, with the sample
+        as ``ref``: a :class:`FailedSample` for a bad one. Entries that have their sample pass unchanged."""
         for number, some in groupby(entries, lambda entry: self._part_number(entry)):
             part = self._parts[number]
             workers = self._worker_count(part)
@@ -239,7 +240,7 @@ class DatasetSource(SampleSource):
 
     @cached_property
     def _stamp(self) -> str:
-        """Digest of the probed samples; of files, size and time; of a bad sample, its error."""
+        """Digest of the probed samples: for a path, with size and time of its file; for a bad sample, of its error."""
         digest = xxhash.xxh3_128()
         for part in self._parts:
             for index, raw in part.probes.items():
@@ -293,7 +294,8 @@ class DatasetSource(SampleSource):
         return default_workers() if part.length >= _BY_WORKERS else 0
 
     def _read_here(self, entry: Entry) -> Entry:
-        """Reads the sample of an entry in this process; returns the entry with the sample as ``ref``."""
+        """Reads the sample of an entry in this process; returns the entry with the sample, or a
+        :class:`FailedSample`, as ``ref``."""
         return entry._replace(ref=self._reading[entry.ref])
 
     def _read_probes(self) -> list[Any]:
@@ -402,7 +404,7 @@ def _find_class_names(splits: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def _unwrap_subset(data: Any) -> Any:
-    """Returns the dataset behind a ``Subset``."""
+    """Returns the dataset behind a ``Subset``, also a nested one; other data unchanged."""
     while type(data).__name__ == "Subset" and hasattr(data, "dataset"):
         data = data.dataset
     return data

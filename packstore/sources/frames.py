@@ -86,7 +86,7 @@ class FrameFilesSource(WrappedSource):
             yield entry, at
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        """Prepares the files of each entry by the wrapped source."""
+        """Yields the entries, with their files prepared by the wrapped source."""
         waiting: deque[Entry] = deque()
 
         def files() -> Iterator[Entry]:
@@ -228,8 +228,8 @@ class FramesSource(FrameFilesSource):
                 yield file._replace(key=key, size_bytes=nbytes, ref=(frame, count, (tuple(file),)))
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Reads a file, and decodes one of its frames to the common mode. Raises :class:`SampleError` for a bad file or
-        frame."""
+        """Reads a file, and decodes one of its frames to the common mode. Adds ``#number`` to a key in the file's
+        sample, if the file has several frames. Raises :class:`SampleError` for a bad file or frame."""
         frame, count, (file,) = entry.ref
         found, reader = self.read_file(entry.key, Entry(*file))
         if count == _BROKEN:

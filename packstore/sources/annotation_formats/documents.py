@@ -187,7 +187,8 @@ class DocumentSource(AnnotatedSource):
                 yield [further, entry.raw]
 
     def _repeated_image_error(self, image: str, first: str, second: str) -> SourceError:
-        """Returns the error for an image that two entries describe, in the files ``first`` and ``second``."""
+        """Returns the error for an image that two entries describe, in the files ``first`` and ``second``; if these
+        differ, an :class:`AmbiguousSourceError` that suggests to ignore one."""
         if first == second:
             return SourceError(f"{self.tree.name(first)} has two annotations of {printable(image)}: remove one")
         answers = [Answer(("--ignore", f"/{each}")) for each in (first, second)]
@@ -199,8 +200,8 @@ class DocumentSource(AnnotatedSource):
 
     def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
         """Returns the path of each image that a file names. Looks in the usual folders, in those of an entry's own
-        split, and at last, unless :attr:`absent_reason` is set, for a unique file of that name anywhere. A missing
-        image gets a path in the folder of most others."""
+        split, and at last for a unique file of that name anywhere, unless :attr:`absent_reason` is set or the name has
+        a folder that exists. A missing image gets a path in the folder of most others."""
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
         split = split_from_file(file)
@@ -240,7 +241,7 @@ class DocumentSource(AnnotatedSource):
         return [join(folder, name) for name in names]
 
     def _file_exists(self, path: str) -> bool:
-        """Tells if the list of its folder has a file."""
+        """Tells if a file exists, by the list of files in its folder."""
         return path.rpartition("/")[2] in self.tree.names(path.rpartition("/")[0]).files
 
     def splits(self) -> Sequence[str]:
@@ -307,8 +308,8 @@ def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
 
 
 def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
-    """Returns the paths of the files in a folder whose names match; ``[]`` if more than ``max_files`` do, since these
-    are annotations of single images."""
+    """Returns the paths of the files in a folder whose names match, without hidden ones; ``[]`` if more than
+    ``max_files`` match, since these are annotations of single images."""
     suffix = re.search(r"\\[.]\(?(\w+(?:\|\w+)*)\)?$", pattern.pattern)
     names = tree.names(folder)
     listed = names.ending(*(f".{each}" for each in suffix[1].split("|"))) if suffix else names.files

@@ -126,8 +126,8 @@ def _read_csv(text: str) -> dict[str, Any]:
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
     """Returns the class of a region: the value of the first attribute with a name such as ``class``, or else of the
-    only attribute. Returns None if there is no such attribute. The value of check boxes is the only one that is
-    checked; with several, the attribute does not count."""
+    only attribute. Returns None if there is no such attribute. Only attributes with a text count, and check boxes of
+    which one is checked."""
     texts: dict[str, str] = {}
     for name, value in attributes.items():
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]
