@@ -85,7 +85,8 @@ class Bucket:
 
     def find_object(self, name: str) -> ObjectInfo | None:
         """Returns the object of a name, or None for a directory. Raises :class:`FileNotFoundError` if there is neither,
-        and :class:`RemoteError` if the store cannot be reached.
+        :class:`RemoteError` if the store cannot be reached, and :class:`UsageError` if there is no object and the store
+        cannot list.
 
         Looks into the directory above only if it is cached: whoever may read a folder may not be allowed to list the
         one above."""
@@ -138,7 +139,8 @@ class RemotePath(UrlPath):
     Raises :class:`SourceError` if the store cannot be reached."""
 
     def bucket_and_name(self) -> tuple[Bucket, str]:
-        """Returns the bucket of the URL, shared within :func:`cache_buckets`, and the name in it."""
+        """Returns the bucket of the URL, and the name in it. The bucket is new, or shared within
+        :func:`cache_buckets`."""
         scheme, _, rest = str(self).partition("://")
         bucket, _, name = rest.partition("/")
         url = f"{scheme}://{bucket}/"
@@ -270,8 +272,8 @@ class ObjectTree(Tree):
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and time of an object, and a hash of its ETag as time of change. Raises
-        :class:`FileNotFoundError`."""
+        """Returns size and time of an object, and a hash of its ETag as time of change; of a directory, only that it is
+        one. Raises :class:`FileNotFoundError`."""
         info = self._find_object(file)
         if info is None:
             return FileStat(NO_FILE, is_directory=True)

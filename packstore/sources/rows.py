@@ -403,7 +403,8 @@ class FileRowSource(TreeRowSource):
         return files[number].file if number < len(files) else None
 
     def claim_row(self, claims: Claims, row: Row) -> None:
-        """Claims the row's files: images as packed, others as annotations. Skips missing files."""
+        """Claims the row's files: images as packed, others as annotations. Skips missing files, and claims none if the
+        main image is missing."""
         file, size, _, rest = row.ref
         if size >= 0:
             claims.claim(file)

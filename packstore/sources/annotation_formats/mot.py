@@ -74,8 +74,8 @@ class MotSource(DocumentSource):
         return [line.strip() for line in lines if line.strip()]
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in the first ``labels.txt``; without one, the classes of MOT16 if no other class occurs,
-        else ``()``."""
+        """Returns the classes in the first ``labels.txt``; without one, the classes of MOT16 if some of them occur and
+        no other class, else ``()``."""
         listed = next((raw["classes"] for raw in self.raw_annotations() if raw["classes"]), None)
         return listed or (_CLASSES if self._summary.classes and self._summary.classes <= set(_CLASSES) else ())
 
@@ -93,8 +93,8 @@ class MotSource(DocumentSource):
         return name.startswith("det") and join(sequence, "gt/gt.txt") in self._files
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its track; coordinates count from 0. A class number without a name gives
-        no class. ``json`` has the numbers of all lines."""
+        """Converts each line to an object with its track; coordinates count from 0. A line without a class number, or
+        with one that has no name, gives no class. ``json`` has the numbers of all lines."""
         annotation = Annotation(json=raw["lines"])
         for values in raw["lines"]:
             left, top, right, bottom = box_from_corner(*values[2:6])
@@ -107,8 +107,9 @@ class MotSource(DocumentSource):
 
 
 def take_frames(images: Sequence[str], frames: dict[int, list[Any]]) -> Iterator[tuple[str, list[Any]]]:
-    """Yields each image of a sequence with the lines of the frame that its name counts (``000001.jpg``), and removes
-    the frame. Raises :class:`ValueError` if no frame has an image, or one has two (``1.jpg`` and ``000001.jpg``)."""
+    """Yields each image of a sequence with the lines of the frame that its name counts (``000001.jpg``), or ``[]``, and
+    removes the frame from ``frames``. Raises :class:`ValueError` if no frame has an image, or one has two (``1.jpg``
+    and ``000001.jpg``)."""
     stems = [image.rpartition(".")[0] for image in images]
     numbers = [int(stem) if stem.isdecimal() and len(stem) < 12 else -1 for stem in stems]
     if images and frames and not any(number in frames for number in numbers):

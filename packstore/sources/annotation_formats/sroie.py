@@ -79,7 +79,8 @@ class EntitiesSource(SidecarSource):
 
 
 def _parse_entities(raw: bytes) -> dict[str, Any]:
-    """Parses a JSON object of texts by name. Raises :class:`ValueError` for any other JSON, such as nested values."""
+    """Parses a JSON object of texts or other plain values. Raises :class:`ValueError` for any other JSON, and if a value
+    is a list or an object."""
     entities = parse_json(raw)
     if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
         raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
@@ -96,7 +97,7 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open_layout(path: Path, options: SourceOptions) -> Source:
-    """Opens the layout with words, or the one without if only that is recognised."""
+    """Opens the layout that is recognised with more certainty; the one with words if both are equal."""
     worded = _WORDS.recognise(path, options) >= _ALONE.recognise(path, options)
     return (_WORDS if worded else _ALONE).open(path, options)
 
