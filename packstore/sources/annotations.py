@@ -102,7 +102,7 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
 
 def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
     """Returns the error for a folder of images that may be something else; ``why`` is the reason, which follows the
-    path."""
+    path, and ``ignore`` the patterns to suggest for ``--ignore``."""
     return _question_error(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
 
 
@@ -114,7 +114,8 @@ def _shorten_list(phrases: Sequence[str]) -> str:
 
 def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
     """Returns the error for a folder of images: the reason ``why``, how to pack the images alone, and answers: CSV
-    files for ``--labels``, and ``--ignore`` for the patterns of ``found`` if these are four at most."""
+    files for ``--labels``, and ``--ignore`` for the patterns of ``found`` if these are four at most. If all patterns
+    are of masks, also proposes to ignore all but one."""
     tree = open_tree(path)
     contents = Contents({}) if tree is None else list_contents(tree)
     masks = find_masks(contents)
@@ -265,8 +266,9 @@ def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields suspected annotations among the files of the folders ``others``: sidecar files, lists, tables and files of
-    annotation tools. Looks at the first 64 files of a suffix in a folder; reads texts only if a folder has no more."""
+    """Yields suspected annotations among the files of the folders ``others``: sidecar files, as many files of a suffix
+    as there are images, lists, tables and files of annotation tools. Looks at the first 64 files of a suffix in a
+    folder; reads texts only if a folder has no more."""
     others = list(others)
     known = images.hash_image_stems()
     yield from _find_sidecars(tree, images, others, known)
@@ -297,8 +299,9 @@ def _annotation_phrase(
     splits: Sequence[NDArray[np.int64]],
     counts: frozenset[int],
 ) -> str | None:
-    """Returns how a file annotates images, to complete a phrase: ``" (it names the images)"``. Returns ``""`` if only
-    the file's name says so, and None if the file is no annotation. Reads texts only if ``few``."""
+    """Returns how a file annotates images, to complete a phrase: ``" (it names the images)"``; or that the file is only
+    a pointer of Git LFS. Returns ``""`` if only the file's name says so, and None if the file is no annotation. Reads
+    texts only if ``few``."""
     name = path.rpartition("/")[2].lower()
     if _NO_ANNOTATION.fullmatch(name):
         return None
@@ -359,7 +362,7 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
 
 def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]]:
     """Returns how to pack the images without annotations, in words and as answers: an option, or folders to give
-    instead."""
+    instead; no answers if files must be moved first."""
     masks = find_masks(contents)
     holding = [
         folder.path

@@ -184,11 +184,12 @@ class ImageFolderSource(FolderSource):
                     )
 
     def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
-        """Lists the folders of all splits in packing order, or the root alone without splits. Counts files and folders
-        beside them in ``ignored``.
+        """Lists the folders of all splits in packing order; or the root alone without splits, or if the kind is named
+        and other folders of images are beside the splits. Counts files and folders beside them in ``ignored``.
 
         Raises :class:`AmbiguousSourceError` for other folders of images beside the splits if neither kind nor ``split``
-        is given, and :class:`SourceError` for two folders of one split, or a cycle of links.
+        is given, and :class:`SourceError` for two folders of one split, and, unless bad samples are skipped, for a
+        cycle of links.
         """
         above = self.tree.above
         root = self.tree.list("", ignored)
@@ -375,8 +376,8 @@ def _count_loose_images(ignored: Counter[str] | None, images: int, kind: str) ->
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Is certain as soon as a folder within the folder contains an image, and partial with annotations.
 
-    A single folder of a generic name (``images``) is not a class. Folders without any image are possible: opening them
-    raises an error that names the empty ones.
+    Unless the kind is named, a single folder of a generic name (``images``) is not a class, and not recognised. Folders
+    without any image are possible: opening them raises an error that names the empty ones.
     """
     tree = open_tree(path)
     if tree is None:

@@ -103,7 +103,7 @@ def _file_size(path: Any) -> int:
 
 def to_plain(field: Field, value: Any) -> Any:
     """Converts a value to plain types: files stay paths or bytes; images become arrays of their mode, masks arrays
-    ``(H, W)``, tensors arrays; None stays None. Idempotent.
+    ``(H, W)``, tensors and lists of tensors arrays; None and other values stay. Idempotent.
 
     Raises :class:`ValueError` for a value that does not fit its field; the error says what was found and expected.
     """
@@ -229,7 +229,7 @@ def _convert_mask(value: Any, field: Mask) -> NDArray[Any]:
 
 
 def mask_dtype(array: NDArray[Any]) -> str:
-    """Returns the dtype in which a mask is stored: uint8, uint16 or int32."""
+    """Returns the dtype in which a mask is stored: uint8 for uint8 and booleans, uint16, or int32 for any other."""
     kept = {"uint8": "uint8", "uint16": "uint16", "int32": "int32", "bool": "uint8"}
     return kept.get(array.dtype.name, "int32")
 

@@ -140,7 +140,7 @@ class WebDatasetSource(ShardSource):
         return next((Location(path, place) for place in places), None)
 
     def _column_of(self, extension: str) -> str:
-        """Returns the column of files with an extension."""
+        """Returns the column of files with an extension; ``view.1`` for number 1 of the list ``view``."""
         return self._columns[extension]
 
     def _read_value(self, extension: str, name: str, data: bytes) -> Any:
@@ -261,7 +261,8 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _main(self) -> str:
-        """Column of the main image. Raises :class:`SourceError` if there is none."""
+        """Column of the main image: ``image``, or else the first one of images. Raises :class:`SourceError` if there is
+        none."""
         images = [name for each, name in self._columns.items() if content_kind(each) == "image" and "." not in name]
         if not images:
             raise SourceError(
@@ -281,8 +282,8 @@ class WebDatasetSource(ShardSource):
             yield raw
 
     def _declare_column(self, extension: str, name: str, given: Sequence[Any]) -> Field:
-        """Declares a column by the kind of its files, or by the values of some. Raises :class:`SourceError` for values
-        that fit no field."""
+        """Declares a column by the kind of its files, or else by ``given``, some of its values; as bytes without any.
+        Raises :class:`SourceError` for values that fit no field."""
         kind = content_kind(extension)
         if kind == "image":
             return Image()
@@ -352,8 +353,9 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises tars by the first 64 files of the first one: files of one key follow each other, and half of the keys
     have an image and another known file. Images in several folders, which may be classes, need a label each. Is partial
-    for numbered tars of images alone, possible for damaged ones in a folder. A folder with images beside the tars, and
-    an archive of a kind with annotations beside each image (LabelMe), are none."""
+    for numbered tars of images alone; possible for damaged ones in a folder, and those that :func:`find_shards`
+    refuses. A folder with images beside the tars, and an archive of a kind with annotations beside each image
+    (LabelMe), are none."""
     try:
         shards = find_shards(path, _SUFFIXES).files
     except SourceError:
@@ -409,7 +411,7 @@ class ExportedWebDataset(ExportedRows, WebDatasetSource):
 
     def _column_of(self, extension: str) -> str:
         """Returns the column of files with an extension, by the names that exports give: ``cls`` is the label,
-        ``name.ext`` the column ``name``."""
+        ``name.ext`` the column ``name``, ``name.0.ext`` is ``name.0`` of a list; others are the image."""
         first, dot, rest = extension.partition(".")
         if first in self._list_columns:
             return f"{first}.{rest.rpartition('.')[0]}"  # a file of the list

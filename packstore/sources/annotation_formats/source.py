@@ -135,7 +135,7 @@ class SidecarSource(AnnotatedSource):
     @classmethod
     def _annotates_images(cls, tree: Tree, images: str, folder: str) -> bool:
         """Tells if ``folder`` has annotations of this format for images in the folder ``images``: the first 16 that are
-        not empty match :attr:`signature`."""
+        not empty, at least one, match :attr:`signature`."""
         there = set(tree.names(folder).files)
         looked = 0
         for image in tree.names(images).ending(*IMAGE_SUFFIXES):

@@ -79,8 +79,8 @@ class EntitiesSource(SidecarSource):
 
 
 def _parse_entities(raw: bytes) -> dict[str, Any]:
-    """Parses a JSON object of texts or other plain values. Raises :class:`ValueError` for any other JSON, and if a value
-    is a list or an object."""
+    """Parses a JSON object of texts or other plain values. Raises :class:`ValueError` for any other JSON, and for a
+    value that is a list or an object."""
     entities = parse_json(raw)
     if not isinstance(entities, dict) or any(isinstance(value, dict | list) for value in entities.values()):
         raise ValueError(f"its entities should be texts by name, got {printable(repr(entities))[:80]}")
