@@ -113,7 +113,7 @@ class Schema:
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """All columns except the main image, each with its companions. Raises :class:`UsageError` for a name that
-        packstore reserves, and for labels or points of a field that is not boxes."""
+        packstore reserves or a companion has, and for labels or points of a field that is not boxes."""
         found: list[Column] = []
         for name, field in self.fields.items():
             if name != self.main:
@@ -132,8 +132,9 @@ class Schema:
         return tuple(found)
 
     def assign_names(self, raw: Any) -> NamedSample:
-        """Splits a sample into its key and values by field. Raises :class:`ValueError` for a value of no field, and for
-        a missing value of a field that is not optional."""
+        """Splits a sample into its key and values by field. Raises :class:`ValueError` for a value of no field, unless
+        :attr:`picks`, and for a missing value of a field that is not optional. None counts as missing, but not in a
+        JSON field."""
         key, values = name_values(raw, self.positions, self.fields)
         if not self.picks and not values.keys() <= self.fields.keys():
             names = ", ".join(map(printable, sorted(map(str, values.keys() - self.fields.keys()))))
@@ -281,8 +282,8 @@ def name_values(
     raw: Any, positions: Sequence[str], fields: Mapping[str, Field] | None = None
 ) -> tuple[str | None, dict[str, Any]]:
     """Splits a sample into key and values by name. The sample is a dict, a tuple by position (a dict in it adds its
-    values), or an image alone. The key is the value ``key`` as a text, None without one. Raises :class:`ValueError` for
-    a tuple of another length, and for a key that is no text, path or number."""
+    values, unless its field is JSON), or an image alone. The key is the value ``key`` as a text, None without one.
+    Raises :class:`ValueError` for a tuple of another length, and for a key that is no text, path or whole number."""
     values: dict[str, Any] = {}
     if isinstance(raw, Mapping):
         values.update(raw)

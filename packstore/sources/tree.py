@@ -353,8 +353,8 @@ class FolderTree(Tree):
         return Location(f"{self.root}/{key}", 0)
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
-        """Reads files by one call of the engine for each directory. Returns None for all files if a directory cannot be
-        opened."""
+        """Reads files by one call of the engine for each directory. Returns None for each file that :meth:`read` must
+        read: for all if a directory cannot be opened."""
         if not _RELATIVE:
             return super().read_together(files)
         found: builtins.list[bytes | None] = []

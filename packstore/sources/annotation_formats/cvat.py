@@ -108,7 +108,7 @@ class CvatSource(DocumentSource):
 
     def _add_shape(self, annotation: Annotation, kind: str, shape: Any, image: Any) -> None:
         """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. An ellipse becomes
-        its box, a cuboid one polygon of its eight corners. ``kind`` is its element in the XML."""
+        its box, a cuboid one polygon of its eight corners, a skeleton its points. ``kind`` is its element in the XML."""
         label, more = nonempty_text(shape.get("@label")), {}
         if "track" in image or "@track" in shape:
             more = {"track": int(shape.get("@track", -1))}
@@ -149,7 +149,7 @@ def _expand_run_lengths(
     text: str, left: int, top: int, width: int, height: int, full_width: int, full_height: int
 ) -> list[int]:
     """Converts CVAT's run lengths, row by row within a box, to COCO's, column by column of the whole image. Raises
-    :class:`ValueError` for a box outside the image, or runs that do not fill it."""
+    :class:`ValueError` for a box outside the image, too many pixels, or runs that do not fill the box."""
     runs = [int(run) for run in text.split(",")]
     inside = left >= 0 and top >= 0 and left + width <= full_width and top + height <= full_height
     if not inside or width * height > _MAX_PIXELS or full_width * full_height > _MAX_PIXELS or min(runs) < 0:
