@@ -123,8 +123,8 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
-    """Returns the field for a column of masks: :class:`Mask` if the first readable file is a PNG with one channel,
-    or if no file can be read; :class:`Image` if it is in colour, or of another format."""
+    """Returns the optional field for a column of masks: :class:`Mask` if the first readable file is a PNG with one
+    channel, or if no file can be read; :class:`Image` if it is in colour, or of another format."""
     for file in files:
         start = tree.first_bytes(file, _HEADER)
         try:

@@ -86,7 +86,8 @@ def find_caption_suffix(tree: Tree) -> str | None:
     """Returns the suffix of the caption files: at least half of the images have one, and all their texts are captions.
 
     Returns None for other trees, and if files of two such suffixes have stems of images. Reads all texts. Raises
-    :class:`AmbiguousSourceError` if the texts are captions of an unknown encoding.
+    :class:`AmbiguousSourceError` if the texts are captions of an unknown encoding, and :class:`SourceError` if one
+    cannot be read, or is not in the encoding that the user has named.
     """
     counts = dict.fromkeys(_SUFFIXES, 0)
     images = 0
@@ -122,7 +123,8 @@ def _read_texts(tree: Tree, suffix: str) -> Iterator[tuple[str, bytes]]:
 
 
 def is_caption(raw: bytes) -> bool:
-    """Tells if a text is a caption or empty: words, and no line with four numbers or more."""
+    """Tells if a text is a caption or empty: UTF-8 with letters, neither XML nor JSON, and without a line of four
+    numbers or more."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -68,8 +68,8 @@ class ClipsSource(FrameFilesSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a store, for a source that
-        has a column ``clip``, and for values of single files if each folder is a clip; and the errors of
-        :meth:`_are_files`."""
+        has a column ``clip`` or no image files, and for values of single files if each folder is a clip; and the errors
+        of :meth:`_are_files`."""
         survey = self.survey_files(split)
         if survey.store is not None:
             raise UsageError(
@@ -242,8 +242,8 @@ class ClipsSource(FrameFilesSource):
                 )
 
     def _refuse_other_folders(self) -> None:
-        """Raises :class:`SourceError` unless folders are clips: of numbered frames, of one size, at one depth. Raises
-        :class:`UsageError` for a source that is no image folder."""
+        """Raises :class:`SourceError` unless folders are clips: of numbered frames, of one size, at one depth; also if
+        no file can be read. Raises :class:`UsageError` for a source that is no image folder."""
         path = printable(str(self.path))
         if not self._sizes:
             raise SourceError(f"{path}: no file can be read")

@@ -96,8 +96,8 @@ def to_utf8(data: bytes, encoding: str | None, shown: str) -> bytes:
 
 
 def try_utf8(data: bytes, encoding: str | None, shown: str) -> tuple[bytes, SourceError | None]:
-    """Like :func:`to_utf8`, but returns the error instead of raising it, with the text decoded by a possible
-    encoding."""
+    """Like :func:`to_utf8`, but also returns the error instead of raising it, with the text decoded by a possible
+    encoding; None without an error."""
     place = None if data.isascii() or data.startswith(_UTF16) else _find_non_utf8(data)
     if place is None and not data.startswith(_UTF16) and (encoding is None or b"\0" not in data):
         return data, None

@@ -133,6 +133,7 @@ class ExportedFiles(ExportedRows):
         return self.tree.locate(ref[0])
 
     def close(self) -> None:
+        """Closes the tree, too."""
         super().close()
         self.tree.close()
 

@@ -182,7 +182,8 @@ class FlatSource(FolderSource):
         return self._summary
 
     def _choose_splits(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:
-        """Returns all splits, or the given one. Raises :class:`NotInSourceError` if it is unknown."""
+        """Returns all splits, or the given one, which may be in upper case if its name is usual (``train``). Raises
+        :class:`NotInSourceError` if it is unknown."""
         if split is None:
             return splits
         split = lower_known_split(split)

@@ -43,8 +43,8 @@ class FolderSource(Source):
         return printable(f"{self.path}/{directory}" if directory else str(self.path))
 
     def read(self, entry: Entry) -> bytes:
-        """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, has changed, is a pipe,
-        a device or a cycle of links, or has another format or suffix than those of images."""
+        """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, is too large, has
+        changed, is a pipe, a device or a cycle of links, or has another format or suffix than those of images."""
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
