@@ -122,7 +122,8 @@ class NameCache:
             self._share(directory, names)
 
     def _share(self, directory: str, names: Names) -> None:
-        """Keeps an object to return it again, unless it has too many names; drops all others if they are too many."""
+        """Keeps an object to return it again, unless it has more than 65,536 names; drops all others first if all
+        together would have more."""
         count = names.text.count("\0") + len(names.folders)
         if count > _SHARED_NAMES:
             return

@@ -19,8 +19,8 @@ _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trai
 
 
 class GzipReader(io.RawIOBase):
-    """Content of a gzip file (RFC 1952, several members allowed) as a file that seeks from its start. Keeps some 50 KB
-    for every 16 MiB that it has read. Not thread-safe.
+    """Content of a gzip file (RFC 1952, several members allowed), or of a bare deflate stream in a file, as a file that
+    seeks from its start. Keeps some 50 KB for every 16 MiB that it has read. Not thread-safe.
 
     Reading raises :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one. The checksum of a
     member is verified at its end.
@@ -66,8 +66,8 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Reads the next ``size`` bytes; fewer only at the end, since ``tarfile`` takes any shorter read for the
-        end.
+        """Reads the next ``size`` bytes, or all if it is negative; fewer only at the end, since ``tarfile`` takes any
+        shorter read for the end.
 
         Memory grows with the bytes read, not with the size in a broken header. Raises :class:`ValueError` for more than
         256 MiB at once.

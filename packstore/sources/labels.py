@@ -85,8 +85,8 @@ class LabelsFile:
 
     def rows(self) -> Iterator[LabelRow]:
         """Yields all rows in the file's order; after :meth:`summarise`, without repeated ones. Raises
-        :class:`SourceError`, which names the line, for a malformed row, and :class:`NotInSourceError` without the
-        file."""
+        :class:`SourceError`, which names the line, for a malformed row; also for a file that cannot be read, and
+        :class:`NotInSourceError` without the file."""
         try:
             encoding = self._encoding
             escaped = "surrogateescape" if encoding == "utf-8-sig" else "strict"
@@ -271,8 +271,8 @@ class LabelsFile:
 
 
 def parse_number(label: str) -> int | None:
-    """Parses ``label`` as an integer; returns None for a name. From 20 digits on returns 2^64 whatever the value:
-    Python takes quadratic time to parse digits, and refuses many."""
+    """Parses ``label`` as an integer, with or without a sign; returns None for a name. From 20 digits on returns 2^64
+    or -2^64 whatever the value: Python takes quadratic time to parse digits, and refuses many."""
     found = _INTEGER.fullmatch(label)
     if found is None:
         return None

@@ -11,8 +11,9 @@ _LONGEST = 60
 
 
 def make_column_name(name: str) -> str:
-    """Converts ``name`` to the name of a column: ``fine_label`` for ``fine label``, ``key_`` for the reserved ``key``,
-    ``x1`` for ``1``. Cuts names at 60 characters."""
+    """Converts ``name`` to the name of a column, in lower case and with ``_`` for other than letters and digits:
+    ``fine_label`` for ``Fine label``, ``key_`` for the reserved ``key``, ``x1`` for ``1``. Cuts names at 60
+    characters."""
     name = re.sub(r"[^a-z0-9_]", "_", name.lower())[:_LONGEST]
     name = name if name[:1].isalpha() else f"x{name}"
     return f"{name}_" if name in RESERVED else name

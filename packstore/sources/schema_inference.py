@@ -53,7 +53,7 @@ def make_schema(
         max_pixels: See :class:`Schema`.
 
     Raises:
-        UsageError: A field must be declared, or fields contradict each other.
+        UsageError: A field must be declared, fields contradict each other, or a sample has other parts than the first.
     """
     positions = _name_positions(samples[0], declared)
     found = []
@@ -98,8 +98,8 @@ def make_schema(
 
 
 def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str, ...]:
-    """Returns the field names of the parts of a sample that is a tuple, or of an image alone. Raises
-    :class:`UsageError` for a tuple of more than two values whose fields are not declared."""
+    """Returns the field names of the parts of a sample that is a tuple, or of an image alone; the declared names for a
+    dict. Raises :class:`UsageError` for a tuple of more than two values whose fields are not declared."""
     names = tuple(declared or ())
     if isinstance(raw, Mapping):
         return names
@@ -119,7 +119,8 @@ def _name_positions(raw: Any, declared: Mapping[str, Field] | None) -> tuple[str
 
 
 def _name_second_value(value: Any) -> str:
-    """Returns the field name of the second value of an (image, value) tuple."""
+    """Returns the field name of the second value of an (image, value) tuple, by its type: ``mask``, ``text``,
+    ``target`` for a list, else ``label``."""
     if is_pil(value):
         return "mask"
     if isinstance(value, str):
@@ -133,7 +134,8 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
     """Infers a field for each name in the samples; the field is optional if a sample lacks the value. A text under a
     name such as ``image`` is a path. ``classes``, if not None, are the class names of every label.
 
-    Raises :class:`UsageError` for a name without a value in any sample, and for values that fit no field.
+    Raises :class:`UsageError` for a name that is no text or has no value in any sample, and for values that fit no
+    field.
     """
     fields: dict[str, Field] = {}
     for name in dict.fromkeys(name for values in samples for name in values):
@@ -158,7 +160,8 @@ def _infer_fields(samples: Sequence[Mapping[str, Any]], classes: Sequence[str] |
 
 
 def _find_main(fields: Mapping[str, Field]) -> str:
-    """Returns the name of the main image. Raises :class:`UsageError` if there is none, or it is optional."""
+    """Returns the name of the main image: ``image``, or else the first image field. Raises :class:`UsageError` if there
+    is none, or it is optional."""
     images = [name for name, field in fields.items() if isinstance(field, Image)]
     main = "image" if "image" in images else next(iter(images), None)
     if main is None:

@@ -108,8 +108,8 @@ class CvatSource(DocumentSource):
 
     def _add_shape(self, annotation: Annotation, kind: str, shape: Any, image: Any) -> None:
         """Adds a shape of ``image`` to ``annotation``: as an object, or as points if it has no area. An ellipse becomes
-        its box, a cuboid one polygon of its eight corners, a skeleton its points. ``kind`` is the name of its element in
-        the XML."""
+        its box, a cuboid one polygon of its eight corners, a skeleton its points. ``kind`` is the name of its element
+        in the XML."""
         label, more = nonempty_text(shape.get("@label")), {}
         if "track" in image or "@track" in shape:
             more = {"track": int(shape.get("@track", -1))}
