@@ -121,7 +121,7 @@ class SegmentationSource(FileRowSource):
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the image and its masks, None for missing ones, without the columns that no image of the source has.
         Parses polygons, and converts masks by the palette. Raises :class:`ValueError` for damaged polygons, and for
-        colours that the palette lacks."""
+        colours or values that the palette lacks."""
         found = {name: value for name, value in super().read_values(ref).items() if name in self._field_names}
         if found.get("polygons") is not None:
             try:

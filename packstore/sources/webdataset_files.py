@@ -76,7 +76,7 @@ def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> Shard
 
 
 def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
-    """Yields all members; a hard link gets the content of the earlier file that it names."""
+    """Yields all members; a hard link gets the content of the earlier file that it names, if there is one."""
     known: dict[str, tarfile.TarInfo] | None = None
     for member in tar.walk_members():
         if member.islnk():
@@ -106,7 +106,8 @@ def _is_sample_file(member: tarfile.TarInfo, left: Counter[str]) -> bool:
 
 
 def split_key(name: str) -> tuple[str, str]:
-    """Splits the path of a file into key and extension (in lower case), at the first dot of its own name."""
+    """Splits the path of a file, without ``./`` at its start, into key and extension (in lower case), at the first dot
+    of its own name."""
     folder, slash, base = name.removeprefix("./").rpartition("/")
     stem, _, extension = base.partition(".")
     return f"{folder}{slash}{stem}", extension.lower()
@@ -130,8 +131,8 @@ def content_kind(extension: str) -> str:
 
 
 def make_usual_column(extension: str) -> str:
-    """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label`` for ``cls``, ``left``
-    for ``left.jpg`` …"""
+    """Returns the usual column of files with an extension: ``image`` for ``jpg``, ``label1`` for ``cls1``, ``left``
+    for ``left.jpg`` …; ``image_`` for other files called ``image``."""
     first, _, last = extension.rpartition(".")
     usual = {"image": "image", "label": "label", "text": "text", "json": "json"}
     name = first or usual.get(content_kind(extension), last)

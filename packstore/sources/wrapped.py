@@ -20,7 +20,8 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Passes listing, reading of single samples, and closing on to another source; also has that source's ``tree``."""
+    """Base of sources that wrap another source. Passes listing, reading of single samples, and closing on to it, and
+    has its ``tree``; a subclass changes some of these."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)

@@ -40,8 +40,8 @@ class SuperviselySource(SidecarSource):
         return [] if self._meta is None else [self._meta]
 
     def list_classes(self) -> Sequence[str]:
-        """Returns the classes in ``meta.json``; ``[]`` without that file. Raises :class:`SourceError` if the file is
-        invalid."""
+        """Returns the classes in ``meta.json``; ``[]`` if there is none, or several. Raises :class:`SourceError` if the
+        file is invalid."""
         if self._meta is None:
             return []
         try:
