@@ -343,7 +343,9 @@ class StreamSource(SampleSource):
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Estimates sizes by the first samples; does not count samples. Names only the first sample's split, with 0
-        samples."""
+        samples. Raises :class:`SourceError` if there is no sample."""
+        if not self._first:
+            raise SourceError(f"{printable(str(self.path))} has no samples, so there is nothing to pack")
         sizes = self.mean_sizes(entry.ref for entry in self._first)
         return self.make_survey({self._first[0].split: 0}, sizes, counted=False)
 

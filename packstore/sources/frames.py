@@ -48,6 +48,10 @@ class FrameFilesSource(WrappedSource):
         self._starts: dict[str, int] = {}
         self._last = threading.local()
 
+    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
+        """Returns the name of a file beside the only image file of an entry."""
+        return self._source.further_file_name(Entry(*entry.ref[-1][0]), column, number)
+
     def locate(self, entry: Entry) -> Location | None:
         """Returns None: pixels are not a range of a file."""
         return None

@@ -50,6 +50,9 @@ class WrappedSource(Source):
     def read(self, entry: Entry) -> ImageData | Sample:
         return self._source.read(entry)
 
+    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
+        return self._source.further_file_name(entry, column, number)
+
     def locate(self, entry: Entry) -> Location | None:
         return self._source.locate(entry)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from operator import index as as_index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, cast
@@ -180,25 +181,27 @@ class PackedDataset(ItemDataset):
         self.decoder_name = decoder
         self.max_pixels = whole_number("max_pixels", max_pixels)
         self.checksums: Checksums = checksums
-        self._reader: Reader | None = self._open()
-        self._head = remote_head(self._reader)
-        self._pid = os.getpid()
-        self.manifest: Manifest = self._reader.manifest
-        self.reading = choose_reading(self.manifest, mode, depth, alpha, frames)
-        self.decoder = get_decoder(decoder, max_pixels=self.max_pixels, reading=self.reading)
-        self.split = choose_split(self.manifest, split)
-        chosen = self._reader.split(self.split)
-        self._start, self._length = chosen.start, len(chosen)
-        self.columns = choose_columns(self.manifest, columns)
-        check_output(self.manifest, self.columns, output, dtype, denormalize)
-        if output == "pil":
-            check_pil_mode(self.reading.pixels)
-        if transform is not None:
-            types = [self.manifest.column(name).type for name in self.columns]
-            check_targets([transform], types, "transforms=, which is called with all of an item")
-        self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
-        self._loaded: dict[str, Any] = {}
-        self._prepare_readers()
+        with ExitStack() as opened:
+            self._reader: Reader | None = opened.enter_context(self._open())
+            self._head = remote_head(self._reader)
+            self._pid = os.getpid()
+            self.manifest: Manifest = self._reader.manifest
+            self.reading = choose_reading(self.manifest, mode, depth, alpha, frames)
+            self.decoder = get_decoder(decoder, max_pixels=self.max_pixels, reading=self.reading)
+            self.split = choose_split(self.manifest, split)
+            chosen = self._reader.split(self.split)
+            self._start, self._length = chosen.start, len(chosen)
+            self.columns = choose_columns(self.manifest, columns)
+            check_output(self.manifest, self.columns, output, dtype, denormalize)
+            if output == "pil":
+                check_pil_mode(self.reading.pixels)
+            if transform is not None:
+                types = [self.manifest.column(name).type for name in self.columns]
+                check_targets([transform], types, "transforms=, which is called with all of an item")
+            self.exif_transpose = choose_orientation(self.manifest, exif_transpose)
+            self._loaded: dict[str, Any] = {}
+            self._prepare_readers()
+            opened.pop_all()
 
     def __len__(self) -> int:
         return self._length
@@ -231,6 +234,7 @@ class PackedDataset(ItemDataset):
         if reader is None or self._pid != os.getpid():
             reader = self._open(self._head)
             if reader.manifest != self.manifest:
+                reader.close()
                 raise StoreError(f"{self.path} has been replaced by another store; open it again as a new dataset")
             self._loaded = {}
             self._reader = reader

@@ -95,6 +95,12 @@ def test_a_deep_column_is_a_question_and_keep_gives_its_values(kind: str, tmp_pa
     assert not [each for each in audit(tmp_path / "s.lmdb", pixels=True).findings if each.kind == "mode"]
 
 
+@pytest.mark.parametrize("options", [{"columns": "keep=geo"}, {"frames": "all"}, {"frames": "clips:files"}])
+def test_a_question_names_the_file_of_a_wrapped_source(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"column 'depth'.* \(depth/0\.png\): it has values of uint16"):
+        convert(**modalities(tmp_path / "set"), destination=tmp_path / "s.lmdb", **options)
+
+
 @pytest.mark.parametrize("kind", SETS)
 def test_a_window_holds_for_a_column_too(kind: str, tmp_path: Path) -> None:
     given, name = SETS[kind](tmp_path / "set"), "further_images" if kind == "conversations" else "depth"

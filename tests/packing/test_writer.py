@@ -18,7 +18,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import packstore
-from packstore.core.errors import DestinationError, PackstoreError, SampleError, UsageError
+from packstore.core.errors import DestinationError, PackstoreError, SampleError, SourceError, UsageError
+from packstore.sources.base import SourceOptions
+from packstore.sources.dataset import StreamSource
+from packstore.sources.schema_inference import make_schema
 from packstore.stores.builder import StoreBuilder
 from tests.makers.datasets import make_folder, pixels
 from tests.makers.images import all_images, whole_images
@@ -400,6 +403,9 @@ def test_a_writer_without_samples_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no sample was added"), packstore.Writer(tmp_path / "a.lmdb"):
         pass
     assert list(tmp_path.iterdir()) == []
+    schema = make_schema([{"image": jpeg(1)}], {"image": packstore.Image()}, max_pixels=1 << 20)
+    with pytest.raises(SourceError, match="stream has no samples, so there is nothing to pack"):
+        StreamSource(Path("stream"), SourceOptions(), schema, iter(())).survey()
 
 
 def test_an_error_of_the_packing_thread_is_raised(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 import packstore
 from packstore import DecodeError, PackedDataset, StoreError, UsageError
+from packstore.training.dataset import open_checked
 from tests.makers import annotated
 from tests.makers.datasets import CLASSES, make_cifar10, make_folder
 from tests.makers.engine_checks import noisy, save
@@ -252,6 +253,37 @@ def test_a_store_for_detection_gives_boxes_and_their_classes(tmp_path: Path) -> 
 def test_wrong_arguments(pack: Pack, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         PackedDataset(pack("lmdb", "original"), **{"split": "val", **options})
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_dataset_that_is_refused_closes_its_store(
+    folder: Path, tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, closed = tmp_path / f"a.{suffix}", list[bool]()
+    packstore.convert(folder, path, encoding="uint8", size=8)
+
+    def open_recorded(*given: Any) -> Any:
+        reader = open_checked(*given)
+        close = reader.close
+        number = len(closed)
+        closed.append(False)
+
+        def record_close() -> None:
+            closed[number] = True
+            close()
+
+        monkeypatch.setattr(reader, "close", record_close)
+        return reader
+
+    monkeypatch.setattr("packstore.training.dataset.open_checked", open_recorded)
+    with pytest.raises(UsageError, match="decoder"):
+        PackedDataset(path, "val", decoder="magic")
+    ds = PackedDataset(path, "val")
+    ds.close()
+    packstore.convert(folder, path, encoding="uint8", size=9, overwrite=True)
+    with pytest.raises(StoreError, match="replaced"):
+        ds[0]
+    assert closed == [True, False, True]
 
 
 def test_float_stores_are_not_pictures(pack: Pack) -> None:
