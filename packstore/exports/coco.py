@@ -34,7 +34,7 @@ class CocoExport(ObjectsExport):
     extra = "json"
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes, labels and keypoints, and the column of captions."""
+        """Returns the columns of boxes, labels and keypoints, and the column of captions if there is one."""
         captions = find_captions_column(self.columns)
         return [*super().visible_columns(), *([] if captions is None else [captions])]
 

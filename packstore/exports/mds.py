@@ -102,7 +102,7 @@ class MdsExport(Export):
 
     def _choose_encodings(self) -> dict[str, str]:
         """Returns the MDS encoding of key, image, each column, and ``NAME_valid`` for a column with missing values;
-        sorted by name as in the format."""
+        sorted by name as in the format. An image file of any kind is ``jpeg``."""
         image = self.manifest.image
         found = {"key": "str", "image": "jpeg" if image.layout is None or self.recoded else _choose_encoding(image)}
         for column in self.columns:

@@ -31,7 +31,7 @@ class YoloExport(ObjectsExport):
     extra = "polygons"
 
     def visible_columns(self) -> Sequence[str]:
-        """Returns the columns of boxes, labels and keypoints, and the column ``polygons``."""
+        """Returns the columns of boxes, labels and keypoints, and the column ``polygons`` if there is one."""
         polygons = self.object_columns.extra
         return [*super().visible_columns(), *([] if polygons is None else [polygons])]
 

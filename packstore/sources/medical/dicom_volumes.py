@@ -128,7 +128,7 @@ def _compare_steps(
     slices: Sequence[Slice], order: Sequence[int], places: NDArray[np.float64], allow_gaps: bool, same: str, unit: str
 ) -> bool:
     """Tells if the steps between sorted places are equal, within 2% of their median. Raises :class:`ValueError` for two
-    slices that are not farther apart than that, and for unequal steps unless ``allow_gaps``. ``same`` and ``unit`` are
+    slices that are closer than 2% of the median, and for unequal steps unless ``allow_gaps``. ``same`` and ``unit`` are
     words of these messages."""
     steps = np.diff(places, axis=0)
     lengths = np.linalg.norm(steps, axis=1)

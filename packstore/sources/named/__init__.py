@@ -88,7 +88,8 @@ class NamedSource(FileRowSource):
         return Certainty.CERTAIN
 
     @abstractmethod
-    def splits(self) -> Sequence[str]: ...
+    def splits(self) -> Sequence[str]:
+        """Returns the names of the splits that exist at the path."""
 
     def tree_path(self, name: str) -> str:
         """Converts the name of a file or folder of the layout to its path in the tree."""

@@ -32,6 +32,7 @@ class CelebA(NamedSource):
     optional_files = (_IDENTITY, _BOXES, _POINTS)
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train``, ``valid`` and ``test``."""
         return tuple(_PARTS)
 
     def fields(self) -> Mapping[str, Field]:

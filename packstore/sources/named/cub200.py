@@ -33,6 +33,7 @@ class Cub200(NamedSource):
     optional_files = (_PARTS, "parts/parts.txt")
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train`` and ``test``."""
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:

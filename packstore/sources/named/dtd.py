@@ -31,6 +31,7 @@ class Dtd(NamedSource):
     optional_files = (_JOINT,)
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train``, ``val`` and ``test``."""
         return ("train", "val", "test")
 
     def fields(self) -> Mapping[str, Field]:

@@ -49,6 +49,7 @@ class FgvcAircraft(NamedSource):
         return find_marked_folder(tree, cls.markers) if within is None else f"{within}/data" if within else "data"
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train``, ``val`` and ``test``."""
         return _SPLITS
 
     def fields(self) -> Mapping[str, Field]:

@@ -30,6 +30,7 @@ class Flowers102(NamedSource):
     required = ("jpg",)
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train``, ``val`` and ``test``."""
         return tuple(_SETS)
 
     def fields(self) -> Mapping[str, Field]:

@@ -24,6 +24,7 @@ class Food101(NamedSource):
     optional_files = ("meta/classes.txt", "meta/labels.txt")
 
     def splits(self) -> tuple[str, ...]:
+        """Returns ``train`` and ``test``."""
         return ("train", "test")
 
     def fields(self) -> Mapping[str, Field]:

@@ -75,6 +75,7 @@ class PixelSource(RowSource):
         return None
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits of all files, in packing order. Reads all labels."""
         return in_packing_order(part.split for part in self._pixel_files)
 
     def fields(self) -> Mapping[str, Field]:
@@ -154,6 +155,7 @@ class _OpenPixels(OpenArrays):
         return np.frombuffer(data, np.uint8).reshape(-1, 3, self._side, self._side)
 
     def close(self) -> None:
+        """Closes the file."""
         self._close()
 
 

@@ -59,7 +59,7 @@ class StanfordCars(NamedSource):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Names of the classes, in order."""
+        """Names of the classes, in the order of their numbers."""
         return tuple(to_texts(*self.read_mat("devkit/cars_meta.mat", "class_names")))
 
     @cached_property

@@ -36,8 +36,8 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder of both markers; None if it is missing, or if they have folders with names unlike
-        ``n02085620-Chihuahua``."""
+        """Finds the folder of both markers. None if it is missing, or if one of them has no folders, or one with a name
+        unlike ``n02085620-Chihuahua``."""
         base = super().find_base(tree)
         if base is None:
             return None
@@ -99,7 +99,7 @@ class StanfordDogs(NamedSource):
 
     @cached_property
     def _classes(self) -> dict[str, int]:
-        """Class number by folder name, sorted."""
+        """Class number by name of a folder; the names are sorted."""
         folder = self.tree_path(self.resolve_alternative(_IMAGES))
         return {name: n for n, name in enumerate(sorted(self.tree.names(folder).folders))}
 

@@ -107,6 +107,7 @@ class Stl10Source(PixelSource):
             yield self.path
 
     def close(self) -> None:
+        """Closes the source and its folder or archive."""
         super().close()
         self._tree.close()
 

@@ -66,6 +66,7 @@ class SvhnSource(PixelSource):
         return open_array(file, self._arrays[file])
 
     def files(self) -> Iterator[Path]:
+        """Yields the MAT files."""
         yield from self._files.values()
 
 

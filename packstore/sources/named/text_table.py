@@ -40,7 +40,8 @@ class TextTable:
                 yield fields
 
     def find_line(self, key: str) -> list[str] | None:
-        """Returns the fields of the first line whose first field is ``key``, or None if there is none."""
+        """Returns the fields of the first line whose first field is ``key``, or None if there is none. Raises the
+        errors of :meth:`find_lines`."""
         return next(self.find_lines(key), None)
 
     def find_lines(self, key: str) -> Iterator[list[str]]:

@@ -245,8 +245,8 @@ def _read_records(file: OpenFile, place: int, limit: int) -> list[bytes]:
 
 
 def _read_chunk_header(file: OpenFile, place: int) -> _ChunkHeader:
-    """Reads the header of a chunk. Raises :class:`ValueError` for a wrong hash, or sizes that do not fit into the
-    file."""
+    """Reads the header of a chunk. Raises :class:`ValueError` if it is cut off, for a wrong hash, or sizes that do not
+    fit into the file."""
     data, after = _read_without_block_headers(file, place, _CHUNK.size)
     if len(data) < _CHUNK.size:
         raise ValueError("a chunk is cut off")

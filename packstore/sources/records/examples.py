@@ -157,6 +157,7 @@ class TfrecordFiles:
         return self._files.locate_span(number, place, length)
 
     def close(self) -> None:
+        """Closes files that no thread reads; reading opens them again."""
         self._files.close()
 
 
@@ -215,6 +216,7 @@ class ExampleSource(ShardSource):
         return self._files.locate_span(*ref[:3])
 
     def close(self) -> None:
+        """Closes the source and its open shards."""
         super().close()
         self._files.close()
 

@@ -123,7 +123,7 @@ def find_numbering(
     path: Path, kind: str, label: str, facts: LabelFacts, beside: ClassNameFile | None, *, named: bool
 ) -> Numbering:
     """Finds the numbering of the classes of ``label``: from names beside the data, from names in the data, or from 0.
-    Numbers from 1 count as such if names in the data confirm that they are TF-slim's.
+    Numbers from 1 are accepted if names in the data confirm the numbering of TF-slim.
 
     Args:
         path: Path of the source, for messages.

@@ -104,10 +104,11 @@ class RecordioSource(ShardSource):
         return find_shards(self.path, _SUFFIXES).files
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image; ``label``, a class if all labels are whole numbers from 0, else float32; or an array of
-        several labels, ``labels`` if the first of them is the ``label``; ``id``, the number of a record, if some is not
-        its position and there are no lists; ``id2`` if some record has a second number. Raises
-        :class:`AmbiguousSourceError` for labels from 2^24 on, which float32 rounds, unless the user named the kind."""
+        """Declares the image; ``label``, a class if all labels are whole numbers from 0, else float32. Several labels
+        of a record are an array ``label``; those of InsightFace an array ``labels`` beside the ``label``. Adds ``id``,
+        the number of a record, if some is not its position and there are no lists; ``id2`` if some record has a second
+        number. Raises :class:`AmbiguousSourceError` for labels from 2^24 on, which float32 rounds, unless the user
+        named the kind."""
         found: dict[str, Field] = {"image": Image()}
         labels = np.concatenate([np.frombuffer(index.labels, np.float32) for index in self._indexes])
         whole = bool(len(labels)) and bool(np.all((labels >= 0) & (labels == np.floor(labels))))
@@ -196,7 +197,8 @@ class RecordioSource(ShardSource):
         return found | {name: value for name, value in further_values.items() if name in self.schema_fields}
 
     def locate_row(self, ref: Any) -> Location | None:
-        """Locates the record, in which the caller finds the image; an image in several parts is not found there."""
+        """Locates the record, in which the caller finds the image; an image in several parts is not found there.
+        Returns None if the file has been replaced."""
         number, place = ref[:2]
         *_, (_, start, size) = _find_parts(self._files[number], place)
         return self._files.locate_span(number, place, start + size - place)
@@ -353,8 +355,7 @@ class ExportedRecordio(ExportedRows, RecordioSource):
         return {"label": int(labels[0])} if "label" in self.export_manifest.held else {}
 
     def drop_identities(self, index: _RecordIndex) -> int:
-        """Removes nothing: an export has none of InsightFace's records without an image, such as those that describe a
-        person (an identity). Returns the number of removed records, 0."""
+        """Removes nothing and returns 0: an export has no records of identities, which have no image."""
         return 0
 
     def _read_list(self, path: Path) -> None:

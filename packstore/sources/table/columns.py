@@ -253,8 +253,9 @@ def _point_name(column: str) -> str:
 
 
 def _find_label_column(free: Mapping[str, ColumnFacts], header: bool, with_boxes: bool) -> str:
-    """Finds the column of classes: by a name for labels, texts before numbers; or the only column left, if its texts
-    repeat or there are boxes, of numbers if there is no header or there are boxes. Returns ``""`` if there is none."""
+    """Finds the column of classes. With a header, takes a name for labels: texts before numbers. Otherwise takes the
+    only column left: of texts if they repeat or there are boxes, of numbers if there is no header or there are boxes.
+    Returns ``""`` if there is none."""
     kinds = {
         n: each.values.kinds for n, each in free.items() if each.filled and letters_and_digits(n) not in _RUN_NAMES
     }

@@ -219,8 +219,8 @@ def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
 
 
 def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """Returns the first two folders if rows name as many images in both, some row in both, and neither folder is beside
-    the table or shares more words with its path; else an empty tuple."""
+    """Returns the first two folders if neither is better: rows name as many images in both, some row in both, both
+    share as many words with the table's path, and neither is the table's folder. Else returns an empty tuple."""
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()
     one, other = ordered[:2]

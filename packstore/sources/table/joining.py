@@ -16,9 +16,10 @@ from packstore.sources.tree import Tree
 
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
-    """Joins each table with one row for each image to the first table before it that names as many images, or fewer if
-    it has several rows an image, and has none of its columns in the first 4,096 rows. :class:`JoinedRows` tells if the
-    images are the same. Returns the other tables, with those in :attr:`Table.joined`."""
+    """Joins tables with one row for each image to earlier tables: to the first with as many images, or with several
+    rows an image and as many or fewer images, that shares no column with them in the first 4,096 rows.
+    :class:`JoinedRows` tells if the images are the same. Returns the other tables, with those in
+    :attr:`Table.joined`."""
     found: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:

@@ -225,6 +225,7 @@ class TableSource(FileRowSource):
         return replace(survey, notes=(*survey.notes, note))
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits of all images, in packing order."""
         return in_packing_order(self._split_names)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
@@ -493,8 +494,8 @@ class TableSource(FileRowSource):
         return any(self._lacks_values(name) for _, x, y in self._roles.points for name in (x, y))
 
     def _find_convention(self) -> str:
-        """Finds the convention of boxes; empty without boxes. Raises :class:`AmbiguousSourceError` if several fit, and
-        :class:`SourceError` for a row without a valid box."""
+        """Finds the convention of boxes, or returns the one that the user names; empty without boxes. Raises
+        :class:`AmbiguousSourceError` if several fit, and :class:`SourceError` for a row without a valid box."""
         if not self._roles.boxes:
             return ""
         where, rows = self.tree.name(self._tables[0].file), (self._spool.read_value(n) for n in range(len(self._spool)))
