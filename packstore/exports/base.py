@@ -110,8 +110,8 @@ class ShardWriter(ABC):
 
     @abstractmethod
     def add(self, record: Record) -> Mapping[str, str]:
-        """Writes a record. Returns further entries of its line in ``packstore.rows.jsonl``: ``{"file": path}`` if the
-        record is a file of its own, else an empty mapping. An export with labels adds their entries."""
+        """Writes a record. Returns entries to add to its line in ``packstore.rows.jsonl``: ``{"file": path}`` if the
+        record is a file of its own, else an empty mapping. An export of labels returns their entries, too."""
 
     @abstractmethod
     def close(self) -> None:

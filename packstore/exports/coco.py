@@ -129,9 +129,9 @@ class CocoExport(ObjectsExport):
 
 
 def _format_annotation(obj: LabelledObject) -> dict[str, Any]:
-    """Returns the annotation of an object without ids. Keeps entries of its JSON column, except those that come from
-    other columns; without such entries, ``area`` is that of the box and ``iscrowd`` 0. Keypoints without visibility get
-    2, visible."""
+    """Returns the annotation of an object without ids. Keeps entries of its JSON column that no other column gives.
+    Without these, ``area`` is the area of the box, and ``iscrowd`` 0. Counts the keypoints; those without visibility
+    get 2, visible."""
     left, top, right, bottom = obj.box
     extra = obj.extra if isinstance(obj.extra, dict) else {}
     kept = {name: value for name, value in extra.items() if name not in _OWN}

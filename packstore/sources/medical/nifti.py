@@ -304,8 +304,9 @@ def _possible_image_folders(path: str) -> list[str]:
 
 
 def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:
-    """Lists folders beside that of a file, one for each of ``words``, with the ending of its name (``Tr``, ``Ts``,
-    ``Val``). Returns none if the folder has one of these names itself, or is no folder of images or labels."""
+    """Lists folders that may lie beside the folder of a file: each of ``words`` with the ending of that folder's name
+    (``Tr``, ``Ts``, ``Val``). Returns none if the file's folder is named by one of ``words``, or is no folder of images
+    or labels."""
     above, _, folder = path.rpartition("/")[0].rpartition("/")
     match = _FOLDER.fullmatch(folder)
     if match is None or match[1].lower() in words:

@@ -263,8 +263,8 @@ def _read_devkit(path: Path) -> _Devkit:
 
 
 def _find_layout(path: Path) -> _Layout:
-    """Finds the splits and the devkit at ``path``; prefers an unpacked folder to a tar. Looks for the devkit beside
-    ``path``, too, if that has only validation images. Beside a devkit, an archive of validation images may have any
+    """Finds the splits and the devkit at ``path``; prefers an unpacked folder to a tar. If ``path`` has only validation
+    images, also looks for the devkit in the folder above. Beside a devkit, an archive of validation images may have any
     name with ``val``. Returns an empty layout for other paths. Raises :class:`OSError`."""
     found = _Layout()
     if not path.is_dir():

@@ -96,8 +96,8 @@ class Stl10Source(PixelSource):
         return lambda size, offset: part(offset, size), lambda: None
 
     def files(self) -> Iterator[Path]:
-        """Yields the files of pixels and labels that exist, but not those of folds and names; yields the path alone if
-        that is an archive."""
+        """Yields the existing files of pixels and labels, without folds and names. For an archive, yields only its
+        path."""
         if self.path.is_dir():
             for split in ("train", "test", "unlabeled"):
                 for name in (f"{split}_X.bin", f"{split}_y.bin"):

@@ -91,8 +91,8 @@ def _decode_array(column: Column, features: Mapping[str, Feature], message: Mess
 
 
 def _decode_numbers(column: Column, features: Mapping[str, Feature], message: Message) -> Any:
-    """Decodes the numbers of a column to its dtype: from bytes if TFRecord has no such numbers. Raises
-    :class:`ValueError` for the other type of values, and for numbers beyond the dtype."""
+    """Decodes the numbers of a column to its dtype: from bytes if an example has no numbers of this dtype. Raises
+    :class:`ValueError` for another type of values, and for numbers beyond the dtype."""
     feature, dtype = _get_feature(column.name, features), NUMPY_DTYPE[column.dtype]
     if column.dtype in PACKED:
         return np.frombuffer(_get_bytes(column.name, features, message), dtype)

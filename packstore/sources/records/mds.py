@@ -195,8 +195,9 @@ class MdsSource(ShardSource):
         return begins_like_image(data[:16])
 
     def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
-        """Declares the column of a value by its encoding, or, if that does not tell, by ``given``, values of the first
-        samples; of ``bytes``, by the first of them. Raises :class:`SourceError` if they do not tell either."""
+        """Declares the column of a value by its encoding. For ``bytes`` looks at the first of ``given``, values of the
+        first samples; for arrays at all of them. Raises :class:`SourceError` for arrays if there are no values, or no
+        column holds them."""
         column = self._columns[name]
         if column == "image":
             return Image(None if encoding in (*FILES, "bytes") else "uint8")

@@ -59,7 +59,7 @@ class _ExampleColumn:
 
 class TfrecordSource(ExampleSource):
     """Source of TFRecord files: one file, or all in a folder. Raises :class:`SourceError` if there are none. Unless the
-    user named the kind, raises :class:`AmbiguousSourceError` for shards that the names of others say are missing, and
+    user named the kind, raises :class:`AmbiguousSourceError` for shards that are missing by the names of others, and
     for labels if nothing tells whether they begin at 0 or 1.
 
     Attributes:

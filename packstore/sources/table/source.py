@@ -319,9 +319,9 @@ class TableSource(FileRowSource):
 
     def _read_classes(self, rows: list[dict[str, Any]], boxed: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
         """Reads the classes of an image. With boxes, returns ``labels``, one for each box, and ``tags``, those of rows
-        without a box. Else returns the image's own ``label`` or ``labels``, None if it has none; a class that comes
-        twice counts once, unless other columns differ between the rows, too. Raises :class:`ValueError` if boxes and
-        classes differ in number."""
+        without a box. Else returns the image's own ``label`` or ``labels``, None if it has none. A repeated class
+        counts once, unless other columns differ between the rows. Raises :class:`ValueError` if boxes and classes
+        differ in number."""
         label, column = self._roles.label, self._class_column
         if self._roles.boxes or self._roles.runs:
             labels = [each for cells, count in boxed for each in column.class_per_box(cells.get(label), count)]
