@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.makers.tiers import FAST_SECONDS, SEED, assign_tiers, longest_first, processor_time
+from tests.makers.tiers import FAST_SECONDS, SEED, assign_tiers, drop_soak_cases, longest_first, processor_time
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -64,6 +64,14 @@ def pytest_collection(session: pytest.Session) -> None:
         worker, workers = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         first = len(files) * worker // workers
         session.config.args = files[first:] + files[:first]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Iterator[None]:
+    yield
+    config = metafunc.config
+    if metafunc._calls and "not soak" in config.option.markexpr and not any("[" in name for name in config.args):
+        drop_soak_cases(metafunc)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

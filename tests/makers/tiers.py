@@ -10,7 +10,7 @@ import os
 import resource
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -56,8 +56,7 @@ def examples(count: int) -> settings:
 
 
 def turns(count: int) -> list[Any]:
-    """Values of a parameter: 0 for the default tier, and ``count`` more for soak, in which each does more. Pytest takes
-    half a millisecond a case in each process, even for those that it leaves out."""
+    """Values of a parameter: 0 for the default tier, and ``count`` more for soak, in which each does more."""
     return [0, *(pytest.param(turn, marks=pytest.mark.soak) for turn in range(1, count + 1))]
 
 
@@ -119,6 +118,31 @@ def assign_tiers(items: Sequence[pytest.Item]) -> None:
             item.add_marker("soak")
         elif not slow and len(group) > FAST_CASES:
             item.add_marker("slow")
+
+
+class _Case:
+    """A case of a test that pytest has not made yet, as far as :func:`assign_tiers` looks at it."""
+
+    def __init__(self, metafunc: pytest.Metafunc, callspec: Any) -> None:
+        self.callspec, self.cls = callspec, metafunc.cls
+        self.name = f"{metafunc.definition.name}[{callspec.id}]"
+        self.nodeid = f"{metafunc.definition.nodeid}[{callspec.id}]"
+        self._marks = [*callspec.marks, *metafunc.definition.iter_markers()]
+
+    def iter_markers(self) -> Iterator[pytest.Mark]:
+        return iter([getattr(mark, "mark", mark) for mark in self._marks])
+
+    def add_marker(self, mark: str | pytest.MarkDecorator) -> None:
+        self._marks.insert(0, getattr(pytest.mark, mark) if isinstance(mark, str) else mark)
+
+
+def drop_soak_cases(metafunc: pytest.Metafunc) -> None:
+    """Drops the cases of a test that ``soak`` alone runs, but one if that is all of them: every process of pytest takes
+    half a millisecond for a case, even for one that it then leaves out."""
+    cases = [_Case(metafunc, callspec) for callspec in metafunc._calls]
+    assign_tiers(cases)  # type: ignore[arg-type]
+    kept = [case.callspec for case in cases if all(mark.name != "soak" for mark in case.iter_markers())]
+    metafunc._calls[:] = kept or metafunc._calls[:1]
 
 
 def longest_first(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
