@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.makers.tiers import FAST_CASES, MANY_CASES, ORDERS, SLOW_CASES, assign_tiers, longest_first
+from tests.makers.tiers import FAST_CASES, MANY_CASES, ORDERS, SLOW_CASES, assign_tiers, drop_soak_cases, longest_first
 
 
 class Case:
@@ -58,6 +58,19 @@ def test_cases_are_in_one_tier_each(marks: list[pytest.MarkDecorator], fast: int
     found = tiers(*marks)
     assert {tier: len(cases) for tier, cases in found.items()} == {"fast": fast, "slow": slow, "soak": 30 - fast - slow}
     assert tiers(*marks) == found
+
+
+@pytest.mark.parametrize("mark", [pytest.mark.sampled(2, per="kind", fast=1), pytest.mark.slow, pytest.mark.soak])
+def test_cases_of_soak_are_not_made(mark: pytest.MarkDecorator) -> None:
+    calls = [
+        SimpleNamespace(id=f"{n}-{kind}", params={"n": n, "kind": kind}, marks=[]) for n in range(10) for kind in "abc"
+    ]
+    definition = SimpleNamespace(name="t", nodeid="t", iter_markers=lambda: iter([mark.mark]))
+    metafunc: Any = SimpleNamespace(_calls=calls.copy(), cls=None, definition=definition)
+    drop_soak_cases(metafunc)
+    left = sorted((call.params["n"], call.params["kind"]) for call in metafunc._calls)
+    found = tiers(mark)
+    assert left == (sorted([*found["fast"], *found["slow"]]) or [(0, "a")])
 
 
 def test_each_value_has_its_share() -> None:
