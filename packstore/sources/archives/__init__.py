@@ -37,8 +37,9 @@ def open_required_tree(path: Path) -> Tree:
 
 
 def open_tree(path: Path) -> Tree | None:
-    """Opens a folder or an archive as a tree; returns None for any other file, and for a missing one. Reuses the index
-    of an open archive, and trees and errors within :func:`cache_archives` and :func:`cache_folders`.
+    """Opens a folder or an archive as a tree; returns None for any other file, and for a missing one. A remote path
+    opens its own tree. Reuses the index of an open archive, and trees and errors within :func:`cache_archives` and
+    :func:`cache_folders`.
 
     Raises :class:`SourceError` for a file that cannot be read, and for an archive that is damaged, encrypted, or needs
     a library that is not installed.

@@ -127,9 +127,9 @@ class IndexBuilder:
             self._files[plain] = target
 
     def build(self, file: OpenFile | None = None, *, zipped: bool = False) -> ArchiveIndex:
-        """Builds the index, sorted by name; links to nothing, and links in a circle, become files without data.
-        ``file`` has the data, if the archive itself does not; ``zipped`` says that each file has a header before its
-        data."""
+        """Builds the index, sorted by name; links that lead to no file of the archive, or in a circle, become files
+        without data. ``file`` has the data, if the archive itself does not; ``zipped`` says that each file has a header
+        before its data."""
         fields = len(Member._fields)
         table = np.frombuffer(self._numbers, np.int64).reshape(-1, fields)
         nowhere = np.array([[0, NOWHERE, *[0] * (fields - 2)]], np.int64)
@@ -274,6 +274,7 @@ class ArchiveIndex:
 
 
 def normalise_member_name(name: str) -> bytes | None:
-    """Removes empty parts and ``.`` from the path of a member; returns None if it leads out of the archive."""
+    """Removes empty parts and ``.`` from the path of a member. Returns None for a path with ``..`` or a null character,
+    which may lead out of the archive."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return None if ".." in parts or "\0" in name else "/".join(parts).encode("utf-8", "surrogateescape")

@@ -134,7 +134,8 @@ def _match_compression(start: bytes) -> str | None:
 
 
 class _PlainFiles:
-    """Adds plain files whose headers follow one another to an index, thousands by one call of the engine."""
+    """Adds plain files whose headers follow one another to an index, thousands by one call of the engine. A call with
+    the offset of a header adds the files from there on, and returns the offset of the first header that it left."""
 
     def __init__(self, builder: IndexBuilder, descriptor: int, folder: str = "", *, may_be_tars: bool = False) -> None:
         self._builder = builder
@@ -253,6 +254,7 @@ def _add_member(
 
     Raises:
         SourceError: Two inner tars have one name, or a path leads out of the archive or has two spellings.
+        One of :data:`TAR_FAULTS`: An inner tar is damaged.
     """
     name = member.name
     modified = int(member.mtime * 10**9) if 0 <= member.mtime < 2**33 else 0
@@ -327,8 +329,8 @@ def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[b
 
 
 def open_decompressor(file: IO[bytes], kind: str, name: str) -> Any:
-    """Opens a stream of the decompressed content of a file with the compression ``kind``. Raises :class:`SourceError`
-    if the library for Zstandard is not installed."""
+    """Opens a stream of the decompressed content of a file with the compression ``kind``: ``gz``, ``bz2``, ``xz``,
+    ``zlib`` or ``zst``. Raises :class:`SourceError` if the library for Zstandard is not installed."""
     if kind == "gz":
         return InflatedFile(file)
     if kind == "bz2":

@@ -32,7 +32,8 @@ def is_zip(start: bytes) -> bool:
 
 def read_zip(path: Path) -> ArchiveIndex:
     """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted zip,
-    for names that are repeated or lead out of it, and for backslashes in names that may or may not separate folders."""
+    for one part of several, for names that are repeated or lead out of the zip, and if it is unclear whether
+    backslashes separate folders."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -43,7 +44,8 @@ def read_zip(path: Path) -> ArchiveIndex:
 
 def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
     """Builds the index from the central directory; symbolic links become files without data, directories are left out.
-    Raises :class:`SourceError` as :func:`read_zip` does."""
+    Backslashes become slashes in names without a slash that MS-DOS or Windows wrote. Raises :class:`SourceError` as
+    :func:`read_zip` does."""
     count, start, end = _find_directory(data, name)
     builder, position, entries = IndexBuilder(replaces=False), start, 0
     odd, has_folders = "", False
@@ -133,7 +135,7 @@ def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
 
 def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int, int]:
     """Returns uncompressed size, compressed size and offset of an entry, with those that do not fit into 32 bits
-    replaced from the zip64 field in ``extra``."""
+    replaced from the zip64 field in ``extra``. Raises :class:`struct.error` if the field is too short."""
     values, position = [nbytes, stored, place], 0
     while position + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, position)
@@ -167,5 +169,5 @@ def _convert_dos_time(date: int, time: int) -> int:
 
 def inflate(data: bytes, size: int) -> bytes:
     """Inflates deflated data to at most ``size + 1`` bytes: one byte more than ``size`` shows that there are more.
-    Raises :class:`zlib.error` for damage."""
+    Returns fewer bytes for data that are cut off. Raises :class:`zlib.error` for damage."""
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)

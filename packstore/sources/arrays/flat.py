@@ -16,7 +16,8 @@ _MOST = 4
 
 
 def parse_layout(layout: str) -> tuple[str, tuple[int, ...]]:
-    """Splits a layout into its axes, and the sizes of all axes but N; ``()`` if it has no sizes."""
+    """Splits a layout into its axes, and the sizes of all axes but N; returns ``layout`` itself and ``()`` if it has no
+    valid sizes."""
     match = _SIZED.fullmatch(layout)
     return (layout, ()) if match is None else (match[1], tuple(map(int, match[2].split("x"))))
 
@@ -58,8 +59,8 @@ def unflatten_images(shown: str, info: ArrayInfo, layout: str | None, length: in
 
 
 def _propose_layouts(info: ArrayInfo, length: int | None) -> list[str]:
-    """Proposes up to eight layouts with sizes: nearly square images, gray or RGB, and as many as ``length`` if that is
-    known."""
+    """Proposes up to eight layouts with sizes, for gray or RGB images with one side at most twice the other. If
+    ``length`` is known, proposes only layouts with so many images."""
     found = []
     for place in (0, 1):
         count, pixels = info.shape[place], info.shape[1 - place]

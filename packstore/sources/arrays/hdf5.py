@@ -147,7 +147,8 @@ class _OpenHdf5(OpenArrays):
         return ArrayInfo("", name, shape, dtype, "numbers", chunk, reversed=reversed_axes)
 
     def _read_first_value(self, dataset: Any) -> bytes:
-        """Reads the first value of a dataset of bytes; empty if there is none, or it cannot be read."""
+        """Reads the first value of a dataset with one axis; returns ``b""`` for other axes, if there is none, and if it
+        is no bytes or cannot be read."""
         try:
             found = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
         except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
@@ -155,9 +156,9 @@ class _OpenHdf5(OpenArrays):
         return found if isinstance(found, bytes) else b""
 
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
-        """Raises :class:`SourceError` if values of a dataset are, or may be, in files of another folder, or a part of a
-        virtual dataset is missing. HDF5 looks for raw files in the working directory, and for parts of virtual datasets
-        in the folder that an environment variable names."""
+        """Raises :class:`SourceError` for values in raw files, and for a virtual dataset with a part that is missing,
+        in another folder, named by a pattern, or a reference to further files. Also raises it for a virtual dataset of
+        other files if the environment variable ``HDF5_VDS_PREFIX`` is set, in whose folder HDF5 would look for them."""
         if dataset.external:
             file = dataset.external[0][0]
             raise SourceError(
@@ -220,8 +221,8 @@ class _OpenHdf5(OpenArrays):
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
         """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result: from the file itself if
-        the dataset is contiguous, else by h5py. Strings and opaque values become an array of objects, each of bytes.
-        Raises :class:`ValueError` if h5py fails."""
+        the dataset is contiguous and ``axis`` is 0, else by h5py. Strings and opaque values become an array of objects,
+        each of bytes. Raises :class:`ValueError` or :class:`OSError` if h5py fails."""
         dataset = self._file[name]
         place = self._find_contiguous(name, dataset) if axis == 0 else None
         if place is not None:

@@ -95,7 +95,8 @@ class IdxSource(ArraySource):
         data sets.
 
         Raises :class:`AmbiguousSourceError`, which asks for ``--image-key``, if a folder holds several data sets
-        (EMNIST's), and :class:`SourceError` for options that idx files do not have.
+        (EMNIST's) or the option names none of them, and :class:`SourceError` for ``label_key``, and for a ``layout``
+        other than NHW and NWH.
         """
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
@@ -269,7 +270,8 @@ def _match_name(path: Path) -> re.Match[str] | None:
 
 
 def _find_idx_folders(path: Path) -> list[Path]:
-    """Finds the folders with idx files: ``path``, else its ``raw``, else the ``raw`` of folders in it."""
+    """Finds the folders with idx files: ``path``, else its ``raw``, else the ``raw`` of folders in it. Returns ``[]``
+    if there are none."""
     if not path.is_dir():
         return []
     for places in ([path], [path / "raw"], [each / "raw" for each in list_folders(path)]):
@@ -280,7 +282,8 @@ def _find_idx_folders(path: Path) -> list[Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder by the names of idx files in it; no folder that cannot be listed."""
+    """Returns ``CERTAIN`` for a folder that has files with idx names, as :func:`_find_idx_folders` finds them; ``NO``
+    for others, and for one that cannot be listed."""
     try:
         return Certainty.CERTAIN if _find_idx_folders(path) else Certainty.NO
     except PermissionError:

@@ -89,8 +89,8 @@ class _OpenZarr(OpenArrays):
         return found
 
     def _describe_version_2(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 2, and keeps its grid. Raises :class:`SourceError` for damaged
-        metadata, and for too large chunks."""
+        """Describes an array by its metadata of version 2, and stores the shapes of the array and of its chunks. Raises
+        :class:`SourceError` for damaged metadata, and for too large chunks."""
         shape, chunks = parse_array_shape(plain.get("shape"), 0), parse_array_shape(plain.get("chunks"), 1)
         filters = plain.get("filters") or []
         if shape is None or chunks is None or len(shape) != len(chunks) or not isinstance(filters, list):
@@ -105,8 +105,8 @@ class _OpenZarr(OpenArrays):
         return self._describe_array(name, shape, chunks, plain.get("dtype"), what, ids)
 
     def _describe_version_3(self, name: str, plain: dict[str, Any]) -> ArrayInfo:
-        """Describes an array by its metadata of version 3, and keeps its grid. Raises :class:`SourceError` for damaged
-        metadata, and for too large chunks."""
+        """Describes an array by its metadata of version 3, and stores the shapes of the array and of its files (chunks
+        or shards). Raises :class:`SourceError` for damaged metadata, and for too large chunks."""
         try:
             shape = parse_array_shape(plain["shape"], 0)
             grid = chunks = parse_array_shape(plain["chunk_grid"]["configuration"]["chunk_shape"], 1)

@@ -26,7 +26,8 @@ from packstore.sources.voc.objects import CLASSES, parse_annotation
 
 
 def _make_split_entries(parameter: str, splits: str, names: str) -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """Returns a table entry, the parameter and its value for each split, for several datasets with the same splits."""
+    """Makes an entry for each dataset in ``names``: the parameter that chooses a split, and the parameter's value by
+    split, which is the name of the split."""
     return dict.fromkeys(names.split(), (parameter, {split: split for split in splits.split()}))
 
 

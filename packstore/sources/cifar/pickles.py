@@ -127,7 +127,7 @@ class _DType(StandIn):
 
     def set_state(self, state: Any) -> None:
         """Takes the byte order from ``(version, byte order, subarray, names, fields, size, alignment, flags)``. Raises
-        :class:`BatchError` for a dtype with fields."""
+        :class:`BatchError` for a dtype with fields or without a byte order."""
         plain = isinstance(state, tuple) and len(state) >= 8 and state[2:5] == (None, None, None)
         if not plain or state[1] not in ("<", ">", "|", "=", b"<", b">", b"|", b"="):
             raise BatchError("a dtype with fields or without byte order")
@@ -163,7 +163,8 @@ class _Array(StandIn):
             raise BatchError(f"an array of the shape {self.shape}") from None
 
     def validate_dtype(self) -> np.dtype[Any]:
-        """Checks shape, dtype and number of bytes; returns the dtype. Raises :class:`BatchError` if they do not fit."""
+        """Checks shape, dtype and number of bytes; returns the dtype. Raises :class:`BatchError` if they do not fit, or
+        for more than four axes."""
         dtype, shape, data = self.dtype, self.shape, self.data
         if not isinstance(dtype, _DType) or not isinstance(data, (bytes, Span)):
             raise BatchError("an array that is not of plain numbers")

@@ -23,7 +23,9 @@ _SHAPES = {"bbox", "segmentation", "keypoints", "area"}
 class SplitAnnotations:
     """Annotations of the images of a split, joined from all files, in a temporary file.
 
-    Reading takes the JSON of all files in memory; afterwards some 40 bytes an image, and its name.
+    Reading takes the JSON of all files in memory; afterwards some 40 bytes an image, and its name. Opening raises
+    :class:`SourceError` for an invalid file, and if the temporary file cannot be written, and
+    :class:`AmbiguousSourceError` for two panoptic masks of an image.
 
     Attributes:
         categories: Names of categories by id: for ``objects``, ``panoptic`` segments, and ``stuff``.
@@ -185,7 +187,7 @@ class SplitAnnotations:
             found["panoptic"] = annotation
 
     def _read_categories(self, where: str, document: dict[str, Any], categories: dict[int, str]) -> None:
-        """Adds the categories of a file to ``categories``, and raises :attr:`points` to their number of keypoints if
+        """Adds the categories of a file to ``categories``, and increases :attr:`points` to their number of keypoints if
         all have the same. Counts their values other than id and name. Raises :class:`SourceError` for a category
         without a number or a name, and for two names of one id."""
         counts = set()
@@ -244,7 +246,7 @@ def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list
 
 def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[float]]]:
     """Returns the keypoints ``(points, 3)`` of each annotation; zeros, which mean "not labelled", if it has none.
-    Raises :class:`ValueError` for any other number of keypoints."""
+    Raises :class:`ValueError` for another number of keypoints, and for values that are no coordinates."""
     found = []
     for annotation in annotations:
         flat = annotation.get("keypoints", [0] * (_KEYPOINTS * points))
@@ -277,7 +279,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _is_coordinate(value: Any) -> bool:
-    """Tells if a value is a number below 1e30, and not NaN."""
+    """Tells if a value is a number between -1e30 and 1e30, and not NaN."""
     return isinstance(value, (int, float)) and abs(value) < _LARGEST  # NaN is not
 
 

@@ -78,7 +78,7 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
     """Groups files by split, in packing order, and by kind. If a split has two files of a kind, the full tokens
     (``train2014``, ``train2017``) are splits. In a split without objects, stuff is taken for objects.
 
-    Raises :class:`AmbiguousSourceError` if two files of a kind have the same token, or if only some names have a split.
+    Raises :class:`AmbiguousSourceError` if two files of a kind have the same token, or if only some files have a split.
     """
     counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}

@@ -150,8 +150,9 @@ class ArrowSource(HfTableSource):
         super().__init__(path, options)
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
-        """Yields split and path of each file that ``state.json`` names. Raises :class:`SourceError` if it is damaged,
-        names a file outside its folder, or is of an old version with indices."""
+        """Yields split and path of each file that ``state.json`` names; for an Arrow file, only the file itself, with
+        the split ``""``. Raises :class:`SourceError` if a ``state.json`` is damaged, names a file outside its folder,
+        or is of an old version with indices."""
         if self.path.is_file():
             yield "", self.path
             return
@@ -211,7 +212,7 @@ def _read_names(path: Path, name: str) -> list[str]:
 
 
 def _leads_outside(name: str) -> bool:
-    """Tells if a name leads out of its folder."""
+    """Tells if a name is an absolute path, or has ``..`` or a null character."""
     return Path(name).is_absolute() or ".." in Path(name).parts or "\0" in name
 
 

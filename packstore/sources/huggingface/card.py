@@ -90,7 +90,7 @@ def _read_mappings(value: Any, name: str) -> list[dict[Any, Any]]:
 
 def _choose_config(configs: list[dict[Any, Any]], folder: Path) -> dict[Any, Any]:
     """Returns the configuration that ``datasets`` loads by default; an empty one if there is none. Raises
-    :class:`AmbiguousSourceError` for several without a default."""
+    :class:`AmbiguousSourceError` if there are several and none is the default."""
     names = [str(config.get("config_name")) for config in configs]
     if len(configs) < 2:
         return configs[0] if configs else {}
@@ -121,8 +121,8 @@ def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
 
 def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
     """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``); ``train`` is the split of patterns
-    without one. Returns None if the card has neither patterns nor a folder. Raises :class:`ValueError` for malformed
-    entries, and patterns that lead out of the folder."""
+    without one. Without patterns, takes all files of ``data_dir`` as ``train``; returns None without ``data_dir``, too.
+    Raises :class:`ValueError` for malformed entries, and patterns that lead out of the folder."""
     if value is None:
         return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}
     entries = value if isinstance(value, list) else [value]
@@ -138,8 +138,8 @@ def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
 
 
 def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
-    """Puts ``data_dir`` before a pattern, if there is one, and the pattern does not begin with it. Raises
-    :class:`ValueError` for a pattern that leads out of the card's folder."""
+    """Puts ``data_dir``, if it is a text, before a pattern that does not begin with it. Raises :class:`ValueError` for
+    a URL, and for a pattern that leads out of the card's folder."""
     if "://" in pattern or pattern.startswith("/") or ".." in pattern.split("/"):
         raise ValueError(f"has data_files outside its folder: {printable(pattern)[:100]}")
     return (
@@ -151,7 +151,8 @@ def _prefix_data_dir(pattern: Any, data_dir: Any) -> str:
 
 def _read_features(value: Any) -> dict[str, Any]:
     """Converts the list of features in a card (``datasets.Features._to_yaml_list``) to the form that Parquet schemas
-    have. Skips features of other values. Raises :class:`ValueError` for classes that are not numbered from 0."""
+    have. Skips features other than images, files and classes. Raises :class:`ValueError` for classes that are not
+    numbered from 0."""
     found = {}
     for each in value if isinstance(value, list) else []:
         if isinstance(each, dict) and isinstance(each.get("name"), str):

@@ -69,8 +69,8 @@ def label_cells(array: Any) -> Cells:
 
 
 def class_name_reader(names: Sequence[str]) -> CellReader:
-    """Returns a function that makes a reader of the rows of an array. The reader converts the class name in a row to
-    its number, keeps None, and raises :class:`ValueError` for another name."""
+    """Makes a cell reader: a function of an array that returns a function of a row number. The latter converts the
+    class name in the row to its number, keeps None, and raises :class:`ValueError` for another name."""
     numbers: dict[str | None, int | None] = {name: number for number, name in enumerate(names)}
     numbers[None] = None
 
@@ -84,13 +84,14 @@ def class_name_reader(names: Sequence[str]) -> CellReader:
 
 
 def converting_reader(convert: Callable[[Any], Any]) -> CellReader:
-    """Returns a function that makes a reader of the rows of an array. The reader applies ``convert`` to the plain
-    Python value of a row, and returns the result as JSON."""
+    """Makes a cell reader: a function of an array that returns a function of a row number. The latter applies
+    ``convert`` to the plain Python value of the row, and converts the result to JSON."""
     return lambda array: ArrayCells(array, lambda scalar: _to_json(convert(scalar.as_py())))
 
 
 def json_cells(array: Any) -> Cells:
-    """Returns a function that reads a row of the array, by its number, as a value of JSON."""
+    """Returns a function that reads a row of the array, by its number, as a value of JSON; dates, times and decimals
+    become texts."""
     return ArrayCells(array, lambda scalar: _to_json(scalar.as_py()))
 
 
@@ -125,9 +126,9 @@ def vector_cells(array: Any) -> Cells:
 
 
 def array_reader(shape: Sequence[int], dtype: str) -> CellReader:
-    """Returns a function that makes a reader of the rows of an array. The reader converts the nested lists in a row to
-    a NumPy array of a shape and dtype, keeps None, and raises :class:`ValueError` for lists of another size or with
-    nulls."""
+    """Makes a cell reader: a function of an array that returns a function of a row number. The latter converts the
+    nested lists in the row to a NumPy array of a shape and dtype, keeps None, and raises :class:`ValueError` for lists
+    of another size or with nulls."""
 
     def numbers(scalar: Any) -> Any:
         value = scalar.as_py()

@@ -45,7 +45,8 @@ class HfImageFolderSource(FileRowSource):
 
     With metadata, the samples are its rows in order; further rows of one image have keys such as ``a.jpg#1``. Without,
     they are the images of the splits in the card. Names of folders are their labels if ``datasets`` does so: if all
-    images lie on one level, in several folders.
+    images lie on one level, in several folders. Opening raises :class:`SourceError` if there are neither metadata nor a
+    card that states files.
     """
 
     kind = "hf_imagefolder"
@@ -301,7 +302,8 @@ def _find_metadata(tree: Tree, skip_cycles: bool) -> Iterator[str]:
 
 
 def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
-    """Yields the files of some suffixes in the upper four levels of folders, those near the top first."""
+    """Yields the files of some suffixes in the upper four levels of folders, those near the top first. Skips hidden
+    folders."""
     folders = [""]
     for _ in range(_LEVELS):
         below = []

@@ -151,7 +151,8 @@ def find_object_column(columns: Mapping[str, ValueKind]) -> ObjectColumn | None:
 
 
 def classify_value(value: Any) -> ValueKind | None:
-    """Returns the kind of a value of JSON, or None for a value of any kind, such as an empty list."""
+    """Returns the kind of a value of JSON; of objects, the kind of each member by name. Returns None if the kind is
+    open, as for an empty list."""
     if isinstance(value, dict):
         return {name: kind for name, each in value.items() if isinstance(kind := _classify_list(each), str)}
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):

@@ -141,8 +141,8 @@ class ParquetSource(HfTableSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of Parquet with a column of images or bytes, by its first file. Any other Parquet is possible, unless
-    images are beside it, or tars."""
+    """Recognises a Parquet file, or a folder by its first Parquet file, as :func:`_recognise_schema` does. Returns
+    ``NO`` for a folder that also has tars."""
     if path.is_file():
         return Certainty.NO if first_bytes(path, 4) != _MAGIC else _recognise_schema(path, alone=True)
     if not path.is_dir():

@@ -26,7 +26,8 @@ _START, _LOOKED_AT = 512, 16
 
 class VocBesideSource(FileRowSource):
     """Source of images with XML files beside them, in the folder itself or in folders of splits (``train``, ``valid``
-    …). Columns: ``boxes``, ``labels``, ``difficult`` and ``json``, missing for an image without an XML file."""
+    …). Columns: ``boxes``, ``labels``, ``difficult`` and ``json``, missing for an image without an XML file. Opening
+    raises :class:`SourceError` if there are no such files."""
 
     kind = "voc"
 
@@ -153,5 +154,5 @@ def _is_image(name: str) -> bool:
 
 
 def _stem(name: str) -> str:
-    """Removes the suffix from a file name."""
+    """Removes the suffix from a file name; returns ``""`` for a name without a dot."""
     return name.rpartition(".")[0]

@@ -47,8 +47,8 @@ class YoloSource(FileRowSource):
     for each object the list of numbers in the file, fractions of the sides, or null if it has a box. The box of a
     polygon is the smallest around it. An image without a file of labels has 0 boxes.
 
-    Leaves out a split whose images are missing. Raises :class:`SourceError` for an image that is listed twice. Labels
-    more than 1% outside the image are bad samples.
+    Leaves out a split whose images are missing. Raises :class:`SourceError` for an image that is listed twice, and at
+    opening if no images are found. Labels more than 1% outside the image are bad samples.
     """
 
     kind = "yolo"
@@ -225,8 +225,8 @@ def _has_labels(tree: Tree, images: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file like ``data.yaml``, or labels beside a folder of images. Partial if annotations of COCO or
-    Pascal VOC are there too, so that the user is asked: each may cover only some images. Raises
+    """Is certain of a folder or archive with a file like ``data.yaml``, or with labels beside a folder of images.
+    Returns ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images. Raises
     :class:`AmbiguousSourceError` if several groups of folders have the images of one folder ``labels``."""
     tree = open_tree(path)
     if tree is None:

@@ -115,9 +115,9 @@ def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[s
 
 
 def read_layout(tree: Tree) -> YoloLayout:
-    """Reads the layout of a source: from ``data.yaml`` or ``obj.data``, else from the folders. Raises
-    :class:`SourceError` if these files are invalid or their images missing, and :class:`AmbiguousSourceError` for
-    several of them."""
+    """Reads the layout of a source: from ``data.yaml`` or ``obj.data``, else from the folders, with names of classes
+    from a YAML file or a list such as ``classes.txt``. Raises :class:`SourceError` if these files are invalid or their
+    images missing, and :class:`AmbiguousSourceError` for several of them."""
     files = find_descriptions(tree)
     if len(files) > 1:
         named = " and ".join(map(printable, files))
