@@ -133,7 +133,7 @@ class Cache:
 
     def _open_or_fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
         """Opens a cached object, or fetches it; tries again if another process fetched it or removed the cache's folder
-        meanwhile (the latter three times at most).
+        meanwhile (the latter three times at most). ``digest`` is None for an object that only its size proves.
         """
         removed = 0
         while True:

@@ -23,7 +23,7 @@ _NO_ATTRIBUTE = (errno.ENOTSUP, errno.ENODATA, errno.EPERM, errno.ENOENT, errno.
 @functools.cache
 def machine_id() -> str:
     """Returns eight hexadecimal digits of this machine's boot id, or of its host name if it has none. Containers on one
-    machine share the boot id.
+    machine share the boot id. Caches the result.
 
     Each machine has part files of its own, since not every network file system locks between machines.
     """

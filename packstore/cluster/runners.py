@@ -206,8 +206,8 @@ class ProcessRunner(Runner):
         self._answers.put((worker, result))
 
     def _handle_answer(self, worker: _WorkerProcess, result: TaskReceipt | BaseException | None) -> Outcome | None:
-        """Returns the outcome in a process's answer. If the process has died, submits its task again and returns None;
-        after three deaths returns an error.
+        """Returns the outcome in a process's answer, and marks the process as idle. If the process has died, forgets it,
+        submits its task again and returns None; after three deaths returns an error.
         """
         assert worker.task is not None
         number, entries = worker.task

@@ -239,6 +239,7 @@ def sync_tree(path: Path) -> None:
 
 def sync_file_system(path: Path) -> None:
     """Makes the whole file system of ``path`` durable by one call (syncfs); without syncfs only the tree at ``path``.
+    Raises :class:`OSError` if that fails.
 
     For thousands of files or links, of which each fsync would take milliseconds."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None) if sys.platform.startswith("linux") else None

@@ -73,7 +73,7 @@ class Mode:
 
 @lru_cache(64)
 def parse_mode(name: str) -> Mode:
-    """Parses the name of a mode. Raises :class:`ManifestError` if it is unknown."""
+    """Parses the name of a mode; caches 64 modes. Raises :class:`ManifestError` if it is unknown."""
     if name in _KNOWN:
         return Mode(name, *_KNOWN[name])
     match = _MULTI.fullmatch(name)

@@ -187,7 +187,8 @@ class _Machine:
 
     def set_items(self, items: list[Any]) -> None:
         """Sets keys and values, which follow in turn, in the dict or :class:`StandIn` on the stack. Raises
-        :class:`UnsupportedPickleError` for other objects, and for keys that are no short text or bytes."""
+        :class:`UnsupportedPickleError` for other objects, and for keys that are no short text or bytes;
+        :class:`IndexError` for a key without a value."""
         target = self.stack[-1]
         if len(items) % 2:
             raise IndexError

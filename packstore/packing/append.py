@@ -176,7 +176,7 @@ def append_source(
 
     Returns a report without new records if an interrupted run of the same request had published its records already.
     If it fails, it leaves packed records for the next run. Raises as :func:`append`, and :class:`DestinationError` if
-    ``store`` is a symbolic link.
+    ``store`` is a symbolic link. ``started``: ``time.monotonic`` at the start; None for now.
     """
     started = time.monotonic() if started is None else started
     refuse_empty(store, source)

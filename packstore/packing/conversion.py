@@ -190,7 +190,8 @@ def _plan_dataset(
     progress: ProgressCallback,
 ) -> Plan:
     """Plans the conversion of a dataset, or of a dict of datasets by split. Raises :class:`UsageError` for options that
-    only apply to paths, such as a cluster, and for a dict that is empty or has a key that is no name."""
+    only apply to paths, such as a cluster, and for a dict that is empty or has a key that is no name. ``fields`` None
+    infers the fields."""
     for_paths = (options.source_kind, options.labels, options.image_key, options.label_key, options.layout)
     if options.ignore or options.source_columns or any(value is not None for value in for_paths):
         raise UsageError(
@@ -221,7 +222,7 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     at a URL is packed by a cluster, or by one local worker.
 
     Resumes an interrupted run; returns at once if that run had published. If it fails, the records so far are kept for
-    the next run, and a note on the error says where.
+    the next run, and a note on the error says where. ``started``: ``time.monotonic`` at the start; None for now.
 
     Raises:
         SourceError: The source changed meanwhile, or all its samples were skipped.

@@ -207,8 +207,8 @@ def _merge_columns(readers: Sequence[Reader], classes: Sequence[str] | None) -> 
 
 
 def _check_class_order(merged: tuple[str, ...] | None, classes: Sequence[str]) -> tuple[str, ...]:
-    """Returns ``classes`` as a tuple. Raises :class:`UsageError` unless it names every class of the stores exactly
-    once."""
+    """Returns ``classes`` as a tuple; it may also name new classes. Raises :class:`UsageError` unless it names every
+    class of ``merged`` exactly once, and if ``merged`` is None: then labels are plain numbers."""
     if merged is None:
         raise UsageError("classes gives the order of names, and the labels of the stores are plain numbers")
     repeated = next((name for i, name in enumerate(classes) if name in classes[:i]), None)

@@ -114,7 +114,7 @@ class ConvertOptions(SourceArguments):
 
     @property
     def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes."""
+        """:attr:`shard_size` in bytes, or None."""
         return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
 
 

@@ -20,8 +20,8 @@ _SAMPLED = 24
 def make_encoder(
     encode: EncodeOptions, survey: Survey, shape: tuple[int, ...] | None, *, reencode: bool = False
 ) -> Encoder:
-    """Makes the encoder for the images of a source. ``reencode`` decodes and encodes files even if they could stay as
-    they are."""
+    """Makes the encoder for the images of a source; ``shape`` is that of all records, or None. ``reencode`` decodes and
+    encodes files even if they could stay as they are."""
     store = survey.store
     files = ENCODINGS[survey.encoding].layout is None
     mode = survey.mode if store is None else store.image.mode

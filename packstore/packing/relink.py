@@ -119,7 +119,8 @@ def _absolute_path(path: str | os.PathLike[str]) -> str:
 
 
 def _move_path(place: str, moves: tuple[str, str] | None) -> str:
-    """Replaces the old prefix of a path by the new one; returns other paths unchanged."""
+    """Replaces the old prefix of a path by the new one, by ``moves`` (old, new). Returns other paths unchanged, and all
+    if ``moves`` is None."""
     if moves is None or not f"{place}/".startswith(f"{moves[0].rstrip('/')}/"):
         return place
     return f"{moves[1].rstrip('/')}{place[len(moves[0].rstrip('/')) :]}"

@@ -91,7 +91,7 @@ class SelectOptions:
 
     @property
     def shard_bytes(self) -> int | None:
-        """:attr:`shard_size` in bytes."""
+        """:attr:`shard_size` in bytes, or None."""
         return parse_bytes(self.shard_size) if isinstance(self.shard_size, str) else self.shard_size
 
 
@@ -294,8 +294,8 @@ def _split_names(manifest: Manifest) -> list[str]:
 def _choose_records(
     reader: Reader, where: Where | None, gone: Sequence[int], options: SelectOptions, progress: ProgressCallback
 ) -> dict[str, NDArray[np.int64]]:
-    """Applies condition, dropped classes ``gone``, audit report and random draws. Returns the ascending record numbers
-    of each new split, without empty splits.
+    """Applies the condition ``where`` (None: all), dropped classes ``gone``, audit report and random draws. Returns the
+    ascending record numbers of each new split, without empty splits.
 
     Raises :class:`StoreError` if a sample or split cannot be drawn, and :class:`UsageError` for a report of another
     store or if the store has no classes to draw by.
@@ -391,8 +391,9 @@ def _make_pieces(
 
 
 def _select_shards(reader: Reader, where: Where | None, options: SelectOptions, format: str) -> list[Piece]:
-    """Chooses whole shards by split, and draws them at random for new splits by the digests of their records. Opens no
-    shard. Raises :class:`UsageError` if shards cannot be taken whole."""
+    """Chooses whole shards by the condition ``where`` on their split (None: all), and draws them at random for new
+    splits by the digests of their records. Opens no shard. Raises :class:`UsageError` if shards cannot be taken whole.
+    """
     manifest = reader.manifest
     shown = printable(str(reader.path))
     if manifest.shards is None or manifest.format != format or relative_link_folder(manifest, reader.path) is not None:

@@ -85,7 +85,7 @@ class SparinglyCheckedReader(CheckedReader):
 
     def value(self, name: str, index: int) -> Any:
         """Returns the value from the proven copy of its column, else proves the record. Raises
-        :class:`CorruptRecordError`.
+        :class:`CorruptRecordError`, and :class:`IndexError` for a number without a record.
         """
         proven = self._proven.get(name)
         if proven is not None:

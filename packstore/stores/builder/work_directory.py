@@ -230,7 +230,7 @@ class WorkDirectory:
 
     def _wait_for_owner(self) -> Owner | None:
         """Returns the holder of the lock; waits up to a second for a process that has just locked it to write its
-        name.
+        name. Returns None if no valid name is there by then.
         """
         until = time.monotonic() + _NAMING_SECONDS
         while (owner := read_owner(self.path)) is None and time.monotonic() < until:
@@ -238,7 +238,7 @@ class WorkDirectory:
         return owner
 
     def _in_use_error(self, owner: Owner | None) -> DestinationError:
-        """Returns the error for a destination that another process is writing."""
+        """Returns the error for a destination that another process is writing; names the process if ``owner`` is known."""
         who = "another process"
         if owner is not None:
             who = f"process {owner.pid} on {printable(owner.host)}"

@@ -61,7 +61,8 @@ class Heap:
 
     def _find_object(self, identifier: memoryview) -> memoryview:
         """Returns the object with an identifier: from a block of the heap, or from elsewhere in the file if the object
-        is huge. Raises :class:`Hdf5Error` if there is none, and for a huge one of more bytes than a manifest may have.
+        is huge. Raises :class:`Hdf5Error` if there is none, and for a huge one of more bytes than a manifest may have;
+        :class:`UnsupportedHdf5Error` for HDF5's tiny objects.
         """
         if len(identifier) < 1 or len(identifier) != self._id_size or identifier[0] & 0xC0:
             raise Hdf5Error("an identifier of a heap is broken")

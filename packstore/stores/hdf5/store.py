@@ -155,7 +155,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _map_file(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
-    """Maps a file and reads its superblock; returns its structure and its bytes. Raises :class:`StoreError`."""
+    """Maps a file, by its open ``descriptor`` if there is one, and reads its superblock. Returns its structure and its
+    bytes. Raises :class:`StoreError`.
+    """
     try:
         with reading(path, descriptor) as opened:
             mapped = np.frombuffer(mmap.mmap(opened, 0, access=mmap.ACCESS_READ), np.uint8)

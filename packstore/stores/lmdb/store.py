@@ -62,7 +62,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _map_pages(path: Path, descriptor: int | None = None) -> Pages:
-    """Maps the data file. Raises :class:`StoreError` if it cannot be opened, or is no LMDB."""
+    """Maps the data file, by its open ``descriptor`` if there is one. Raises :class:`StoreError` if it cannot be
+    opened, or is no LMDB.
+    """
     try:
         with reading(path / DATA_FILE, descriptor) as opened:
             return Pages(opened)

@@ -177,7 +177,9 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, dict[str, Any]]:
-    """Opens the zip and describes the dict in its pickle, which has a manifest as text. Raises :class:`StoreError`."""
+    """Opens the zip, by its open ``descriptor`` if there is one, and describes the dict in its pickle. Raises
+    :class:`StoreError` if it cannot be read, or the dict has no manifest as text.
+    """
     try:
         with reading(path, descriptor) as opened:
             archive = Archive(opened)

@@ -82,8 +82,8 @@ def _find_copied_file(path: UrlPath, objects: ObjectStore) -> tuple[ObjectStore,
 
 
 def _open_copied(path: UrlPath, objects: ObjectStore, info: ObjectInfo, format: Format | None) -> Reader:
-    """Fetches a single-file store whole into the cache and opens it. Only compares its size: reading must prove it by
-    its checksums.
+    """Fetches a single-file store whole into the cache and opens it. If ``format`` is None, recognises it by its first
+    bytes, and raises :class:`StoreError` if that fails. Only compares its size: reading must prove it by its checksums.
     """
 
     def fetch() -> Iterator[bytes | memoryview]:
