@@ -132,8 +132,8 @@ class Cache:
                     raise
 
     def _open_or_fetch(self, name: str, nbytes: int, fetch: Fetch, digest: str | None, url: str) -> int:
-        """Opens a cached object, or fetches it; tries again if another process fetched it or removed the cache's folder
-        meanwhile (the latter three times at most). ``digest`` is None for an object that only its size proves.
+        """Opens a cached object, or fetches it. Tries again if another process fetched it meanwhile, and up to three
+        times if the cache's folder was removed meanwhile. ``digest`` is None if it is unknown.
         """
         removed = 0
         while True:

@@ -384,7 +384,7 @@ class CacheFolder:
         return register_descriptor(self._open_file(path, os.O_RDWR | os.O_CREAT))
 
     def _open_file(self, path: Path, flags: int) -> int:
-        """Opens a file without following links; its descriptor is none of 0 to 2, and is not inherited. Raises
+        """Opens a file without following links; its descriptor is above 2, and is not inherited. Raises
         :class:`OSError`.
         """
         with beyond_standard_streams():

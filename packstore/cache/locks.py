@@ -61,7 +61,7 @@ def unlock_and_close(descriptor: int) -> None:
 
 
 def try_lock(descriptor: int, root: Path, *, shared: bool = False, seconds: float = 0.0) -> bool:
-    """Locks an open file, exclusively unless ``shared``; tries again for up to ``seconds``. Returns whether that worked.
+    """Locks an open file, exclusively unless ``shared``; tries for up to ``seconds``. Returns whether that worked.
 
     Raises:
         NoLocksError: The file system of ``root`` has no locks.

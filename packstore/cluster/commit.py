@@ -53,8 +53,8 @@ def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], pre
 def _build_manifest(
     plan: Plan, receipts: Sequence[TaskReceipt], filled: Sequence[TaskReceipt], shards: Sequence[Shard]
 ) -> Manifest:
-    """Builds the manifest of the store from the plan and the receipts: their counts join the options, their skipped
-    samples those of a store as source.
+    """Builds the manifest of the store from the plan and the receipts. The receipts' counts join the options. Their
+    skipped samples follow those of the source, if that is a store.
     """
     encoder = plan.make_encoder()
     # If the source is a store, its columns have the sizes and digests of all its records.

@@ -60,7 +60,7 @@ class Driver:
 
     def run(self, started: float) -> ConvertReport:
         """Packs the shards without a receipt, publishes the store, and removes the run's objects. If an earlier driver
-        has published the store, only removes those objects. The option ``restart`` removes them at the beginning, too.
+        has published the store, only removes these objects. With the option ``restart``, first removes them, too.
 
         Raises:
             DestinationError: There is a store already, or a run that was begun with other options.
@@ -97,7 +97,7 @@ class Driver:
         return self._make_report(manifest, started, resumed)
 
     def _read_reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
-        """Reads all receipts of the run and returns, by task, those whose shards still exist, or that have no shard:
+        """Reads all receipts of the run. Returns, by task, the receipts whose shard still exists or that have no shard:
         these tasks need not run again.
 
         Raises :class:`StoreError` for a receipt that does not fit the plan.

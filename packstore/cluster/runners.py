@@ -206,8 +206,8 @@ class ProcessRunner(Runner):
         self._answers.put((worker, result))
 
     def _handle_answer(self, worker: _WorkerProcess, result: TaskReceipt | BaseException | None) -> Outcome | None:
-        """Returns the outcome in a process's answer, and marks the process as idle. If the process has died, forgets it,
-        submits its task again and returns None; after three deaths returns an error.
+        """Returns the outcome in a process's answer, and marks the process as idle. If the process has died, forgets
+        it, submits its task again and returns None; after three deaths returns an error.
         """
         assert worker.task is not None
         number, entries = worker.task
@@ -235,7 +235,7 @@ def _end_worker(worker: _WorkerProcess) -> None:
 
 
 def try_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> Outcome:
-    """Runs a task; returns its receipt or error. Raises only what ends the process, such as KeyboardInterrupt."""
+    """Runs a task; returns its receipt or error. Raises only exceptions that end the process, as KeyboardInterrupt."""
     try:
         return Outcome(number, run_task(job, number, entries))
     except Exception as error:

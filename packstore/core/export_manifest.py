@@ -122,7 +122,7 @@ def parse_export_manifest(text: str | bytes) -> ExportManifest | None:
 
 
 def read_export_manifest(folder: Path) -> ExportManifest | None:
-    """Reads the export manifest in a folder. Returns None if there is none, or its JSON is of something else. Raises
+    """Reads the export manifest in a folder. Returns None if the file is missing or not of packstore. Raises
     :class:`ManifestError` if it cannot be read or is damaged."""
     file = folder / MANIFEST_FILE
     try:

@@ -199,8 +199,7 @@ def drop(file: IO[bytes]) -> None:
 
 
 def device_and_inode(path: Path) -> tuple[int, int]:
-    """Returns device and inode of a path, of a link those of the link itself. Raises :class:`OSError` if the path
-    does not exist."""
+    """Returns device and inode of a path, without following a link. Raises :class:`OSError` if it does not exist."""
     found = path.lstat()
     return found.st_dev, found.st_ino
 

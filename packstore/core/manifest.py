@@ -372,9 +372,9 @@ def _has_own_digest(text: bytes, digest: object) -> bool:
 
 
 def _check_columns(encoding: str, columns: Mapping[str, Column]) -> None:
-    """Raises :class:`ManifestError` unless packstore's own columns have the form that the encoding demands, each column
-    has its companions, the columns of links are all there or none, and labels or keypoints of boxes have as many rows
-    as these.
+    """Checks columns against the encoding and each other. Raises :class:`ManifestError` if one of packstore's own
+    columns has another form than the encoding demands, if a companion column is missing, if only some columns of links
+    exist, or if labels or keypoints of boxes have more or fewer rows than the boxes.
     """
     image = columns["image"]
     good = image.type == "image"

@@ -43,7 +43,7 @@ def encode_with_digest(plain: Mapping[str, Any]) -> bytes:
 
 
 def parse_with_digest(data: bytes) -> dict[str, Any]:
-    """Parses what :func:`encode_with_digest` wrote; returns the object without its digest.
+    """Parses the output of :func:`encode_with_digest`; returns the object without its digest.
 
     Raises :class:`ManifestError` if ``data`` is no JSON object, or its digest differs.
     """

@@ -42,7 +42,7 @@ class ObjectStore:
     :data:`~packstore.objects.connection.RETRY_SECONDS`. Data read is not verified: a flipped bit passes.
 
     Every method raises :class:`RemoteError`, in one line, and :class:`packstore.core.errors.UsageError` if obstore is
-    not installed; writes and deletions also raise the latter for HTTP.
+    not installed. Writes and deletions raise that error also for HTTP.
 
     Attributes:
         url: The URL, without a slash at its end.

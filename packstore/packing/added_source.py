@@ -75,7 +75,7 @@ class AddedSource(Source):
 
     @property
     def store(self) -> Reader | None:
-        """Reader of the wrapped store, if the source is a store that is added as a whole with its own keys; else None."""
+        """Reader of the wrapped store, if the source is a store that is added as a whole with its own keys, or None."""
         if not isinstance(self._source, StoreSource) or self._taken is not None or self._prefix:
             return None
         return self._source.reader

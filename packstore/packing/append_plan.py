@@ -376,7 +376,7 @@ def _make_convert_options(plan: AppendPlan) -> ConvertOptions:
 
 
 def _collect_column_answers(plan: AppendPlan) -> tuple[str, ...]:
-    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``: those of this append, else the store's."""
+    """Returns the options of single columns, as ``COLUMN.NAME=VALUE``: this append's options, else the store's."""
     recorded = {name: value for name, value in plan.manifest.options.items() if "." in name and is_reading_option(name)}
     given = split_column_options(plan.options.columns)[1]
     own = {f"{column}.{name}": value for column, answers in given.items() for name, value in answers.items()}

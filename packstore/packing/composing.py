@@ -312,8 +312,8 @@ def read_shard_manifests(parts: ShardList, format: str) -> Iterator[Manifest]:
 
 
 def describe_stores_origin(readers: Sequence[Reader]) -> Origin:
-    """Returns the manifest entry that says where a store's records are from: the names of the stores it was made
-    from, cut to 1,000 characters, and the dataset digest if there is only one."""
+    """Returns the manifest's entry about the origin of a new store's records: the names of ``readers``, cut to 1,000
+    characters, and the dataset digest if there is only one."""
     names = [reader.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8") for reader in readers]
     digest = readers[0].manifest.dataset_digest if len(readers) == 1 else None
     return Origin("store", " + ".join(names)[:1000], 0, digest)

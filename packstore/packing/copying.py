@@ -171,7 +171,7 @@ def _read_values(reader: Reader, columns: Iterable[Column], some: NDArray[np.int
 def _check_checksums(
     reader: Reader, some: Sequence[int] | NDArray[np.int64], found: Any, expected: Any, what: str
 ) -> None:
-    """Raises :class:`CorruptRecordError` for the first record whose checksum ``what`` differs."""
+    """Raises :class:`CorruptRecordError` for the first record whose checksum differs; ``what`` names the checksum."""
     wrong = np.flatnonzero(found != expected)
     if len(wrong):
         i = int(wrong[0])

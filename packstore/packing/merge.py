@@ -263,8 +263,8 @@ def _linkable_shards(reader: Reader, format: str, columns: Sequence[Column], lef
 def _make_split_pieces(
     reader: Reader, split: str, parts: ShardList | None, columns: Sequence[Column], left_out: set[str]
 ) -> list[Piece]:
-    """Returns the pieces that one store adds to a split: its shards ``parts`` if they can be linked, else its records
-    without those to leave out. Empty if none is left, or the store lacks the split."""
+    """Returns the pieces that one store adds to a split: links to its shards ``parts``, or copies of its records if
+    ``parts`` is None, without the keys ``left_out``. Empty if no record is left, or the store lacks the split."""
     manifest = reader.manifest
     if parts is not None:
         chosen = [i for i, runs in enumerate(parts.runs) if runs[0][0] == split]

@@ -79,7 +79,7 @@ class SampleProbe:
 
 def resolve_uniform_shape(encode: EncodeOptions, survey: Survey, probe: SampleProbe) -> tuple[int, ...] | None:
     """Returns the shape ``(H, W, C)`` of all records, or None if they may differ. If only images can tell, decodes a
-    few samples and takes their shape for that of all. Raises :class:`UsageError` if their shapes differ and the
+    few samples and assumes that all have this shape. Raises :class:`UsageError` if the samples' shapes differ and the
     encoding needs one."""
     layout = ENCODINGS[encode.encoding].layout
     if layout is None:

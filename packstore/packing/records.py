@@ -184,8 +184,8 @@ def list_store_columns(plan: Plan, encoder: Encoder) -> tuple[Column, ...]:
 
 
 def describe_source_origin(plan: Plan) -> Origin:
-    """Returns the manifest entry that says where a store's records are from: kind, name and file counts of the source,
-    and its digest if it is a store."""
+    """Returns the manifest's entry about the origin of the records: kind, name and file counts of the source, and its
+    digest if it is a store."""
     name = plan.source.path.resolve().name.encode("utf-8", "backslashreplace").decode("utf-8")
     store = plan.survey.store
     digest = store.dataset_digest if store else None

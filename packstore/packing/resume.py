@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 def conversion_identity(plan: Plan, encoder: Encoder, columns: Iterable[Column]) -> ConversionIdentity:
-    """Returns the identity by which an interrupted run of the same conversion is recognised. Threads do not count, nor
-    does the policy for bad samples, unless the run skipped some and this one would stop at them."""
+    """Returns the identity by which an interrupted run of the same conversion is recognised. Threads do not count. The
+    policy for bad samples counts only if the run skipped some and this one would stop at them."""
     return ConversionIdentity(conversion_fingerprint(plan, encoder, columns), partial(_source_change_message, plan))
 
 

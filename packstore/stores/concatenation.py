@@ -146,7 +146,7 @@ class ConcatReader(Reader):
         return local
 
     def part_places(self) -> list[str]:
-        """Returns the path or URL of each part; that of a file with several splits comes several times."""
+        """Returns the path or URL of each part; a file with several splits comes several times."""
         names = [reader.part_places() for reader in self._readers]
         return [names[store][local] for store, local in self._part_table[1]]
 
@@ -171,8 +171,8 @@ class ConcatReader(Reader):
         return self._call_store(index, lambda reader, record: reader.array(record))
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the stored value. Class numbers become those of the joined store, and -1 if they have no class; in a
-        ragged column they come as bytes."""
+        """Returns the stored value. Class numbers count in the joined store's classes, and -1 stands for one without a
+        class; in a ragged column they come as bytes."""
         value = self._call_store(index, lambda reader, record: reader.value(name, record))
         numbers = self._numbers[self._find_range(index).store].get(name)
         if numbers is None:
@@ -182,8 +182,8 @@ class ConcatReader(Reader):
         return _renumber_labels(np.asarray(value), numbers)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values of some records. Class numbers become those of the joined store, and -1 if they have no
-        class. Raises :class:`IndexError` if a record does not exist."""
+        """Returns the values of some records. Class numbers count in the joined store's classes, and -1 stands for one
+        without a class. Raises :class:`IndexError` if a record does not exist."""
         column = self.manifest.column(name)
         out = np.empty((len(records), *column.shape), NUMPY_DTYPE[column.dtype])
         for run, rows, local in self._group_by_range(records):
@@ -256,7 +256,7 @@ class ConcatReader(Reader):
             reader.check_files()
 
     def check_structure(self, *, quick: bool = False, progress: ProgressCallback = no_progress) -> Iterator[Problem]:
-        """Yields the faults of all stores. Record numbers are those in each store, not in the joined one."""
+        """Yields the faults of all stores. Record numbers count within each store, not within the joined store."""
         for reader in self._readers:
             yield from reader.check_structure(quick=quick, progress=progress)
 

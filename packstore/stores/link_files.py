@@ -177,8 +177,8 @@ def read_file_state(path: str) -> FileState:
 
 
 def derive_object_state(info: ObjectInfo) -> FileState:
-    """Returns size and version of an object. Instead of a time, which may be rounded to seconds, the state has the
-    upper 63 bits of the XXH3-64 of the ETag, or of the time if there is no ETag.
+    """Returns size and version of an object. The version takes the place of the time, which may be rounded to seconds:
+    the upper 63 bits of the XXH3-64 of the ETag, or of the time if there is no ETag.
     """
     known = xxh3_64_intdigest(f"{info.etag or info.modified}".encode())
     return FileState(info.nbytes, known >> 1)

@@ -93,7 +93,7 @@ class LinkedReader(Reader):
         return self.view(index)
 
     def view(self, index: int) -> Buffer:
-        """Reads the image like :meth:`read`; copies only that of an object at a URL."""
+        """Reads the image like :meth:`read`; copies its bytes only if they are in an object at a URL."""
         return self._read_checked_images([index])[0]
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:

@@ -121,8 +121,8 @@ def _find_manifest_texts(data: memoryview | bytes) -> Iterator[bytes]:
 
 
 def _correct_by_digest(text: bytes) -> RecoveredManifest | None:
-    """Returns the manifest in ``text`` with one byte, or up to two digits of its digest, changed so that its digest
-    matches, or None if that does not suffice.
+    """Changes one byte of the manifest in ``text``, or up to two digits of its digest, so that they match. Returns the
+    manifest, or None if that does not suffice.
     """
     for start in _find_digest_offsets(text):
         digest = text[start + len(_NAME) : start + len(_NAME) + 64]

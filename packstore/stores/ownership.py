@@ -67,8 +67,8 @@ def _require_owned(file: Path, allowed: set[str], shown: str) -> Path:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes the store, or part of one, at ``path``: a file or link, or in a directory only what has a name that
-    packstore gives.
+    """Removes the store, or part of one, at ``path``: a file or link. In a directory, removes only files with names
+    that packstore gives.
 
     Removes the directory if it is then empty. Does nothing if nothing is there.
     """
@@ -85,8 +85,8 @@ def remove_unfinished(path: Path) -> None:
 
 
 def remove_shards(path: Path, names: Iterable[str]) -> None:
-    """Removes from a store's directory those of ``names`` that are names of shards or tables of shards. Ignores missing
-    ones.
+    """Removes the files ``names`` from a store's directory. Ignores names that are not of shards or tables of shards,
+    and missing files.
     """
     inner = {name for format in FORMATS.values() for name in format.files}
     for name in names:

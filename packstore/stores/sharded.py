@@ -96,7 +96,7 @@ class ShardedReader(Reader):
         return bytes(view) if self._bounded else view
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Returns the images of some records; reads those of a linked store shard by shard."""
+        """Returns the images of some records, in their order; reads a linked store shard by shard."""
         if not self.manifest.is_linked or not len(records):
             return super().views(records)
         found: list[Buffer] = [b""] * len(records)
@@ -274,7 +274,7 @@ class ShardedReader(Reader):
             )
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields the faults of one shard: its file, its SHA-256 unless ``quick``, and those that its reader finds."""
+        """Yields the faults of one shard: of its file, its SHA-256 unless ``quick``, and all that its reader finds."""
         start = self._starts[number]
         file = self._format.data_file(self.path / shard.name)
         if file.exists() and not file.is_file():  # reading a pipe would block, a device would never end
@@ -418,8 +418,8 @@ def reserve_open_files(table: ShardTable) -> int:
 def _open_files(manifest: Manifest, path: Path) -> tuple[dict[int, int], int]:
     """Opens the files of all shards, if the process may have them all open, else none.
 
-    Returns their descriptors by shard number, without those that cannot be opened (reading them raises the reason), and
-    the number of open files reserved.
+    Returns their descriptors by shard number, and the number of open files reserved. Leaves out files that cannot be
+    opened: reading them raises the reason.
     """
     table, format = _require_table(manifest), FORMATS[manifest.format]
     promised = reserve_open_files(table)

@@ -68,9 +68,10 @@ def _name_both(first: Reader, second: Reader) -> str:
 
 
 def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
-    """Returns the options of the joined store: those of its first store of unchanged image files (else of its first
-    store), without sizes, and those of :func:`join_answers`. Raises :class:`StoreError` if two stores contradict each
-    other, or differ in EXIF rotation.
+    """Returns the options of the joined store: those of the first store of encoding ``original``, else of the first
+    store of image files, else of the first store. Leaves out sizes, and adds the options of :func:`join_answers`.
+
+    Raises :class:`StoreError` if two stores contradict each other, or differ in EXIF rotation.
     """
     files = [reader for reader in readers if reader.manifest.holds_files] or [*readers]
     lead = next((reader for reader in files if reader.manifest.encoding == "original"), files[0])
@@ -87,7 +88,7 @@ def _join_options(readers: Sequence[Reader]) -> dict[str, Any]:
 
 def join_answers(manifests: Iterable[tuple[str, Manifest]]) -> dict[str, Any]:
     """Returns the options of stores that say how image files are read, in the main column and in others. Leaves out
-    options that are None, and those of the main column of stores of arrays.
+    options that are None, and the main column's options if the store holds arrays.
 
     Args:
         manifests: Path and manifest of each store.
@@ -183,7 +184,7 @@ class UnifiedReader(DelegatingReader):
 
     @property
     def unchecked_reader(self) -> Reader:
-        """A reader of the unchecked store that converts images likewise; this reader if the store checks nothing."""
+        """A reader of the unchecked store with the same conversion; this reader if the store checks nothing."""
         plain = self.store.unchecked_reader
         return self if plain is self.store else UnifiedReader(plain, self.manifest, self._convert)
 

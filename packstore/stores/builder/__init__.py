@@ -127,8 +127,8 @@ class StoreBuilder:
 
     @property
     def interrupted_run(self) -> InterruptedRun | None:
-        """An interrupted run with the same identity to resume from; None if there is none, or it is used up. Append its
-        images first, in order."""
+        """An interrupted run with the same identity to resume from; append its images first, in order. None if there is
+        no such run, or this one has as many records."""
         return self._files.interrupted_run
 
     @property

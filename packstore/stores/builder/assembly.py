@@ -218,8 +218,8 @@ def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Pa
 
 
 def merge_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...] | None:
-    """Returns the classes of column ``name`` over several stores: those of the first in their order, then new ones.
-    Returns None if the column holds plain numbers in all of them.
+    """Returns the classes of column ``name`` over several stores: the first store's in their order, then the others'
+    new classes. Returns None if the column holds plain numbers in all of them.
 
     Args:
         name: The column's name.

@@ -46,7 +46,7 @@ def check_batch(columns: Sequence[Column], values: Mapping[str, Any], image_size
 
 def _restricts_bytes(column: Column) -> bool:
     """Returns whether a ragged column has a layout, a width, classes or missing values, which :func:`check_batch`
-    checks; those of keys and image files have none.
+    checks. Columns of keys and image files have none of these.
     """
     return column.layout is not None or column.record_nbytes > 1 or column.classes is not None or column.nullable
 

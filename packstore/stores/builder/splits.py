@@ -19,7 +19,7 @@ class SplitRanges:
 
     @property
     def last_name(self) -> str | None:
-        """Name of the split of the last record; None if there is none."""
+        """Name of the split of the last record; None if no record has a split."""
         return self.ranges[-1].name if self.ranges else None
 
     def refuse_split(self, split: str) -> None:

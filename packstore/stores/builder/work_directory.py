@@ -141,7 +141,7 @@ class WorkDirectory:
         """Removes the shards that a killed run added to a store; if it had replaced the manifest, removes the files
         that the old manifest needed.
 
-        Then removes the marker, but keeps that of a complete append until the run is removed.
+        Then removes the marker. The marker of a complete append stays until the run is removed.
         """
         growth = _read_growth(self._destination, marker)
         if growth is not None:
@@ -238,7 +238,7 @@ class WorkDirectory:
         return owner
 
     def _in_use_error(self, owner: Owner | None) -> DestinationError:
-        """Returns the error for a destination that another process is writing; names the process if ``owner`` is known."""
+        """Returns the error for a destination that another process is writing; names ``owner`` if it is known."""
         who = "another process"
         if owner is not None:
             who = f"process {owner.pid} on {printable(owner.host)}"

@@ -182,8 +182,8 @@ def _raise_as_store_errors(path: Path) -> Iterator[None]:
 
 
 def _read_stored_manifest(file: Hdf5File, root: list[HeaderMessage], path: Path) -> Manifest:
-    """Reads the manifest in an HDF5 file. Raises :class:`StoreError` if there is none, or it is damaged or that of
-    another kind of store.
+    """Reads the manifest in an HDF5 file. Raises :class:`StoreError` if it is missing, damaged, or describes another
+    kind of store.
     """
     shown = printable(str(path))
     text = file.read_attribute(root, "manifest")
@@ -213,8 +213,8 @@ def _map_column(
 
 
 def _find_dataset_address(members: Members, name: str, shown: str) -> int:
-    """Returns the address of the dataset ``name``. Raises :class:`StoreError` if there is none, or only a link to
-    another file.
+    """Returns the address of the dataset ``name``. Raises :class:`StoreError` if the file lacks the dataset, or has
+    only a link to another file.
     """
     address = members.get(name)
     if address is None:

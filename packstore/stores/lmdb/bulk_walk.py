@@ -67,8 +67,8 @@ class _FileWords:
 
 
 def walk_in_bulk(pages: Pages, prefixes: Sequence[bytes], *, overflow: bool) -> Iterator[NumberedEntries | bytes]:
-    """Yields all entries in key order: as :class:`NumberedEntries` those with record numbers, as the bare key any
-    other.
+    """Yields all entries in key order: runs of entries with record numbers as :class:`NumberedEntries`, any other entry
+    as its bare key.
 
     Args:
         pages: Pages of the file.

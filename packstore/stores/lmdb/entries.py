@@ -25,7 +25,7 @@ def list_column_prefixes(manifest: Manifest) -> list[bytes]:
 
 
 def list_named_keys(manifest: Manifest) -> set[bytes]:
-    """Returns the keys of a store that do not end in a record number: the manifest's and those of whole columns."""
+    """Returns the keys of a store that do not end in a record number: ``manifest``, and the arrays of whole columns."""
     names = {MANIFEST}
     for column in manifest.columns[1:]:
         if not column.one_by_one:

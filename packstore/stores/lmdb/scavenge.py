@@ -110,8 +110,9 @@ class _PageScan:
                 running.update(self._data[stop : stop + 1])
 
     def recover_columns(self, recovered: RecoveredManifest | None, records: int) -> dict[str, ColumnData]:
-        """Returns the columns that can be recovered: of several copies the one with the manifest's digest, or else the
-        last. Tries at most 1,000 arrays within pages. Adds columns with one value per key to :attr:`one_by_one`.
+        """Returns the columns that can be recovered. Of several copies of a column, takes the one with the manifest's
+        digest, else the last. Tries at most 1,000 arrays within pages. Adds columns with one value per key to
+        :attr:`one_by_one`.
 
         Without a manifest, guesses the columns from their arrays.
         """
@@ -147,8 +148,8 @@ class _PageScan:
         return [parse_fixed_value(column, raw) for raw in candidates] if column.kind == "fixed" else [*candidates]
 
     def _list_raw_values(self, column: Column, record: int) -> list[Buffer]:
-        """Returns the candidates for a record's value in a column, as bytes; drops those of a wrong size if the column
-        is fixed.
+        """Returns the candidates for a record's value in a column, as bytes. For a fixed column, drops candidates of a
+        wrong size.
         """
         candidates = self.list_candidates(f"{column.name}/".encode("ascii"), record)
         return [raw for raw in candidates if column.kind == "ragged" or len(raw) == column.record_nbytes]
@@ -231,7 +232,9 @@ class _PageScan:
                 yield view_column(column, records, [first, second])
 
     def _find_arrays(self, name: str, size: int) -> Iterator[memoryview]:
-        """Yields candidates for the array ``name``: long values without an entry, then those with one."""
+        """Yields candidates for the array ``name``: all long values that are arrays, then values whose entry has this
+        name.
+        """
         for page in self._long_values:
             start = page * self._size + HEADER.size
             if self._data[start : start + len(_NPY)] == _NPY:

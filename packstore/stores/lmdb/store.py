@@ -82,8 +82,8 @@ class LmdbReader(Reader):
     """Reads an LMDB over a map of its own, without the library: see :mod:`packstore.stores.lmdb.pages`. Opening raises
     :class:`StoreError` unless the number of entries is that of the manifest.
 
-    So a damaged page raises an error, views stay valid after :meth:`close` even of another thread, and a fork or
-    another environment of the same file in the process does no harm.
+    So a damaged page raises an error. Views stay valid after :meth:`close`, even by another thread. A fork, or another
+    environment of the same file in the process, does no harm.
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
@@ -125,7 +125,7 @@ class LmdbReader(Reader):
         return value
 
     def views(self, records: NDArray[np.int64]) -> Sequence[Buffer]:
-        """Locates 32 images or more at once with numpy; looks fewer, or those of a damaged file, up one by one."""
+        """Locates 32 images or more at once with numpy. Looks up fewer, or images in a damaged file, one by one."""
         pages = self._pages
         if pages is None or len(records) < _FEWEST_IN_BULK or not 0 <= records.min() <= records.max() < self._records:
             return super().views(records)
@@ -235,8 +235,8 @@ class LmdbReader(Reader):
 
 
 def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
-    """Reads the manifest in an LMDB. Raises :class:`StoreError` if there is none, or it is damaged or that of another
-    kind of store.
+    """Reads the manifest in an LMDB. Raises :class:`StoreError` if it is missing, damaged, or describes another kind of
+    store.
     """
     try:
         text = pages.find_value(MANIFEST.encode("ascii"))

@@ -196,8 +196,8 @@ def _load_content(path: Path, descriptor: int | None = None) -> tuple[Archive, d
 
 
 def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
-    """Parses the manifest in a ``.pth``. Raises :class:`StoreError` if it is damaged or that of another kind
-    of store.
+    """Parses the manifest in a ``.pth``. Raises :class:`StoreError` if it is damaged, or describes another kind of
+    store.
     """
     manifest = parse_manifest(content["manifest"], path)
     if manifest.format != "pth" or manifest.shards:

@@ -55,8 +55,8 @@ class UnneededObjects:
 
 
 def find_unneeded(objects: ObjectStore, now: float, grace_seconds: float = GRACE_SECONDS) -> UnneededObjects:
-    """Lists objects that are older than the grace period and that neither the newest version needs nor one that was
-    replaced within that period. Lists no shard while a conversion is busy.
+    """Lists objects older than the grace period that no current version needs. Current are the newest version, and each
+    that was replaced within that period. Lists no shard while a conversion is busy.
 
     ``now`` is in seconds since 1970.
 
@@ -114,8 +114,8 @@ def remove_unneeded(
 
 
 def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
-    """Reads an object and returns whether packstore wrote it: its name has its digest or is that of an unfinished
-    upload or probe, or it is JSON with its own digest. False if it is gone.
+    """Reads an object and returns whether packstore wrote it: its content has the digest in its name, or is JSON with
+    its own digest. Trusts the names of unfinished uploads and probes. False if the object is gone.
     """
     digits = parse_digest(info.name)
     try:

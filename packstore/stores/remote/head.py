@@ -50,7 +50,7 @@ class RemoteHead:
 
 
 def find_newest_version(objects: ObjectStore) -> int:
-    """Lists the versions of the store and returns the newest one's number, or returns 0 if there is none."""
+    """Lists the versions of the store. Returns the number of the newest, or 0 without versions."""
     numbers = (parse_version_number(info.name) for info in objects.list(VERSIONS))
     return max((number for number in numbers if number is not None), default=0)
 
