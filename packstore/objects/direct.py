@@ -53,7 +53,7 @@ class Direct:
 
     def get(self, name: str, start: int | None, stop: int | None) -> bytes:
         """Returns an object's bytes from ``start`` to ``stop``; None means its beginning or end. Reads the beginning by
-        HTTP without a range request."""
+        HTTP without a range request. Raises :class:`RemoteError`, or :class:`MissingObjectError`."""
 
         import obstore
 
@@ -128,14 +128,15 @@ class Direct:
                 options = {"range": {"offset": seen}, "if_match": reply.meta["e_tag"]}
 
     def head(self, name: str) -> ObjectInfo:
-        """Returns an object's facts, without its bytes."""
+        """Requests an object's facts, not its bytes. Raises :class:`RemoteError`, or :class:`MissingObjectError`."""
         import obstore
 
         with self._raise_as_remote_error(name, "read"):
             return self._to_info(dict(obstore.head(self._get_client(), self._full_name(name))))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Yields the facts of all objects whose names begin with ``prefix``, also in directories below."""
+        """Yields the facts of all objects whose names begin with ``prefix``, also in directories below. Raises
+        :class:`RemoteError`."""
         import obstore
 
         # obstore treats a prefix as a directory; ours may end in the middle of a name.
@@ -177,7 +178,8 @@ class Direct:
         return bool(created)
 
     def put(self, name: str, data: bytes) -> None:
-        """Writes an object in one request; replaces an existing one."""
+        """Writes an object in one request; replaces an existing one. Raises :class:`RemoteError`, and
+        :class:`UsageError` for HTTP."""
         import obstore
 
         with self._raise_as_remote_error(name, "written"):
@@ -185,7 +187,8 @@ class Direct:
             obstore.put(self._get_client(), self._full_name(name), data, use_multipart=False)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Deletes objects, on S3 1,000 in a request. Ignores missing ones."""
+        """Deletes objects, on S3 1,000 in a request. Ignores missing ones. Raises :class:`RemoteError`, and
+        :class:`UsageError` for HTTP."""
 
         import obstore
 

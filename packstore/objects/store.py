@@ -124,7 +124,10 @@ class ObjectStore:
         return open_objects, (self.url,)
 
     def _call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of :class:`Direct`, in a forked process through the agent."""
+        """Calls a method of :class:`Direct` in another thread, so that signals interrupt it; in a forked process
+        through the agent. Raises :class:`UsageError` without obstore, and :class:`RemoteError` for ``memory://`` in a
+        fork.
+        """
         self._refuse_without_obstore()
         process = get_agent_if_forked()
         if process is None:
@@ -133,7 +136,7 @@ class ObjectStore:
         return process.call(self._location, method, *arguments)
 
     def _iterate(self, method: str, *arguments: Any) -> Iterator[Any]:
-        """Yields the values of a method of :class:`Direct`, in a forked process through the agent."""
+        """Yields the values of a method of :class:`Direct`. Runs it and raises errors like :meth:`_call`."""
         self._refuse_without_obstore()
         process = get_agent_if_forked()
         if process is None:

@@ -208,7 +208,8 @@ class Linker:
 
     def make_link(self, key: str, place: Location, record: Buffer, states: Mapping[str, FileState]) -> Link:
         """Returns the link to a record that has been read, as stores keep it. Searches the file for the record if
-        :meth:`locate` knew only a range that contains it. Raises as :meth:`locate`."""
+        :meth:`locate` knew only a range that contains it. Raises :class:`UsageError` if the record is not found, and
+        :class:`SampleError` if the file cannot be read."""
         path, offset, _, within = place
         if within is not None:
             try:

@@ -205,8 +205,8 @@ class Composition:
         return builder.commit(skipped=self.base.skipped)
 
     def _link_and_publish(self, progress: ProgressCallback) -> Manifest:
-        """Copies records to new shards, links the other shards beside them, and publishes both as one store. Deletes
-        what it has written if that fails."""
+        """Copies records to new shards, links the other shards beside them, and publishes both as one store. If that
+        fails, deletes all that it has written. Raises :class:`DestinationError` if the store cannot be written."""
         staging = Staging(self.destination, overwrite=self.overwrite, owned=list_owned_files)
         try:
             fresh, totals = empty_shard_list(), {column.name: 0 for column in self.columns}

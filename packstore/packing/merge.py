@@ -145,7 +145,7 @@ def plan_merge(
     paths: Sequence[Path], destination: Path, options: MergeOptions, stack: ExitStack
 ) -> tuple[Composition, int]:
     """Plans a merge: returns the composition and the number of duplicates left out. Opens the stores, which
-    ``stack`` closes; writes nothing. Raises as :func:`merge`."""
+    ``stack`` closes; writes nothing. Raises :class:`UsageError` for fewer than two stores, else as :func:`merge`."""
     if len(paths) < 2:
         raise UsageError("merge takes two stores or more")
     refuse_empty(*paths, destination)

@@ -112,7 +112,8 @@ def relink(
 
 
 def _absolute_path(path: str | os.PathLike[str]) -> str:
-    """Makes a path absolute and removes ``..``, without resolving symbolic links; returns a URL unchanged."""
+    """Makes a path absolute and removes ``..``, without resolving symbolic links; returns a URL unchanged. Raises
+    :class:`UsageError` for an empty path."""
     refuse_empty(path)
     found = location(path)
     return str(found) if isinstance(found, UrlPath) else os.path.abspath(found)  # noqa: PTH100 - it removes `..`

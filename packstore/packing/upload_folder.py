@@ -73,7 +73,8 @@ def _lock_free_folder(url: UrlPath) -> tuple[Path, WorkDirectory]:
 
 
 def note_publishing(note: Path, request: Mapping[str, Any], version: int, manifest: Manifest) -> None:
-    """Writes to the file ``note`` the request of this run and the version that it is about to publish."""
+    """Writes to the file ``note`` the request of this run, and number and digest of the version that it is about to
+    publish. Raises :class:`DestinationError`."""
     with writing(note):
         note.write_text(json.dumps({"request": request, "version": version, "digest": manifest.digest}), "utf-8")
 

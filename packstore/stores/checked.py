@@ -63,13 +63,17 @@ class CheckedReader(DelegatingReader):
         return self._reader.column(name)
 
     def value(self, name: str, index: int) -> Any:
-        """Returns the value unchecked; in a store without row checksums, after checking the column's digest."""
+        """Returns the value unchecked; in a store without row checksums, after checking the column's digest. Raises
+        :class:`StoreError` for a wrong digest.
+        """
         if self._row is None:
             self.verify_column(name)
         return self._reader.value(name, index)
 
     def values(self, name: str, records: NDArray[np.int64]) -> NDArray[Any]:
-        """Returns the values unchecked; in a store without row checksums, after checking the column's digest."""
+        """Returns the values unchecked; in a store without row checksums, after checking the column's digest. Raises
+        :class:`StoreError` for a wrong digest.
+        """
         if self._row is None:
             self.verify_column(name)
         return self._reader.values(name, records)
@@ -158,7 +162,9 @@ class CheckedReader(DelegatingReader):
             raise CorruptRecordError(index, key, f"{expected:016x}", f"{found:016x}")
 
     def _verify_record(self, index: int, data: Buffer) -> Buffer:
-        """Checks the fields of a record and its image ``data``; returns ``data``."""
+        """Returns ``data``, a record's image, after checking it and the record's fields. Raises
+        :class:`CorruptRecordError`.
+        """
         self.check_fields(index)
         self.check_image(index, data)
         return data

@@ -251,7 +251,7 @@ class ConcatReader(Reader):
             reader.verify_column(name)
 
     def check_files(self) -> None:
-        """Checks the files of all stores."""
+        """Checks the files of all stores. Raises :class:`StoreError` of the first with a bad file."""
         for reader in self._readers:
             reader.check_files()
 

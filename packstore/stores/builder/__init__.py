@@ -317,7 +317,7 @@ class StoreBuilder:
 
     def _begin_journal(self, identity: ConversionIdentity | None, restart: bool) -> None:
         """Finds an interrupted run to resume from and removes all other runs. Begins this run's journal if it has an
-        identity.
+        identity. Raises :class:`DestinationError`.
         """
         with writing(self._staging.destination):
             runs = [run for run in self._staging.work.list_runs() if run != self._staging.run]

@@ -93,7 +93,7 @@ class ColumnSpool:
     def describe_values(self, start: int, stop: int, data: ColumnData) -> Column:
         """Returns the column with size and digest of ``data``, the values of records ``start`` to ``stop - 1``.
 
-        For all records it also calls :meth:`check_spooled`.
+        For all records also raises :class:`StoreError` as :meth:`check_spooled` does.
         """
         if (start, stop) != (0, self.records):
             return describe_column(self.column, data)

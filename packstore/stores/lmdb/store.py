@@ -185,7 +185,9 @@ class LmdbReader(Reader):
         progress(Progress("structure", self._records, self._records, self.manifest.image.nbytes))
 
     def spans(self) -> Iterator[Spans]:
-        """Yields the locations of images from record 0 on; stops at the first irregular page."""
+        """Yields the locations of images from record 0 on; stops at the first irregular page. Raises
+        :class:`StoreError` if the reader is closed.
+        """
         pages, first = self._require_open(), 0
         try:
             for run in walk_in_bulk(pages, self._prefixes, overflow=False):

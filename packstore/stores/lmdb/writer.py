@@ -163,7 +163,7 @@ class LmdbWriter(FileWriter):
             self._env = None
 
     def _open_environment(self) -> None:
-        """Opens the environment, creating it if need be, without locks and syncs."""
+        """Opens the environment, creating it if need be, without locks and syncs. Raises :class:`OSError`."""
         # As bytes: py-lmdb cannot encode a path that is not UTF-8.
         path = os.fsencode(self.path)
         with _raise_as_os_errors(self.path), beyond_standard_streams():
