@@ -101,8 +101,8 @@ def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
 
 
 def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
-    """Returns the error for a folder of images that may be something else; ``why`` is the reason, which follows the
-    path, and ``ignore`` the patterns to suggest for ``--ignore``."""
+    """Returns the error for a folder of images that may be something else. ``why`` is the reason, which follows the
+    path; ``ignore`` are patterns to suggest for ``--ignore``."""
     return _question_error(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
 
 
@@ -149,8 +149,8 @@ def _make_ignore_arguments(patterns: Sequence[str]) -> tuple[str, ...]:
 
 
 def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
-    """Proposes ``--labels`` for those of the first four CSV files whose first row names an image. Each answer has the
-    folder to which the names are relative."""
+    """Tests the first four CSV files, and proposes ``--labels`` for each whose first row names an image. An answer also
+    has the folder to which the names are relative, if that is not ``path``."""
     folders = list(contents.folders.values())
     files = [(folder.path, name) for folder in folders for name in _first_names(folder, ".csv")]
     found = []
@@ -205,8 +205,8 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
-    """Replaces a finding's pattern by one for a whole folder, if the finding is in a folder without images: the highest
-    such folder, which would otherwise become an empty class. Returns other findings unchanged."""
+    """Widens the pattern of a finding in a folder without images to the whole folder, or to the highest one above it
+    without images: that would become an empty class. Returns other findings unchanged."""
     above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
     return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding
 
@@ -266,8 +266,8 @@ def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
 
 
 def _find_annotation_files(tree: Tree, images: Contents, others: Iterable[FolderContents]) -> Iterator[Finding]:
-    """Yields suspected annotations among the files of the folders ``others``: sidecar files, as many files of a suffix
-    as there are images, lists, tables and files of annotation tools. Looks at the first 64 files of a suffix in a
+    """Yields suspected annotations among the files of the folders ``others``: sidecar files, lists, tables, files of
+    annotation tools, and files of a suffix that are as many as the images. Looks at the first 64 files of a suffix in a
     folder; reads texts only if a folder has no more."""
     others = list(others)
     known = images.hash_image_stems()
@@ -410,8 +410,8 @@ def _mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str)
 def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Yields a finding for each folder and suffix of files of which at least three have the stems of images (fewer if
-    there are fewer images). Skips the folders of programs (``logs``)."""
+    """Yields a finding for each suffix in a folder if at least three files with it have the stems of images; fewer
+    suffice if there are fewer images. Skips the folders of programs (``logs``)."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))

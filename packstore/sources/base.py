@@ -100,7 +100,7 @@ class SourceOptions:
 
     @property
     def array_names(self) -> dict[str, str | None]:
-        """Options for kinds that read named arrays, by name."""
+        """Options for kinds that read named arrays, by name: None for one that is not given."""
         return {"image_key": self.image_key, "label_key": self.label_key, "layout": self.layout}
 
 
@@ -314,8 +314,8 @@ class Source(ABC):
         return None
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the bytes of the image that :meth:`read` returns: in a file on this machine or in an object, or
-        returns None if they are not one range of it. Called before :meth:`read`. Thread-safe."""
+        """Locates the bytes of the image that :meth:`read` returns: in a file on this machine, or in an object. Returns
+        None if they are not one range of a file, and always in this base. Called before :meth:`read`. Thread-safe."""
         return None
 
     def fetch(self, entries: Iterator[Entry]) -> Iterator[Entry]:
@@ -359,8 +359,8 @@ class Source(ABC):
         return iter([("", [self.path.name])] if self.path.is_file() else [])
 
     def claim_files(self, claims: Claims) -> None:
-        """Adds to ``claims`` the files that the source uses and its survey has not claimed, so that the ledger does not
-        count them as left out; none in this base."""
+        """Adds files to ``claims`` that the source uses, but that its survey has not claimed; else the ledger would
+        count them as left out. Adds none in this base."""
         return
 
     def left_reason(self, folder: str, name: str) -> str | None:

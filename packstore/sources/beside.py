@@ -123,8 +123,8 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
-    """Returns the optional field for a column of masks: :class:`Mask` if the first readable file is a PNG with one
-    channel, or if no file can be read; :class:`Image` if it is in colour, or of another format."""
+    """Returns the optional field for a column of masks, by the first readable file: :class:`Mask` for a PNG with one
+    channel, :class:`Image` for any other; :class:`Mask` if no file can be read."""
     for file in files:
         start = tree.first_bytes(file, _HEADER)
         try:
@@ -184,8 +184,8 @@ def find_base_folder(tree: Tree, paths: Iterable[str], folders: Iterable[str]) -
 
 
 def holds_yolo_labels(tree: Tree, folder: str) -> bool:
-    """Tells if the first ``.txt`` file with content, ``classes.txt`` left out, in a folder or the first 64 folders
-    within it, begins with a line of YOLO labels: a class and four or more numbers."""
+    """Tells if the first ``.txt`` file with content begins with a line of YOLO labels: a class and four or more
+    numbers. Looks in the folder and those below it, 64 at most; skips ``classes.txt``."""
     waiting = [folder]
     for place in waiting:  # grows within the loop
         names = tree.names(place)
@@ -198,8 +198,8 @@ def holds_yolo_labels(tree: Tree, folder: str) -> bool:
 
 
 def has_yolo_beside(tree: Tree, folder: str) -> bool:
-    """Tells if images have YOLO labels beside them: in the first ``.txt`` file with content among those of the first 64
-    images of a folder."""
+    """Tells if images have YOLO labels beside them: if a line of these begins the first text file with content. Looks
+    at the text files of a folder's first 64 images."""
     images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
     starts = (tree.first_bytes(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")

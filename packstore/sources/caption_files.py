@@ -30,8 +30,9 @@ _NO_TEXT = re.compile(r"\s*(<.*>|\[.*\]|\{.*\})\s*\Z|.*\0", re.S)
 
 
 class CaptionFilesSource(FileRowSource):
-    """Images with the column ``caption``, None without a text; and ``folder``, the folder's name, if they are in
-    folders of several names, those of splits aside. There are splits only if each folder of images is in one."""
+    """Images with the column ``caption``, None without a text. The column ``folder`` has the name of an image's folder,
+    if there are several such names besides those of splits. There are splits only if each folder of images is in
+    one."""
 
     kind = "caption_files"
 
@@ -48,6 +49,7 @@ class CaptionFilesSource(FileRowSource):
         self.evidence = f"a file {suffix} for images in {len(holding):,} folders"
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in packing order; ``("",)`` unless each folder of images is in one."""
         return in_packing_order(self._splits)
 
     def fields(self) -> Mapping[str, Field]:
@@ -86,8 +88,8 @@ def find_caption_suffix(tree: Tree) -> str | None:
     """Returns the suffix of the caption files: at least half of the images have one, and all their texts are captions.
 
     Returns None for other trees, and if files of two such suffixes have stems of images. Reads all texts. Raises
-    :class:`AmbiguousSourceError` if the texts are captions of an unknown encoding, and :class:`SourceError` if one
-    cannot be read, or is not in the encoding that the user has named.
+    :class:`AmbiguousSourceError` if the texts are captions of an unknown encoding. Raises :class:`SourceError` if a
+    text cannot be read, or is not in the encoding that the user has named.
     """
     counts = dict.fromkeys(_SUFFIXES, 0)
     images = 0

@@ -88,6 +88,7 @@ class CaptionsSource(FileRowSource):
         self.evidence = f"{printable(self._file)} and the images in {printable(folder) or 'the folder itself'}"
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in packing order. Raises :class:`ValueError` once the source is closed."""
         return in_packing_order(self._open_captions.splits)
 
     def fields(self) -> Mapping[str, Field]:
@@ -316,8 +317,8 @@ def _list_named_files(tree: Tree) -> Iterator[str]:
 
 
 def _begins_like_captions(path: str, start: bytes) -> bool:
-    """Tells if a file begins like captions: with a header, or with an image and its caption; JSON Lines need only have
-    the name of a column of captions."""
+    """Tells if a file begins like captions: with a header, or with an image and its caption. In JSON Lines, the name of
+    a column of captions suffices."""
     if path.lower().endswith(".jsonl"):
         return b'"' in start and any(f'"{name}"'.encode() in start for name in _CAPTIONS)
     separator = "\t" if path.lower().endswith(".tsv") else ","
@@ -365,7 +366,7 @@ def _find_split_lists(tree: Tree, file: str) -> dict[str, str]:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Recognises the first file of captions, if some of its images exist. Is partial if that file is malformed, or
-    further files annotate the images, except those of Flickr's data sets."""
+    further files annotate the images; known files of Flickr's data sets do not count."""
     tree = open_tree(path)
     files = [] if tree is None else find_caption_files(tree)
     if tree is None or not files:

@@ -67,9 +67,9 @@ class ClipsSource(FrameFilesSource):
         self._is_decided = frames == FILE_CLIPS
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a store, for a source that
-        has a column ``clip`` or no image files, and for values of single files if each folder is a clip; and the errors
-        of :meth:`_are_files`."""
+        """Counts clips; reads all files of all splits first. Raises :class:`UsageError` for a store, and for a source
+        that has a column ``clip``, has no image files, or has values of single files although each folder is a clip.
+        Also raises the errors of :meth:`_are_files`."""
         survey = self.survey_files(split)
         if survey.store is not None:
             raise UsageError(
@@ -161,8 +161,8 @@ class ClipsSource(FrameFilesSource):
         return np.empty((frames, channels, height, width), pixels.dtype)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields every clip whose number is a multiple of ``records // count``, ready for :meth:`read`: all over the
-        source, so at least ``count`` if it has as many."""
+        """Yields clips spread over the whole source, ready for :meth:`read`: every clip whose number is a multiple of
+        ``records // count``. These are at least ``count``, if the source has as many."""
         step = max(1, records // count)
         return self.fetch(entry for number, entry in enumerate(self.entries(split)) if not number % step)
 

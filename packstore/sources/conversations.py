@@ -115,9 +115,9 @@ class ConversationSource(DocumentSource):
 
 
 def _parse_conversation(entry: Any) -> tuple[list[str], Any]:
-    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content, None
-    if that is the path of one image at most. Removes ``file://``, the letter of a drive and leading slashes from the
-    paths. Raises :class:`ValueError` for an object without turns, and for images that are no paths."""
+    """Returns the paths of a conversation's images, and a pair: the values of its columns, and its other content. The
+    latter is None if it would be the path of one image at most. Removes ``file://``, the letter of a drive and leading
+    slashes from the paths. Raises :class:`ValueError` for an object without turns, and for images that are no paths."""
     name = next((name for name in _TURNS if isinstance(entry, dict) and name in entry), "")
     turns = entry[name] if name else None
     speaker, text = _TURNS.get(name, ("", ""))

@@ -32,8 +32,8 @@ Objects = tuple[ObjectInfo, ...]
 
 
 class CopiedSource(Source):
-    """Wraps a source that was opened from copies of the objects at a URL: fetches the objects into the cache at once,
-    and keeps the copies there until it is closed. Errors name the URL.
+    """Wraps a source that reads copies of the objects at a URL. Fetches the objects into the cache at once, and keeps
+    the copies there until it is closed. Errors name the URL.
 
     Its entries have no times of change, since those of copies differ from those of the objects. :meth:`stamp` covers
     the objects instead."""
@@ -100,6 +100,7 @@ class CopiedSource(Source):
         return self._source.fetch(entries)
 
     def workers(self) -> int:
+        """Returns the number of reading threads for the copies, which are local files."""
         return self._source.workers()
 
     def nbytes(self, entry: Entry) -> int:
@@ -169,7 +170,7 @@ def link_copies(
     """Fetches objects into the cache, and yields the path of links to the copies. The links are valid within the block.
 
     Raises :class:`SourceError` if the objects exceed the cache's budget or the limit of open files, if a name cannot
-    be the path of a file, or the disk refuses; :class:`StoreError` if an object cannot be fetched.
+    be the path of a file, or if the disk refuses. Raises :class:`StoreError` if an object cannot be fetched.
     """
     name = str(path).partition("://")[2].partition("/")[2]
     total = sum(info.nbytes for info in found)

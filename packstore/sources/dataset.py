@@ -285,8 +285,8 @@ class DatasetSource(SampleSource):
         return int(entry.ref[0])
 
     def _worker_count(self, part: _SplitData) -> int:
-        """Returns the number of worker processes for a split; 0 or 1 reads in this process: 0 for an iterable, a list,
-        and, unless the user has named a number, fewer than 1024 samples."""
+        """Returns the number of worker processes for a split; 0 or 1 reads in this process. Returns 0 for an iterable
+        or a list; else the number that the user has named, or 0 for fewer than 1024 samples."""
         if part.length is None or part.in_memory:
             return 0
         if self._workers is not None:

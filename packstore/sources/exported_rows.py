@@ -109,7 +109,7 @@ class ExportedRows(RowSource):
         self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the image of a record, see :meth:`RowSource.locate_row`."""
+        """Locates the image of a record by :meth:`RowSource.locate_row`; None if that has no place."""
         return self.locate_row(entry.ref[1])
 
     def close(self) -> None:

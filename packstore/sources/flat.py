@@ -41,7 +41,7 @@ _REPORT_EVERY = 5000
 
 class FlatSource(FolderSource):
     """Images directly in a folder, or in its only folder of images if that has a generic name (``images``), sorted by
-    name; with a labels file, the images that it names, at any depth and in its order.
+    name. With a labels file: the images that it names, at any depth, in its order.
 
     Without a labels file there is no label column. With one, labels that are all integers are class numbers
     (``classes`` is None); otherwise all are names of classes, numbered in sorted order. A labels file that names a
@@ -60,8 +60,8 @@ class FlatSource(FolderSource):
         self.evidence = where if options.labels is None else f"the labels in {options.labels.name}"
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Counts samples. Raises :class:`SourceError` for a folder without images directly in it, and for a labels file
-        that names no file, or a missing one, or has a malformed line (the error names the line)."""
+        """Counts samples. Raises :class:`SourceError` for a folder without images directly in it. Raises it also for a
+        labels file that names no file or a missing one, or has a malformed line, which the error names."""
         if self._labels is not None:
             return self._survey_labelled(self._labels, split, progress)
         self._choose_splits(("",), split)

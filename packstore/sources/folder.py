@@ -44,7 +44,8 @@ class FolderSource(Source):
 
     def read(self, entry: Entry) -> bytes:
         """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, is too large, has
-        changed, is a pipe, a device or a cycle of links, or has another format or suffix than those of images."""
+        changed, or is a pipe, a device or a cycle of links; also for a format that packstore does not read, and, with
+        :attr:`by_suffix`, for an image without the suffix of one."""
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"
@@ -56,8 +57,8 @@ class FolderSource(Source):
         return self.tree.read(entry.key, entry.size_bytes, entry.modified_ns, self.max_bytes)
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[bytes | None]:
-        """Reads files of less than 16 KiB on average together, see :meth:`Source.read_together`; none of them if one is
-        not certainly a file with an image's suffix."""
+        """Reads files of less than 16 KiB on average together, see :meth:`Source.read_together`. Returns None for all
+        if they are larger, or one is not certainly a file with an image's suffix."""
         if sum([entry.size_bytes for entry in entries]) >= _SMALL * len(entries):
             return [None] * len(entries)
         suffixes = {entry.key[entry.key.rfind(".") :] for entry in entries}

@@ -66,7 +66,8 @@ class Names:
 
 
 def find_common_suffix(text: str) -> str:
-    """Computes :attr:`Names.common_suffix` from :attr:`Names.text`; a name whose only dot comes first has no suffix."""
+    """Computes :attr:`Names.common_suffix` from :attr:`Names.text`: the last suffix of all names, or ``""`` if they
+    differ or one has none. A name whose only dot comes first has no suffix."""
     first = text[1 : text.find("\0", 1)]
     dot = first.rfind(".")
     end = f"{first[dot:]}\0"

@@ -34,7 +34,7 @@ _BROKEN = 0
 
 
 class FrameFilesSource(WrappedSource):
-    """Wraps a source of image files of which some have several frames, and reads single frames.
+    """Wraps a source of image files, some with several frames, and reads single frames.
 
     One pass over the files counts their frames and finds the mode that holds them all. A source without image files,
     and files without such a mode, are refused.

@@ -184,12 +184,12 @@ class ImageFolderSource(FolderSource):
                     )
 
     def _list_split_folders(self, ignored: Counter[str] | None, split: str | None) -> list[_SplitFolder]:
-        """Lists the folders of all splits in packing order; or the root alone without splits, or if the kind is named
-        and other folders of images are beside the splits. Counts files and folders beside them in ``ignored``.
+        """Lists the folders of all splits in packing order, or the root alone without splits. If the user names the
+        kind, other folders of images beside the splits make all folders classes. Counts files and folders that are left
+        out in ``ignored``.
 
-        Raises :class:`AmbiguousSourceError` for other folders of images beside the splits if neither kind nor ``split``
-        is given, and :class:`SourceError` for two folders of one split, and, unless bad samples are skipped, for a
-        cycle of links.
+        Raises :class:`AmbiguousSourceError` for such other folders if neither kind nor ``split`` is given. Raises
+        :class:`SourceError` for two folders of one split, and, unless bad samples are skipped, for a cycle of links.
         """
         above = self.tree.above
         root = self.tree.list("", ignored)
@@ -245,8 +245,8 @@ class ImageFolderSource(FolderSource):
     def _enter_image_folders(
         self, folders: dict[str, _SplitFolder], ignored: Counter[str] | None
     ) -> dict[str, _SplitFolder]:
-        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and so not a class;
-        not if the user names the kind of source."""
+        """Replaces ``train`` by ``train/images`` if ``images`` is the only folder in each split, and so not a class.
+        Returns the folders unchanged if the user names the kind of source."""
         names = {folder.classes for folder in folders.values() if folder.classes or folder.images}
         if self.options.named or len(names) != 1:
             return folders
@@ -307,8 +307,8 @@ class ImageFolderSource(FolderSource):
     def _list_directories(
         self, folder: _SplitFolder, ignored: Counter[str] | None
     ) -> Iterator[tuple[str, str, Listing]]:
-        """Yields class, path and listing of each directory of a split, in order, after those of links that are cycles;
-        the class is empty for images without one."""
+        """Yields class, path and listing of each directory of a split, in order. The class is empty for images without
+        one. Listings of links that are cycles come first."""
         for link in folder.cycles:
             yield "", "", link
         if not folder.classes:

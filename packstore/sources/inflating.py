@@ -19,8 +19,8 @@ _GZIP, ZLIB = 31, zlib.MAX_WBITS  # zlib's window bits for gzip headers and trai
 
 
 class GzipReader(io.RawIOBase):
-    """Content of a gzip file (RFC 1952, several members allowed), or of a bare deflate stream in a file, as a file that
-    seeks from its start. Keeps some 50 KB for every 16 MiB that it has read. Not thread-safe.
+    """File that reads, at any position, the content of a gzip file (RFC 1952, several members allowed) or of a bare
+    deflate stream. Keeps some 50 KB for every 16 MiB that it has read. Not thread-safe.
 
     Reading raises :class:`EOFError` for a truncated file, and :class:`zlib.error` for a damaged one. The checksum of a
     member is verified at its end.
@@ -115,6 +115,7 @@ class GzipReader(io.RawIOBase):
         return data
 
     def close(self) -> None:
+        """Closes the compressed file, too."""
         self._file.close()
         super().close()
 

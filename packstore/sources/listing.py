@@ -86,7 +86,7 @@ class Listing:
 
     @property
     def is_cycle(self) -> bool:
-        """The listing is that of a link to a folder above it, see :meth:`packstore.sources.tree.Tree.walk`."""
+        """True for a link that leads to a folder above it, see :meth:`packstore.sources.tree.Tree.walk`."""
         return self.sizes == [CYCLE]
 
 
@@ -143,8 +143,8 @@ def is_passed_over(name: str) -> bool:
 
 
 def is_image_name(name: str) -> bool | None:
-    """Tells by its name if a file is an image, also in a format that packstore does not read; False for a hidden file
-    or one of the system. Returns None if the first bytes must decide."""
+    """Tells by its name if a file is an image, also in a format that packstore does not read. Returns False for hidden
+    and system files, and None if the first bytes must decide."""
     lower = name.lower()
     if lower.endswith(_SAMPLES):
         return name[0] != "."

@@ -83,9 +83,9 @@ class MaskPair:
 def find_pairs(tree: Tree) -> dict[str, MaskPair]:
     """Finds the folders of images and masks by split, in packing order.
 
-    Returns an empty mapping if there are none, several ways to pair them, or a split without a pair; a split of images
-    alone gets a folder of masks that does not exist. Cityscapes is taken by the names of its folders alone. Raises
-    :class:`OtherSizeError` if masks differ in size.
+    Returns an empty mapping if there are none, several ways to pair them, or a split without a pair. A split of images
+    without masks gets a folder of masks that does not exist. For Cityscapes, the names of its folders suffice. Raises
+    :class:`OtherSizeError` if masks differ in size from their images.
     """
     folders = _list_folders(tree, "")
     found: dict[str, MaskPair | None] = {}

@@ -50,7 +50,8 @@ _MOST, _PROBED = 32, 32
 
 
 class ModalitiesSource(FileRowSource):
-    """The images of one folder, ``image``, with those of the same names in the folders beside it as columns.
+    """Images of several folders: those of the main folder are ``image``, and those of the same names in each folder
+    beside it are a column.
 
     The main folder is one with a usual name, such as ``rgb``, else the first by name that is not called like masks.
     A split without it is refused. Images of other folders without a main image are left out.
@@ -128,7 +129,7 @@ def find_modality_folders(tree: Tree, named: bool) -> dict[str, tuple[str, ...]]
 
     They are 2 to 32, each with at least half of the names of the first, and contain all images of the tree; else
     returns nothing. In place of a folder of masks without images, the folders in it count. Unless the user has
-    ``named`` the kind of source, their names must be those of modalities, or one is called ``images``.
+    ``named`` the kind of source, all must be called like modalities, or one must be called ``images``.
     """
     contents = list_contents(tree).folders
     found: dict[str, tuple[str, ...]] = {}

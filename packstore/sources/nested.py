@@ -31,8 +31,8 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds datasets nested in a folder, with their kinds: each path in the folder that is certainly of a kind, or else
-    the only folder of such a kind up to three levels below that path.
+    """Finds datasets nested in a folder, with their kinds. Takes each path in the folder that is certainly of a kind,
+    else the only folder below that path, down to three levels, that is.
 
     Tests only the first 16 paths of each suffix. ``certain`` returns the kind of a path, or None; damaged files, for
     which it raises :class:`PackstoreError`, are skipped.
@@ -73,8 +73,8 @@ def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | 
 
 
 def find_only_folder(path: Path) -> Path | None:
-    """Returns the only folder in a folder, if it contains folders, no images are directly in either, and its name is
-    not that of a split; else None."""
+    """Returns the only folder in a folder, if it contains folders, and its name is not that of a split. Returns None
+    otherwise, and if images are directly in one of the two."""
     folders = [place for place in _list_visible(path) if place.is_dir()]
     if len(folders) != 1 or folders[0].name.lower() in SPLIT_ORDER:
         return None
@@ -84,8 +84,8 @@ def find_only_folder(path: Path) -> Path | None:
 
 
 def find_split_like_folders(path: Path) -> list[str]:
-    """Returns all folders in a folder or archive if each is a fold or begins like a split (``train2017``,
-    ``test_images``, ``trainA``), and at least one is not exactly a split's name; else an empty list."""
+    """Returns all folders in a folder or archive if their names are like those of splits (``train2017``,
+    ``test_images``, ``fold_1``). Returns an empty list otherwise, and if all have exactly the names of splits."""
     tree = open_tree(path)
     found = [] if tree is None else tree.names("").folders
     names = [name for name in found if not is_passed_over(name)]
@@ -99,8 +99,8 @@ def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
     """Returns the reason why the folders of images in a tree do not seem to be classes, and the folders to use instead;
     None if they seem to be classes.
 
-    They are not classes if all have names of splits, masks or kinds of images (``query``, ``image_2``, ``depth``); if
-    one is called ``images`` and others are not; if some contain images and another only folders of images; and if
+    They are not classes in these cases: all have names of splits, masks or kinds of images (``query``, ``image_2``,
+    ``depth``); one is called ``images``, and others are not; some contain images, and others only folders of images;
     several contain folders of equal names, as domains and cameras do.
     """
     holding = {

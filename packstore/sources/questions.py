@@ -38,10 +38,10 @@ def add_source_to_questions(place: Path, options: SourceOptions) -> Iterator[Non
 
 
 def _resolve_answer(answer: Answer, place: Path, options: SourceOptions, depth: int = 0) -> Sequence[Answer]:
-    """Tries an answer that ignores files or gives another path. Returns the answer if the source is then recognised;
-    the answers to the next question if it is still ambiguous, or the answer itself if these only give other paths, too;
-    and none if it leads to an error, or to a third question. Returns any other answer unchanged, and all if the user
-    has named the kind."""
+    """Tries an answer that ignores files or gives another path. Returns the answer if the source is then recognised. If
+    the source is still ambiguous, returns the answers to the next question; but the answer itself, if all these only
+    give other paths again. Returns none if it leads to an error, or to a third question. Returns any other answer
+    unchanged, and every answer if the user has named the kind."""
     patterns = answer.options[1::2] if {*answer.options[::2]} == {"--ignore"} else ()
     if options.named or (answer.options and not patterns) or len(answer.options) != 2 * len(patterns):
         return [answer]

@@ -70,8 +70,8 @@ def list_array_kinds() -> str:
 
 
 def find_kind(path: Path) -> Kind | None:
-    """Returns the first kind, other than ``store``, that a path is certainly or partially of, or for which the path is
-    damaged; None if there is none."""
+    """Returns the first kind, except ``store``, that recognises a path certainly or partially, or finds it damaged;
+    None if there is none."""
     kind: Kind
     for kind in SOURCES.values():
         try:
@@ -183,8 +183,8 @@ def _find_specific_kind(path: Path) -> Kind | None:
 
 
 def _refuse_unlikely_classes(path: Path) -> None:
-    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes: if the only one
-    is a dataset itself, they are called like splits, or have other names than classes have."""
+    """Raises :class:`AmbiguousSourceError` if the folders of an image folder do not seem to be classes: the only one is
+    a dataset itself, they are called like splits, or :func:`find_non_classes` finds a reason."""
     inside = find_only_folder(path)
     kind = None if inside is None else _find_certain_kind(inside)
     if inside is not None and kind is not None:

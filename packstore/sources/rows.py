@@ -176,7 +176,7 @@ class RowSource(Source):
             raise SampleError(entry.key, printable(str(error))) from error
 
     def locate(self, entry: Entry) -> Location | None:
-        """Locates the main image, see :meth:`locate_row`."""
+        """Locates the main image by :meth:`locate_row`; None if that has no place."""
         return self.locate_row(entry.ref)
 
     def locate_row(self, ref: Any) -> Location | None:
@@ -381,7 +381,8 @@ class FileRowSource(TreeRowSource):
         return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
 
     def read_sample(self, entry: Entry) -> Sample:
-        """Reads a sample. Errors name the bad file if that is not the main image."""
+        """Reads a sample, as the base does. Raises :class:`ValueError`, which names the file, for a bad value that is
+        the content of a file."""
         try:
             return super().read_sample(entry)
         except FieldError as error:

@@ -172,7 +172,8 @@ class Schema:
 
     def make_sample(self, key: str, taken: NamedSample) -> Sample:
         """Converts named values to a sample of a source: reads its files, numbers its classes, and encodes its further
-        images. The main image is not encoded. Raises :class:`ValueError` for a value that does not fit its field."""
+        images. The main image is not encoded. Raises :class:`ValueError`, mostly a :class:`FieldError`, for a value
+        that does not fit its field."""
         values = self.to_plain(taken).values
         for name, field, plain_type in self._field_types:
             value = values[name]

@@ -173,7 +173,8 @@ def _find_main(fields: Mapping[str, Field]) -> str:
 
 def _find_matching_boxes(name: str, fields: Mapping[str, Field], samples: Sequence[Mapping[str, Any]]) -> str | bool:
     """Finds the field of boxes that labels or points belong to: the only one, if all first samples have one value for
-    each box; else returns False. Raises :class:`UsageError` if only some of these samples have."""
+    each box. Returns False if there are no or several fields of boxes, or no sample has. Raises :class:`UsageError` if
+    only some samples have."""
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes)]
     if len(boxes) != 1:
         return False

@@ -64,6 +64,7 @@ class SegmentationSource(FileRowSource):
         self.evidence = f"{printable(image)} and {printable(mask)} under the same names"
 
     def splits(self) -> Sequence[str]:
+        """Returns the splits in packing order; ``("",)`` without splits."""
         return tuple(self._pairs)
 
     def fields(self) -> Mapping[str, Field]:
@@ -98,8 +99,8 @@ class SegmentationSource(FileRowSource):
                 yield FileRow(image, values)
 
     def _find_mask_file(self, pair: MaskPair, base: str) -> str:
-        """Returns the path of an image's mask in a folder of masks with several suffixes; if there is no mask, the
-        first possible path, where no file is."""
+        """Returns the path of an image's mask in a folder whose masks have several suffixes. Without a mask, returns
+        the first possible path, at which no file is."""
         folder = base.rpartition("/")[0]
         if folder not in self._there:
             self._there[folder] = frozenset(self.tree.names(folder).files)

@@ -30,9 +30,9 @@ def find_spread(
     stems: bool = False,
     within: Collection[str] | None = None,
 ) -> list[str] | None:
-    """Returns the folder to which each of the ``names`` is relative, if a group of folders has each name once: one
-    folder, the folders in one folder, those whose names differ in the split (``train_images``, ``val_images``), or all.
-    Folders that are called like masks or labels do not count.
+    """Returns the folder to which each of the ``names`` is relative, if a group of folders has each name exactly once.
+    A group is one folder, all in one folder, all whose names differ only in the split (``train_images``,
+    ``val_images``), or all. Folders that are called like masks or labels do not count.
 
     Args:
         tree: The source.
@@ -126,8 +126,8 @@ def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[
 
 
 def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:
-    """Yields a key for each group that a folder belongs to: itself alone, all in its parent, those whose paths differ
-    only in the words of splits, and all folders."""
+    """Yields a key for each group that a folder belongs to: the folder alone, all in its parent, those whose paths
+    differ only in the words of splits (only for a folder of a split), and all folders."""
     yield "is", folder
     yield "in", folder.rpartition("/")[0]
     if split_of_folder(folder):

@@ -38,8 +38,8 @@ class LabelTexts:
 
     def decide_classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
         """Returns the names of the classes, sorted; or all of ``order``, unused names too, if it contains them. Returns
-        None if there are no texts, if one of them cannot be a class, or if there are more different texts than half of
-        the rows, unless the texts are ``coded`` by a dictionary."""
+        None if there are no texts, or one of them cannot be a class; also if the different texts are more than half as
+        many as the rows, unless the texts are ``coded`` by a dictionary."""
         if not self._names or (2 * len(self._names) > self.rows and not coded):
             return None
         return tuple(order) if self._names.issubset(order) else tuple(sorted(self._names))

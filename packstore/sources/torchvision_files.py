@@ -76,8 +76,8 @@ class SplitImageFiles(Sequence[dict[str, Any]]):
 
 
 def find_image_files(dataset: Any) -> ImageFiles | ImageFilesSubset | None:
-    """Returns the image files of a torchvision dataset, or of a ``Subset`` of one, or None if only the dataset can read
-    its samples: it transforms images, has its own loader or ``__getitem__``, or lists no files."""
+    """Returns the image files of a torchvision dataset, or of a ``Subset`` of one. Returns None if only the dataset can
+    read its samples: it transforms images, has its own loader or ``__getitem__``, or lists no files."""
     if type(dataset).__name__ == "Subset" and type(dataset).__module__.startswith("torch.utils.data"):
         files = find_image_files(dataset.dataset)
         return None if files is None else ImageFilesSubset(files, dataset.indices)

@@ -143,8 +143,8 @@ class Tree(ABC):
         return None
 
     def read_together(self, files: Sequence[tuple[str, int, int]]) -> Sequence[bytes | None]:
-        """Reads several small files, given by keys, sizes and times of modification, if that is faster together;
-        returns None for each file that :meth:`read` must read: for all in this base. Thread-safe."""
+        """Reads several small files at once, if that is faster. ``files`` has key, size and time of modification of
+        each. Returns None for each file that :meth:`read` must read: for all in this base. Thread-safe."""
         return [None] * len(files)
 
     def walk(

@@ -68,8 +68,8 @@ def dtype_name(value: Any) -> str:
 
 
 def nbytes_of(value: Any) -> int:
-    """Estimates the memory of a value: of a path the size of its file, 0 without a file; of a Pillow image 3 bytes a
-    pixel; of a list all items like its first; 8 for None, numbers and unknown types."""
+    """Estimates the bytes of a value in memory. A path counts as its file, or 0 without a file; a Pillow image as 3
+    bytes a pixel; each item of a list as its first; None, numbers and unknown types as 8."""
     if type(value) is bytes:
         return len(value)
     if value is None or type(value) in (int, float, bool):
@@ -237,8 +237,8 @@ def mask_dtype(array: NDArray[Any]) -> str:
 def infer_field(name: str, values: Sequence[Any]) -> Field:
     """Infers the field of a name from its values in the first samples, none of which is None.
 
-    Raises :class:`ValueError` if it must be declared: a text under a label's name, or the name of an image file that
-    exists; an unknown type; arrays that no field holds.
+    Raises :class:`ValueError` for values that must be declared: texts under a label's name, names of image files that
+    exist, unknown types, and arrays that no field holds.
     """
     value = values[0]
     known = _infer_by_type(name, value)

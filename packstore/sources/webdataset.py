@@ -109,8 +109,8 @@ class WebDatasetSource(ShardSource):
         return self._join_lists(self._read_files(ref))
 
     def _read_files(self, ref: Any) -> dict[str, Any]:
-        """Reads and decodes the files of a sample by column; those of lists by column, dot and number. Raises
-        :class:`ValueError` for a file that is too large, or there twice."""
+        """Reads and decodes the files of a sample. Returns the values by column, for files of lists by column and
+        number (``view.1``). Raises :class:`ValueError` for a file that is damaged, too large, or there twice."""
         shard, files = ref
         raw: dict[str, Any] = {}
         for extension, place, size, _ in files:
@@ -192,8 +192,8 @@ class WebDatasetSource(ShardSource):
 
     @cached_property
     def _columns(self) -> dict[str, str]:
-        """Column of each extension: the usual one; or, if a sample has several files of that column or their kinds
-        differ, one named after the whole extension."""
+        """Column of each extension: the usual one. If a sample has several files of that column, or their kinds differ,
+        the column is named after the whole extension."""
         assert self._shard_indexes
         found = {
             extension: make_usual_column(extension) for extension in self._extensions if extension not in self._places
@@ -309,7 +309,7 @@ def _split_number(extension: str) -> tuple[str, int] | None:
 
 
 def _is_in_list(extension: str, lists: Mapping[str, int]) -> bool:
-    """Tells if an extension is that of a numbered image in one of the lists."""
+    """Tells if an extension belongs to a numbered image in one of the lists."""
     named = _split_number(extension)
     return named is not None and named[0] in lists
 

@@ -167,8 +167,8 @@ class AnnotationColumns(ABC):
 
     @cached_property
     def _classes(self) -> tuple[str, ...]:
-        """Classes of boxes and points: listed ones in their order, others by name, and last :data:`NO_CLASS` if some
-        objects or points have no class; empty if none has one."""
+        """Classes of boxes and points: listed ones in their order, then others by name, then :data:`NO_CLASS` if some
+        objects or points have no class. Empty if no class is listed or occurs."""
         listed = self._listed_classes
         found = (*listed, *sorted(self._summary.classes - listed.keys()))
         return (*found, NO_CLASS) if found and self._summary.unlabelled and NO_CLASS not in found else found

@@ -52,9 +52,9 @@ class CvatSource(DocumentSource):
         return load_xml(data, _MAX_XML)[1]
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image, with its subset as split, and for each frame of a video; lists the classes in
-        the head, and counts the rest of the head as one value that is left out. Raises :class:`ValueError` if two
-        images have the number of one frame."""
+        """Yields an entry for each image, with its subset as split, and for each frame of a video. Adds the classes in
+        the head to the listed ones, and counts the rest of the head as one value that is left out. Raises
+        :class:`ValueError` if two images have the number of one frame."""
         meta = document.get("meta") or {}
         self.ignored[f"the rest of the head of {file}"] += 1
         self._read_classes(meta)
@@ -71,9 +71,9 @@ class CvatSource(DocumentSource):
         self.add_listed_classes(each["name"] for each in labels if each.get("name"))
 
     def _read_frames(self, file: str, tracks: list[Any]) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image with a number, in the folders below that of the file, with the shapes that all
-        tracks have in this frame. Counts frames without an image as left out. Raises :class:`ValueError` if two images
-        have the number of one frame."""
+        """Yields an entry for each image that has a number in its name, in and below the folder of the file. The entry
+        has the shapes of all tracks in the frame of this number. Counts frames without an image as left out. Raises
+        :class:`ValueError` if two images have the number of one frame."""
         shapes: dict[int, list[Any]] = {}
         for track in tracks:
             for kind in _SHAPES:

@@ -137,8 +137,9 @@ class DocumentSource(AnnotatedSource):
 
     def _read_files(self) -> Iterator[Any]:
         """Yields, for each entry of all files, a list of two: the paths of its further images, and its raw annotation.
-        Records image and split of each entry, and counts entries that are left out. Raises :class:`SourceError` for a
-        damaged file and more than 255 splits, and, unless :attr:`allows_repeats` is set, for a repeated image."""
+        Records image and split of each entry, and the largest number of further images. Counts entries that are left
+        out. Raises :class:`SourceError` for a damaged file and more than 255 splits, and, unless
+        :attr:`allows_repeats` is set, for a repeated image."""
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
         for file in self._files:
@@ -199,9 +200,9 @@ class DocumentSource(AnnotatedSource):
         )
 
     def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
-        """Returns the path of each image that a file names. Looks in the usual folders, in those of an entry's own
-        split, and at last for a unique file of that name anywhere, unless :attr:`absent_reason` is set or the name has
-        a folder that exists. A missing image gets a path in the folder of most others."""
+        """Returns the path of each image that a file names. Looks in the usual folders, and in the folders of an
+        entry's own split. At last looks for a unique file of that name anywhere, unless :attr:`absent_reason` is set,
+        or the name has a folder that exists. A missing image gets a path in the folder of most others."""
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
         split = split_from_file(file)

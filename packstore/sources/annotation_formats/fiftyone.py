@@ -110,8 +110,9 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
     )
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields the entries of ``samples.json``; or those of ``labels.json``, which names images in ``data`` without
-        their suffixes. Raises :class:`ValueError` if two images differ in their suffixes alone."""
+        """Yields the entries of ``samples.json`` or ``labels.json``. Adds suffixes to the names in ``labels.json``, by
+        the images in ``data`` or beside the file. Raises :class:`ValueError` if two images differ in their suffixes
+        alone."""
         yield from self.read_samples(document)
         if "samples" in document:
             return

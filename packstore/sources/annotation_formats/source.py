@@ -92,8 +92,8 @@ class SidecarSource(AnnotatedSource):
 
     @classmethod
     def find_folders(cls, tree: Tree) -> list[AnnotatedFolder]:
-        """Finds the folders of images that have annotations. Adds folders of images without annotations (None) if their
-        names are those of the others, or of a split."""
+        """Finds the folders of images that have annotations; empty if there are none. Adds folders of images without
+        annotations (None) if they have the same name as the others, or the name of a split."""
         contents = list_contents(tree)
         suffixes = {f".{pattern.rpartition('.')[2].lower()}" for pattern in cls.patterns}
         with_files = {path for path, each in contents.folders.items() if suffixes & each.others.keys()}

@@ -126,8 +126,8 @@ def _read_csv(text: str) -> dict[str, Any]:
 
 def _find_class(attributes: dict[str, Any]) -> str | None:
     """Returns the class of a region: the value of the first attribute with a name such as ``class``, or else of the
-    only attribute. Returns None if there is no such attribute. Only attributes with a text count, and check boxes of
-    which one is checked."""
+    only attribute. Returns None if there is no such attribute. Attributes count only if they are texts, or check boxes
+    with one box checked."""
     texts: dict[str, str] = {}
     for name, value in attributes.items():
         chosen = [key for key, on in value.items() if on] if isinstance(value, dict) else [value]
