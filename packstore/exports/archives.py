@@ -145,7 +145,10 @@ class TarExport(_ArchiveExport):
         """Reads the first file of a tar. Returns None if ``path`` is no tar, or its first file is no export manifest.
         Raises :class:`ManifestError` for a damaged one."""
         try:
-            with tarfile.open(path, "r:", encoding="utf-8", errors="surrogateescape") as tar:
+            with (
+                path.open("rb") as whole,
+                tarfile.open(fileobj=whole, mode="r:", encoding="utf-8", errors="surrogateescape") as tar,
+            ):
                 member = tar.next()
                 file = tar.extractfile(member) if member is not None and member.name == MANIFEST_FILE else None
                 return None if file is None else parse_export_manifest(file.read())

@@ -247,7 +247,8 @@ class Export(ABC):
 
     @classmethod
     def read_export_manifest(cls, path: Path) -> ExportManifest | None:
-        """Reads the export manifest from an export of one file. Returns None if ``path`` is no such export.
+        """Reads the export manifest from an export of one file. Returns None if ``path`` is no such export. Use
+        ``path.open("rb")``: ``path`` may be an object at a URL, of which each read fetches a part.
 
         Raises :class:`ManifestError` or :class:`OSError`. Kinds of one file must override it: this base raises
         :class:`NotImplementedError`.

@@ -193,7 +193,7 @@ def find_owned_files(path: Path) -> list[Path]:
         if path.is_dir():
             export_manifest = read_export_manifest(path)
         elif path.is_file():  # opening a pipe would wait for a writer
-            export_manifest = _read_from_file(path)
+            export_manifest = read_manifest_of_file(path)
     except (ManifestError, OSError, ValueError) as error:
         raise NotAStoreError(f"{shown} is not an export of packstore, so it is not replaced: {error}") from None
     if export_manifest is None:
@@ -204,8 +204,9 @@ def find_owned_files(path: Path) -> list[Path]:
     return [path] if not path.is_dir() else _list_files(path, export_manifest, shown)
 
 
-def _read_from_file(path: Path) -> ExportManifest | None:
-    """Reads the export manifest from an export of one file, of any kind. Returns None if ``path`` is no export."""
+def read_manifest_of_file(path: Path) -> ExportManifest | None:
+    """Reads the export manifest from an export of one file, of any kind. Returns None if ``path`` is no export. Raises
+    :class:`ManifestError` for a damaged one."""
     kinds: list[type[Export]] = [kind for kind in EXPORTS.values() if kind.one_file]
     return next(
         (export_manifest for kind in kinds if (export_manifest := kind.read_export_manifest(path)) is not None), None

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from packstore.core.errors import DestinationError, ManifestError, printable
 from packstore.core.export_manifest import MANIFEST_FILE, ROWS_FILE, RecordLines, parse_export_manifest
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.sliced_file import SlicedFile
 from packstore.core.urls import UrlPath
-from packstore.exports.staging import list_own_names
+from packstore.exports.staging import list_own_names, read_manifest_of_file
 from packstore.objects import ConflictError, ObjectStore, open_objects
 
+_READ_BYTES = 1 << 16
 Publish = Callable[[ProgressCallback], None]
 """Uploads a complete export; does nothing for a local destination."""
 
@@ -24,10 +28,9 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
     """Yields a local path to export to, and the function that publishes the result. For a URL the path is temporary;
     for a local ``destination`` the function does nothing.
 
-    Publishing with ``overwrite`` first deletes the old export, or the single object at the URL, whatever that holds.
-    Readers at the URL find no ``packstore.json`` until publishing has ended. If publishing fails, it deletes the
-    objects that it has created. Raises :class:`DestinationError` if the URL is taken, is read only, or holds other
-    objects than those of an export.
+    Publishing with ``overwrite`` first deletes the old export. Readers at the URL find no ``packstore.json`` until
+    publishing has ended. If publishing fails, it deletes the objects that it has created. Raises
+    :class:`DestinationError` if the URL is taken, is read only, or holds anything but one export.
     """
     if not isinstance(destination, UrlPath):
         yield destination, lambda _: None
@@ -49,6 +52,8 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
         )
     if folder:
         _refuse_other_objects(objects, folder, shown)
+    if taken:
+        _refuse_other_object(_ObjectPath(destination), shown)
     with tempfile.TemporaryDirectory(prefix="packstore-") as temporary:
         path = Path(temporary, destination.name)
 
@@ -60,6 +65,41 @@ def local_destination(destination: Path, *, overwrite: bool) -> Iterator[tuple[P
                 _replace_objects(objects, files, folder, progress)
 
         yield path, publish
+
+
+class _ObjectPath(UrlPath):
+    """URL of an object that can be opened as a file."""
+
+    def open(self, mode: str = "rb", *_: Any, **__: Any) -> IO[Any]:  # type: ignore[override]
+        """Opens the object for reading; each read fetches a part of it."""
+        return io.BufferedReader(SlicedFile(_ObjectBytes(open_objects(self.parent), self.name)), _READ_BYTES)
+
+
+class _ObjectBytes:
+    """Bytes of an object; fetches each slice with one request."""
+
+    def __init__(self, objects: ObjectStore, name: str) -> None:
+        self._objects, self._name = objects, name
+        self._size = objects.head(name).nbytes
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self._size)
+        return self._objects.get(self._name, start, stop) if start < stop else b""
+
+
+def _refuse_other_object(path: _ObjectPath, shown: str) -> None:
+    """Raises :class:`DestinationError` if an object is not an export of one file. Fetches only the parts of the object
+    that tell."""
+    try:
+        if read_manifest_of_file(path) is not None:
+            return
+        why = "choose another URL"
+    except (ManifestError, OSError, ValueError) as error:
+        why = str(error)
+    raise DestinationError(f"{shown} is not an export of packstore, so it is not replaced: {why}")
 
 
 def _refuse_other_objects(objects: ObjectStore, names: set[str], shown: str) -> None:

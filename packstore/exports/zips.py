@@ -132,7 +132,7 @@ def read_zip_file(path: Path, name: str) -> bytes | None:
     """Reads the file ``name`` from a zip. Returns None if the zip is damaged or has no such file, or the file has over
     256 MiB."""
     try:
-        with zipfile.ZipFile(path) as opened, opened.open(name) as file:
+        with path.open("rb") as whole, zipfile.ZipFile(whole) as opened, opened.open(name) as file:
             data = file.read(_MAX_MANIFEST_BYTES + 1)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError, NotImplementedError, RuntimeError):
         return None  # damaged, encrypted, or compressed in a way that packstore does not write

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import itertools
 import mmap
-import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +16,7 @@ from numpy.typing import NDArray
 from packstore.core.errors import printable
 from packstore.core.manifest import MAX_JSON_BYTES
 from packstore.core.progress import Progress, ProgressCallback
+from packstore.core.sliced_file import SlicedFile
 from packstore.stores.base import Problem
 from packstore.stores.pth.layout import check_layout
 
@@ -58,7 +56,7 @@ class Archive:
             mapped = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         except ValueError:
             raise ZipError("it is empty") from None
-        with _Limited(_Mapped(memoryview(mapped))) as file:
+        with _Limited(SlicedFile(memoryview(mapped))) as file:
             try:
                 with zipfile.ZipFile(file) as archive:
                     entries, end = archive.infolist(), archive.start_dir
@@ -127,7 +125,7 @@ def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Pr
     ``map`` is the whole file.
     """
     try:
-        with io.BufferedReader(_Mapped(map.data)) as file, zipfile.ZipFile(file) as archive:
+        with io.BufferedReader(SlicedFile(map.data)) as file, zipfile.ZipFile(file) as archive:
             entries = archive.infolist()
             done_bytes = 0
             for done, info in enumerate(entries):
@@ -145,34 +143,6 @@ def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Pr
             yield from check_layout(map, entries)
     except _ZIP_ERRORS as error:
         yield Problem(f"the zip structure is broken: {error}")
-
-
-class _Mapped(io.RawIOBase):
-    """A file object over a map, with its own position; as a file, refuses to seek before the beginning."""
-
-    def __init__(self, mapped: memoryview) -> None:
-        self._view = mapped
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves the position. Raises :class:`OSError` before the beginning."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._view)}[whence]
-        if base + offset < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))  # as for a file
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._view[self._position : self._position + len(buffer)]
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 class _Limited(io.BufferedReader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from packstore.cli.append import describe_report
 from packstore.core.errors import DestinationError, SourceError, StoreError
 from packstore.core.registry import ENCODINGS
 from packstore.core.urls import UrlPath, location
+from packstore.exports.archives import TarWriter
 from packstore.objects import ObjectStore, RemoteError, open_objects
 from packstore.packing import append as append_module
 from packstore.packing.upload_folder import make_upload_folder
@@ -302,10 +304,10 @@ class TestExportingTo:
         packstore.convert(photos(tmp_path, "first", 1), tmp_path / "a.lmdb", shard_size=200)
         return tmp_path / "a.lmdb"
 
-    @pytest.mark.parametrize("to", [None, "webdataset", "imagefolder", "parquet"])
+    @pytest.mark.parametrize("to", [None, "tar", "webdataset", "imagefolder", "parquet"])
     def test_a_url(self, store: Path, to: str | None, place: str, tmp_path: Path, temporary: Path) -> None:
         """The objects are the files of an export to this machine; nothing is left in the temporary directory."""
-        name = "b" if to else "b.zip"
+        name = {None: "b.zip", "tar": "b.tar"}.get(to, "b")
         url = f"{place}/{name}"
         report = packstore.export(store, url, to=to)
         assert str(report.destination) == url
@@ -329,6 +331,16 @@ class TestExportingTo:
         for overwrite in (False, True):
             with pytest.raises(DestinationError, match="holds 1 objects that are not an export of packstore"):
                 packstore.export(store, f"{place}/b", to="webdataset", overwrite=overwrite)
+        open_objects(at(place)).create("mine.zip", b"mine")
+        tar = TarWriter(out := io.BytesIO())
+        tar.add("packstore.json", b"{}")
+        tar.close()
+        open_objects(at(place)).create("mine.tar", out.getvalue())
+        for name in ("mine.zip", "mine.tar"):
+            before = open_objects(at(place)).get(name)
+            with pytest.raises(DestinationError, match=f"{name} is not an export of packstore, so it is not replaced"):
+                packstore.export(store, f"{place}/{name}", overwrite=True)
+            assert open_objects(at(place)).get(name) == before
         with pytest.raises(DestinationError, match="is read only"):
             packstore.export(store, "http://127.0.0.1:9/b", to="webdataset")
 
