@@ -197,6 +197,19 @@ def test_a_bad_sample_is_named(encoding: str, good: bytes, bad: bytes, said: str
     assert str(caught.value).isprintable()
 
 
+def test_a_first_sample_that_its_values_do_not_fill(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "set", {"image": "jpeg", "raw": "bytes"}, [{"image": tiny(n), "raw": b"r"} for n in range(2)]
+    )
+    with (path / "shard.00000.mds").open("r+b") as file:
+        file.seek(4)
+        file.seek(int.from_bytes(file.read(4), "little"))
+        file.write((9).to_bytes(4, "little"))  # of the image
+    with pytest.raises(SampleError, match=r"a sample of \d+ bytes has values of \d+"):
+        convert(path, tmp_path / "x.h5")
+    assert convert(path, tmp_path / "x.h5", on_error="skip").manifest.records == 1
+
+
 @pytest.mark.parametrize("offset", [0, 0xFFFFFFFF])
 def test_offsets_that_lead_elsewhere(offset: int, tmp_path: Path) -> None:
     path = write(tmp_path / "set", PLAIN, [plain(n) for n in range(4)])

@@ -185,13 +185,16 @@ class MdsSource(ShardSource):
         return next((name for name in images if names_an_image(name)), images[0])
 
     def _begins_like_image(self, name: str) -> bool:
-        """Tells if a value of the first sample begins like an image file; False if its offsets are wrong. Raises
-        :class:`ValueError` if its values cannot be read."""
+        """Tells if a value of the first sample begins like an image file; False if its offsets are wrong or its values
+        cannot be read."""
         number = next((n for n, shard in enumerate(self._shards) if shard.samples), 0)
         offsets, reason, _ = self._shard_offsets[number]
         if reason or self._placement_error(number, int(offsets[0]), int(offsets[1])):
             return False
-        data = self._read_fields(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
+        try:
+            data = self._read_fields(number, int(offsets[0]), int(offsets[1]))[self._shards[number].names.index(name)]
+        except ValueError:  # a bad sample, which reading names
+            return False
         return begins_like_image(data[:16])
 
     def _declare_column(self, name: str, encoding: str, given: Sequence[Any]) -> Field:
