@@ -106,7 +106,7 @@ def _count_earlier(records: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class OccurrenceCounter:
-    """Makes ids as :func:`with_occurrences`, for a sequence that comes in parts."""
+    """Makes ids as :func:`with_occurrences` for a long sequence, part by part. Counts each record's occurrences."""
 
     def __init__(self, records: int) -> None:
         """
@@ -150,7 +150,7 @@ class Draws:
         return Draws(self.seed, self.epoch, self.records[index], self.stream)
 
     def replace(self, *, epoch: int | None = None, stream: int | None = None) -> Draws:
-        """Returns the draws of the same records in another epoch or stream."""
+        """Returns the draws of the same records in another epoch or stream; None keeps it."""
         found = Draws(
             self.seed,
             self.epoch if epoch is None else epoch,
@@ -162,7 +162,7 @@ class Draws:
         return found
 
     def on_host(self) -> Draws:
-        """Returns the same draws with numpy records. Waits for the device if they are on one."""
+        """Returns the same draws with numpy records, or itself if they are numpy. Waits for the device."""
         if isinstance(self.records, np.ndarray):
             return self
         return dataclasses.replace(self, records=self.records.cpu().numpy())

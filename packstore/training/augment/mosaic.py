@@ -89,8 +89,8 @@ class Mosaic:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Positions of a batch's images in its mosaics, one mosaic for each record.
-
+    """Positions of a batch's images in its mosaics, one mosaic for each record. Builds the mosaics of images, masks,
+    boxes and keypoints.
     Attributes:
         size: Height and width of the mosaics.
         fill: Value of free pixels.
@@ -190,7 +190,7 @@ class Tiles:
 
 def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None:
     """Raises :class:`UsageError` for columns that mosaics cannot join: labels and images of one record, volumes, clips,
-    and columns with a form in ``collate``."""
+    and columns of boxes, points, masks or rows of boxes that have a form in ``collate``."""
     boxes = {column.name for column in columns if column.type == "boxes"}
     for column in columns:
         moves = column.traits.moves or column.parallel in boxes

@@ -116,7 +116,8 @@ class Cut:
     def compose(self, other: Cut) -> Cut | None:
         """Combines this crop and a following one into one crop, with at most one resize.
 
-        Returns None if that is not possible: both resize, or the second shows pixels outside of the first."""
+        Returns None if that is not possible: both resize; the second resizes padding of the first; or the second shows
+        pixels outside of the first, except if it only pads all of the first, which shows its whole box."""
         top, left, height, width = self.window
         if not other.resizes:
             tall, wide = other.window[2:]
@@ -177,7 +178,8 @@ def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
 
 @dataclass(frozen=True, eq=False)
 class DrawnOperation:
-    """One operation, drawn for a batch: crops (``move``), a program, or a function with its draws."""
+    """One operation, drawn for a batch: crops (``move``), a program with its name, or a function (``call``) with its
+    draws."""
 
     move: Move | None = None
     program: Program | None = None
@@ -289,6 +291,7 @@ class DrawnOperations:
 
     def first_cut(self, row: int) -> tuple[Cut, int]:
         """Combines the first operations into one crop that the engine can do while it decodes the image of ``row``.
+        Stops at an operation that is no crop, cannot be joined, or pads with other than zeros.
 
         Returns the crop, and the number of operations that it replaces."""
         cut, done = Cut.full(*self._first[row].tolist()), 0

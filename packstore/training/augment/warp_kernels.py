@@ -155,5 +155,6 @@ _DEVIATION = ((256**2 - 1) / 3) ** 0.5
 
 
 def _copy_to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copies an array to a device, without making the host wait."""
+    """Copies an array to a device, if possible without making the host wait. On the CPU, the tensor may share the
+    array's memory."""
     return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)

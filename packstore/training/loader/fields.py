@@ -37,8 +37,8 @@ class Padded(NamedTuple):
     """Values with different numbers of rows, padded to one tensor.
 
     Attributes:
-        values: ``(B, n, …)``, ``n`` the largest number of rows; zeros after a record's own rows, around masks the
-            loader's ``mask_fill``.
+        values: ``(B, n, …)``, ``n`` the largest number of rows. Padding is zero; that of masks is the loader's
+            ``mask_fill``.
         lengths: Size of each record's own value. Lists of rows: their number, int64 ``(B,)``. Images: height and width,
             int64 ``(B, 2)``. Volumes and clips: the length of each axis, int64 ``(B, axes)``.
     """
@@ -90,8 +90,9 @@ class ColumnContext:
         return numbers
 
     def note_failure(self, row: int, error: PackstoreError, column: str) -> None:
-        """Marks a row as failed, and stores its error, with record and key in the text. Raises the error if
-        :attr:`errors` is None, and a :class:`UsageError` in any case."""
+        """Adds ``row`` to :attr:`failed`, and stores ``error`` in :attr:`errors`, with record and key in its text.
+
+        Raises this error instead if :attr:`errors` is None. Raises a :class:`UsageError` always, unchanged."""
         if isinstance(error, UsageError):
             raise error
         record = self.numbers[row]
@@ -151,7 +152,7 @@ class BatchField(ABC):
         """Returns bool ``(B,)``, True for records without a value. Returns None for a column that is not optional.
 
         Raises:
-            UsageError: A record has no value, and the column is not optional; names the record and its key."""
+            UsageError: A row that has not failed has no value, and the column is not optional; names the record."""
         if not self.column.nullable:
             return np.zeros(len(context.ids), np.bool_) if self.optional else None
         missing = ~context.reader.values(self.column.valid_name, context.records)
@@ -202,8 +203,8 @@ class NumberField(BatchField):
     """Reads a column of numbers of one shape for batches: labels and fixed arrays."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads all values at once, as one tensor. Raises as :meth:`find_missing`, and the reader's errors in any
-        case."""
+        """Reads all values at once, as one tensor. Raises as :meth:`find_missing`. Raises errors of the reader, too:
+        ``context.errors`` does not collect them."""
         missing = self.find_missing(context)
         values = context.reader.values(self.column.name, context.records)
         return TensorRows(as_tensor(self.column, values), missing)
@@ -228,8 +229,9 @@ class ObjectField(BatchField):
     """Reads a column of text, JSON or bytes for batches."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the values one by one: texts, JSON values or bytes, with None for missing and failed ones. Raises the
-        first error instead if ``context.errors`` is None, and as :meth:`find_missing`."""
+        """Reads the values one by one; missing and failed values become None.
+
+        Raises the first error if ``context.errors`` is None. Raises as :meth:`find_missing`."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)
         values: list[Any] = []
         for row, record in enumerate(context.numbers):
@@ -245,18 +247,27 @@ class ObjectField(BatchField):
 
 @dataclass(eq=False)
 class RaggedRows(ColumnRows):
-    """Values of a batch with any number of rows per record: a list of ``(n, …)``, one padded tensor, or a multi-hot
-    tensor of classes."""
+    """Values of a batch with any number of rows per record.
 
-    flat: torch.Tensor  # of all records
-    rows: NDArray[np.int64]  # row of the batch for each, ascending
+    Attributes:
+        flat: Rows of all records, one after another.
+        rows: For each of them, the row of the batch, ascending.
+        count: Number of records.
+        form: Form of the batch's value: ``list`` of ``(n, …)``, ``padded`` tensor, or ``multi_hot`` tensor of classes.
+        classes: Width of the multi-hot tensor.
+        missing: True for records without a value; None if the column is not optional.
+    """
+
+    flat: torch.Tensor
+    rows: NDArray[np.int64]
     count: int
     form: str
     classes: int
     missing: NDArray[np.bool_] | None
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the kept values in one tensor, for multi-hot with row numbers; or padded, with their lengths."""
+        """Returns the kept values: for a list in one tensor, for multi-hot followed by their row numbers; or padded,
+        followed by the lengths."""
         flat, rows, count = self._select_kept(kept)
         if self.form == "list":
             return [flat]
@@ -271,7 +282,8 @@ class RaggedRows(ColumnRows):
         return [values, torch.from_numpy(lengths)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Builds the list, padded tensor or multi-hot tensor; a list has None for missing values."""
+        """Builds the list, :class:`Padded` or float32 multi-hot tensor. Only a list has None for missing values; the
+        others have zeros."""
         first = next(there)
         if self.form == "padded":
             return Padded(first, next(there))
@@ -320,8 +332,8 @@ class RaggedField(BatchField):
         in ``context.boxes`` which are kept, and drops the rows of columns that describe them and are read later.
 
         Raises:
-            StoreError: A record has another number of rows than boxes, or a class beyond the column's classes; or
-                ``context.errors`` is None, and a record cannot be read.
+            StoreError: A record has another number of rows than boxes, or, for multi-hot, a class beyond the column's
+                classes; or ``context.errors`` is None, and a record cannot be read.
             UsageError: As :meth:`find_missing`."""
         column, missing = self.column, self.find_missing(context)
         flat, counts = read_ragged(context.reader, column, context.numbers, context.failed, context.note_failure)

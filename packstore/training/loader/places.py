@@ -60,10 +60,10 @@ def divide_work(
     Args:
         operations: The list.
         crops: Its first operations that run as crops.
-        finish: Final format that threads write if no operation runs later: on the CPU, where torch's own threads would
-            compete with them.
+        finish: Final format; threads write it if all operations are crops or programs.
         runs_programs: The threads that crop run programs.
-        calls_functions: Decoding threads call functions of the user.
+        calls_functions: Decoding threads call the user's functions that follow, up to the first that may not run in
+            threads.
     """
     programs = Programs.select(operations, len(crops)) if runs_programs else NO_PROGRAMS
     rest = tuple(operations[len(crops) + len(programs) :])
@@ -81,7 +81,7 @@ def operations_at_decoding(
     """Returns the first operations of a list that run as crops while images of a column are decoded; may be empty.
 
     Stored arrays of equal size are augmented in whole batches instead, except if they are resized, or on the CPU, where
-    the engine crops them.
+    the engine crops them. So are arrays that the engine cannot resize with the operations' interpolation.
     """
     planned, _ = split_operations(operations, flip=True)
     if image.kind == "fixed" and not all(op.samplings <= _engine_samplings(image) for op in planned):
@@ -95,8 +95,8 @@ def operations_at_decoding(
 
 
 def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
-    """Tells if decoding threads augment images one by one, because their sizes may differ during or after the
-    operations."""
+    """Tells if decoding threads augment images one by one: ``collate`` gives images a form, or their sizes may differ
+    during or after the operations. Always False with ``views`` or ``pre_transform``."""
     if options.views is not None or options.pre_transform is not None:
         return False
     if options.form_of_images is not None:
@@ -107,12 +107,12 @@ def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
 
 
 def choose_image_form(dataset: PackedDataset, options: LoaderOptions) -> str | None:
-    """Returns ``"list"`` or ``"padded"`` as the form of a batch's images if they may differ in size, for mosaics always
-    ``"list"``; else None.
+    """Returns the form of a batch's images: ``"list"`` or ``"padded"`` as ``collate`` says, else None. For mosaics,
+    returns ``"list"`` if images may differ in size, else None.
 
     Raises:
-        UsageError: Images may differ in size, and ``collate`` names no form; or they have a form, and options need one
-            tensor; or a user's function cannot run in threads.
+        UsageError: Images may differ in size, and ``collate`` names no form; or ``collate`` names a form, and other
+            options (``views``, ``mix``, …) need one tensor; or a user's function cannot run in threads.
     """
     form, one_by_one = options.form_of_images, augments_one_by_one(dataset, options)
     for op in options.augment if one_by_one else ():
@@ -167,5 +167,5 @@ def _engine_samplings(image: Column) -> set[int]:
 
 
 def _can_fill(operation: GeometricOperation, image: Column) -> bool:
-    """Tells if the dtype of a column's images can store the operation's padding value."""
+    """Tells if bytes can store the padding value of a :class:`RandomCrop`; True for other operations and for CHW."""
     return image.layout == "CHW" or not isinstance(operation, RandomCrop) or 0 <= operation.fill <= 255

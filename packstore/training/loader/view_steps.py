@@ -70,9 +70,9 @@ class ViewSteps:
         return any(steps.calls_user_code for _, steps in self._steps)
 
     def iterate_image_sets(self, sections: Sequence[torch.Tensor], ids: NDArray[np.int64]) -> Iterator[ImageSet]:
-        """Yields the crops of each view, with which decoding threads call the user's functions.
+        """Yields an :class:`ImageSet` for each view: its crops, on which decoding threads call the user's functions.
 
-        ``sections`` are the parts of a batch buffer that contain them; ``ids`` are those of the records."""
+        ``sections`` are the views' parts of a batch buffer; ``ids`` are those of the records."""
         for (view, steps), plan, section in zip(self._steps, self.plans, sections, strict=True):
             yield ImageSet(steps, plan.row_format.as_images(section), view.all_crop_ids(ids), view.count)
 
