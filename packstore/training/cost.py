@@ -46,7 +46,7 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
 
     Returns:
         A cost for each operation: opening; an epoch in lanes and in full shuffle, or if the store fits the cache the
-        first epoch and a later one; quick and full verification.
+        first epoch and a later one; quick and full verification, by one machine.
     """
     table = manifest.shards
     shards, total = (1, nbytes) if table is None else (len(table), int(table.table["nbytes"].sum()))

@@ -227,9 +227,9 @@ class PackedDataset(ItemDataset):
 
     @property
     def reader(self) -> Reader:
-        """Open reader of the store. Reopens the store, and empties the dataset's caches, in a new process, because C
-        libraries do not survive a fork, and after :meth:`close`; raises :class:`StoreError` if it has been replaced by
-        another store."""
+        """Open reader of the store. In a new process (C libraries do not survive a fork) and after :meth:`close`,
+        reopens the store, and empties the dataset's caches. Raises :class:`StoreError` if another store has replaced
+        it."""
         reader = self._reader  # a copy: another thread may close the dataset meanwhile
         if reader is None or self._pid != os.getpid():
             reader = self._open(self._head)
@@ -301,8 +301,8 @@ class PackedDataset(ItemDataset):
     imgs = samples
 
     def loader(self, key: str) -> Image:
-        """Returns the image with this key as a ``PIL.Image``, without ``transform``, as ``ImageFolder``'s ``loader``
-        does.
+        """Returns the image with this key as an RGB ``PIL.Image``, as :meth:`show` does, like ``ImageFolder``'s
+        ``loader``.
 
         The first call reads all keys. Of a repeated key it is the last image. Raises :class:`UsageError` for an unknown
         key.
@@ -319,7 +319,7 @@ class PackedDataset(ItemDataset):
 
     def show(self, index: int, window: tuple[float, float] | None = None) -> Image:
         """Returns item ``index`` as an RGB ``PIL.Image`` for display: without ``transform``, normalisation undone.
-
+        Raises :class:`IndexError` for an index out of range.
         Args:
             index: Index of the item.
             window: For values of other than 8 bits: the values shown as black and white; None for the 1st and 99th
@@ -328,7 +328,7 @@ class PackedDataset(ItemDataset):
         return self.pictures.read_for_display(self.reader, self._record_of_item(_parse_index(index)), window)
 
     def close(self) -> None:
-        """Closes the store; the next access reopens it. Reads in other threads finish."""
+        """Closes the store, and empties the caches; the next access reopens it. Reads in other threads finish."""
         self._reader = None
         self._loaded = {}
 

@@ -136,9 +136,9 @@ class _HostShipment(Shipment):
         self._waiting: tuple[Tensors, DeviceWork] | None = host, work
 
     def receive(self) -> Any:
+        """Runs the work now, and lets go of the host tensors. Raises :class:`RuntimeError` the second time."""
         # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
         # Both are let go of first: what the work holds must not live as long as the slot that keeps this shipment.
-        """Runs the work now, and lets go of the host tensors. Raises :class:`RuntimeError` the second time."""
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             raise RuntimeError("a shipment is received once")
@@ -167,7 +167,7 @@ class CudaTransport(Transport):
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
         """Queues copy and work on the transport's stream, and returns at once. If tensors are on the device already,
-        the stream first waits for the caller's."""
+        the stream first waits for the caller's; it also waits for :attr:`followed`, if set."""
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         if self.followed is not None:
@@ -194,7 +194,8 @@ class _CudaShipment(Shipment):
         self._done = done
 
     def receive(self) -> Any:
-        """Makes the caller's stream wait for the work; keeps the memory of tensors until that stream has read them."""
+        """Makes the caller's stream wait for the work; keeps the memory of tensors until that stream has read them. If
+        the result may contain tensors that are not found, all later sends wait for that stream."""
         value, self._value = self._value, None
         found, stream = find_tensors(value), torch.cuda.current_stream(self._transport.device)
         stream.wait_event(self._done)

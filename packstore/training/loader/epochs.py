@@ -112,8 +112,8 @@ class Epochs:
             _refuse_unseeded(self._sampler, self.order.world_size)
 
     def restore_generator(self, state: str | None) -> None:
-        """Sets the sampler's generator to a :attr:`generator_state`, so that it draws that epoch again. Does nothing
-        without one. Raises :class:`UsageError` for an invalid state."""
+        """Sets the sampler's generator and :attr:`generator_state` to ``state``, so that the sampler draws that epoch
+        again. Does nothing if either is None. Raises :class:`UsageError` for an invalid state."""
         if self._sampler_generator is None or state is None:
             return
         try:
@@ -172,7 +172,8 @@ class Epochs:
         return epoch
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
-        """Sets the sampler's epoch by its ``set_epoch``, if it has one."""
+        """Sets the sampler's epoch by its ``set_epoch``, if it has one; :meth:`take_epoch_of_sampler` then ignores this
+        epoch."""
         set_epoch = getattr(self._sampler, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(epoch)
@@ -235,7 +236,7 @@ class Epochs:
 
     def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
         """Yields groups of consecutive batches with about ``images`` records in all: the ids, and the size of each
-        batch."""
+        batch. Reads a sampler, and raises, as :meth:`_iterate_sampler_groups`."""
         if self._sampler is not None:
             yield from self._iterate_sampler_groups(epoch, first, images)
             return

@@ -46,7 +46,7 @@ class RowWriter:
         array: Their memory as numpy array (bfloat16 as bits), ``(B, ...)``.
         boxes: Crop box of each row in its source image: top, left, height, width.
         sizes: Height and width to which each box is resized.
-        resizes: Rows that need nothing but bilinear resizing and perhaps mirroring.
+        resizes: True for rows of bytes that need nothing but bilinear resizing and perhaps mirroring.
     """
 
     def __init__(self, out: torch.Tensor, crops: Crops | None) -> None:
@@ -127,8 +127,8 @@ def _mirror_row(row: NDArray[Any]) -> None:
 
 
 def _as_planes(pixels: NDArray[Any]) -> torch.Tensor:
-    """Returns ``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory. Do not write to it if
-    ``pixels`` is read-only."""
+    """Returns ``(h, w, C)`` as a tensor ``(1, C, h, w)``, channels last, over the same memory (old numpy: a copy of
+    read-only ``pixels``). Do not write to it if ``pixels`` is read-only."""
     planes = pixels.transpose(2, 0, 1)[None]
     if pixels.flags.writeable:
         return torch.from_numpy(planes)

@@ -29,8 +29,8 @@ def describe_records(dataset: PackedDataset) -> dict[str, Any]:
 
 
 def check_state(state: Any, identity: Mapping[str, Any], dataset: PackedDataset) -> None:
-    """Raises :class:`UsageError`, which names the difference, unless ``state`` was saved by a loader of the same
-    ``identity``: dataset, order and options."""
+    """Raises :class:`UsageError`, which names the difference, unless ``state`` is valid, of this version, and saved by
+    a loader of the same ``identity``: dataset, order and options."""
     if not isinstance(state, Mapping) or "version" not in state:
         raise UsageError(
             f"load_state_dict takes what a loader's state_dict() gave, got {type(state).__name__}; look under which "
