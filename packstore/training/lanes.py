@@ -69,8 +69,8 @@ class Lanes:
     Attributes:
         starts: First record of each non-empty shard.
         lanes: Number of lanes: the divisor of the global batch with the most divisors of its own (the largest of
-            several), so that it suits many numbers of ranks. At most ``window``, and at most a quarter of the shards or
-            12 lanes, whichever is more.
+            several), so that it suits many numbers of ranks. At most ``window``, at most one for each shard, and at
+            most a quarter of the shards or 12, whichever is more.
         depth: Shards per window of a lane: ``window`` over all lanes, at least one.
     """
 

@@ -116,7 +116,7 @@ class ImageReader:
         """Converts stored pixels, an image or a batch, to the user's layout, dtype and device; may return the same
         memory.
 
-        Floating point dtypes scale pixels to 0 … 1."""
+        Floating point dtypes scale integer pixels to 0 … 1."""
         if self.floats:
             if self.column.dtype == "bfloat16":
                 pixels = pixels.view(torch.bfloat16)

@@ -41,7 +41,7 @@ class ColorJitter(_Colours):
         hue: Shifts are uniform in ``(-hue, hue)``, at most 0.5; or in a pair's range.
 
     Raises:
-        UsageError: A number below 0, a hue beyond 0.5, or a range that is not ascending.
+        UsageError: A number or range below 0, a hue beyond 0.5, or a range that is not ascending.
     """
 
     brightness: float | Range = 0
@@ -253,7 +253,7 @@ class RandomPhotometricDistort(_Colours):
     comes before saturation and hue, or after them.
 
     Raises:
-        UsageError: ``p`` is not a probability, or a range is not ascending.
+        UsageError: ``p`` is not a probability, or a range is not ascending or beyond its limits: 0, for the hue 0.5.
     """
 
     brightness: Range = (0.875, 1.125)
@@ -293,7 +293,7 @@ class GaussianBlur(_Colours):
         sigma: Standard deviation in pixels, or the range in which it is uniform.
 
     Raises:
-        UsageError: A kernel that is even or above 255, a deviation outside 0.001 … 1000.
+        UsageError: A kernel that is even or above 255, a deviation outside 0.001 … 1000, a range not ascending.
     """
 
     kernel_size: int | tuple[int, int]

@@ -407,8 +407,8 @@ def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, b
 
 
 def _keeps_places(part: Any) -> bool:
-    """Tells if an operation is known to leave masks and boxes right: it is packstore's own, which they follow, or a
-    transform of torchvision. The caller has refused those that move pixels."""
+    """Tells if masks and boxes stay right under an operation: it is packstore's own, which they follow, a transform of
+    torchvision but ``Lambda`` (the caller has refused those that move pixels), or a ``Sequential``."""
     kind = type(part)
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"

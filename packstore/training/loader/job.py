@@ -268,8 +268,7 @@ class BatchJob:
         tensors: tuple[torch.Tensor, ...],
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """Runs all steps on the device; returns the batch's images, its other columns by name, and a list of the values
-        that may share memory with the ring.
-
+        that may share memory with the ring. Remembers the draws of ``mix``.
         ``tensors`` are the sent ones: images, ids, then the columns'. ``kept`` are the rows that have not failed."""
         if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
             ids = tensors[count]

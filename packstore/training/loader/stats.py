@@ -31,8 +31,8 @@ class Stats:
         return Stats, ()  # another process has its own
 
     def reset(self, fetches: Sequence[FetchCounts] = ()) -> None:
-        """Sets all sums to 0. ``fetches``, the counts of remote readers, continue; their present values are
-        subtracted later."""
+        """Sets all sums to 0, and stops the clock. ``fetches``, the counts of remote readers, continue; their present
+        values are subtracted later."""
         with self._lock:
             self._before = [(counts, replace(counts)) for counts in fetches]
             self._seconds = dict.fromkeys(STAGES, 0.0)
@@ -86,7 +86,8 @@ class Stats:
             self._ended = perf_counter()
 
     def snapshot(self, fetches: Sequence[FetchCounts] = ()) -> dict[str, float]:
-        """Returns all sums by name, for :meth:`packstore.PackedLoader.stats`."""
+        """Returns all sums by name, seconds on the clock and images a second, for
+        :meth:`packstore.PackedLoader.stats`."""
         with self._lock:
             elapsed = self._ended - self._started if self._started is not None and self._ended is not None else 0.0
             return {
