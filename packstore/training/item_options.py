@@ -45,7 +45,7 @@ def detection_columns(manifest: Manifest) -> list[Column]:
 def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the names of an item's columns: the user's ``columns``, or by default the image with label or boxes.
 
-    Raises :class:`UsageError` for unknown names, and unless ``columns`` is a sequence of names."""
+    Raises :class:`UsageError` for unknown names, and unless ``columns`` is a sequence of at least one name."""
     if columns is None:
         if manifest.has_column("label"):
             return ("image", "label")

@@ -99,8 +99,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         """Reads one column of a record, and calls ``transform`` or ``target_transform`` on it. ``image`` is the main
         image if that is read already.
 
-        With ``checksums="always"`` verifies the record. Raises :class:`CorruptRecordError` for a label without a
-        class."""
+        With ``checksums="always"``, verifies all fields of the record for columns other than image and key. Raises
+        :class:`CorruptRecordError` for a label without a class."""
         if name == "image":
             image = self.pictures.read(self._form, self.reader, record) if image is None else image
             return image if self.transform is None else self._call_transform(image)

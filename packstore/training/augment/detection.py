@@ -60,7 +60,7 @@ class RandomZoomOut(_ImageByImage):
         p: Probability.
 
     Raises:
-        UsageError: A range that is not ascending from 1, an invalid probability or colour.
+        UsageError: A range that is not ascending within 1 … 100, an invalid probability or colour.
     """
 
     fill: float | Sequence[float] = 0

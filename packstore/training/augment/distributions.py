@@ -72,7 +72,7 @@ def gamma(draws: Draws, shape: float, draw: int) -> Floats:
 
 def beta(draws: Draws, alpha: float, draw: int) -> Floats:
     """Draws numbers with distribution Beta(``alpha``, ``alpha``), float64 ``(B,)``; uses 2 × :data:`GAMMA_DRAWS`
-    draws."""
+    draws. A number that would be 0 / 0 becomes 0 or 1 at random."""
     first, second = gamma(draws, alpha, draw), gamma(draws, alpha, draw + GAMMA_DRAWS)
     total = first + second
     # With a very small alpha both may be rounded to 0; then it is one end or the other.
@@ -82,7 +82,7 @@ def beta(draws: Draws, alpha: float, draw: int) -> Floats:
 def dirichlet(draws: Draws, alpha: float, count: int, draw: int) -> Floats:
     """Draws ``count`` weights that sum to 1 from the symmetric Dirichlet(``alpha``), float64 ``(B, count)``.
 
-    Equal weights if all are rounded to 0."""
+    Equal weights if all are rounded to 0. Uses ``count`` draws for ``alpha`` 1, else :data:`GAMMA_DRAWS` times as many."""
     if alpha == 1:
         parts = -np.log1p(-draws.uniform(draw, count)).T
     else:

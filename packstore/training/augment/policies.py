@@ -69,8 +69,8 @@ def compute_magnitudes(name: str, bins: int, size: Size, policy: str) -> Magnitu
 
 
 def _largest_magnitude(name: str, length: int, policy: str) -> float:
-    """Returns the largest magnitude of an operation: pixels of a side of ``length`` for translations, degrees for
-    rotation, else a share."""
+    """Returns the largest magnitude of an operation, except for policy ``"wide"``: pixels of a side of ``length`` for
+    translations, degrees for rotation, else a share."""
     if name.startswith("Translate"):
         return length / 3.0 if policy == "mix" else 150.0 / 331.0 * length
     return {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}.get(name, 0.9)

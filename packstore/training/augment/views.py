@@ -63,7 +63,8 @@ class Views:
 
 
 def parse_views(views: Any) -> Views | None:
-    """Converts a user's ``views=``; None stays None. Views of a list are named by their index.
+    """Converts a user's ``views=``; returns None and :class:`Views` unchanged. Views of a list are named by their
+    index.
 
     Raises:
         UsageError: ``views`` is neither a dict of ``(count, operations)`` nor a list of lists of operations, is empty,

@@ -49,8 +49,9 @@ class PendingChecksums:
     ) -> Iterator[tuple[int, StoreError]]:
         """Computes checksums; yields row and error of each damaged image, except rows in ``skip``.
 
-        ``images`` belong to the rows from ``first`` on. Marks damaged records in the reader, so that a cached copy of
-        their shard is verified before its next use."""
+        ``images`` belong to the rows from ``first`` on; if the reader has converted them, reads the stored images
+        instead. Marks damaged records in the reader, so that a cached copy of their shard is verified before its next
+        use."""
         for place in range(bisect_left(self.rows, first), bisect_left(self.rows, first + len(images))):
             row = self.rows[place]
             image = images[row - first]

@@ -168,7 +168,8 @@ class BatchFields:
             errors: Receives the failed records; None raises the first.
 
         Raises:
-            UsageError: A record has no value; names the record and its key.
+            UsageError: A record has no value, and the column is not optional; names the record and its key.
+            StoreError, DecodeError: ``errors`` is None, and a record cannot be read.
         """
         ids, sizes, placement = prepared.ids, None, None
         if prepared.operations is not None:
@@ -220,7 +221,7 @@ def check_collate(columns: list[Column], collate: Mapping[str, Any]) -> None:
 def resident_obstacle(dataset: PackedDataset, collate: Mapping[str, Any]) -> str | None:
     """Returns the reason why a dataset's columns cannot be kept in device memory, or None if they can.
 
-    Only images, keys and numbers of one shape can, without missing values."""
+    Only images, keys and numbers of one shape can, without missing values and forms in ``collate``."""
     for name in dataset.columns:
         column = dataset.manifest.column(name)
         plain = name in ("image", "key") or (column.kind == "fixed" and column.type in ("label", "array"))

@@ -64,7 +64,8 @@ class MaskRows(TensorRows):
         return [host, torch.from_numpy(select_rows(self.shapes, kept))]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Returns one tensor; or, if masks differ in shape, :class:`Padded` or a list with None for missing ones."""
+        """Returns masks of one shape as :class:`TensorRows` does. Returns others as :class:`Padded`, with padding for
+        missing ones, or as a list with None for them."""
         if self.shapes is None:
             return super().build_value(there, kept, ids)
         masks, shapes = split_flat(next(there), select_rows(self.shapes, kept).tolist()), next(there)

@@ -146,8 +146,9 @@ class DeviceSteps:
     def convert_batch(self, images: torch.Tensor, mode: Mode | None = None) -> torch.Tensor:
         """Converts images to the final memory format, normalisation and dtype.
 
-        Images that are floating point already are not normalised. ``mode`` is that of a further column if it differs
-        from the main images': then values are scaled to 0 … 1 instead.
+        Without ``normalize`` and ``dtype``, changes the memory format alone. Images of another dtype than stored
+        pixels, such as floating point, are not normalised. ``mode`` is that of a further column if it differs from the
+        main images': then values are scaled to 0 … 1 instead.
         """
         wanted = torch.channels_last if self._options.channels_last else torch.contiguous_format
         images = images.contiguous(memory_format=wanted)  # first, while a pixel is a byte; the rest keeps the format

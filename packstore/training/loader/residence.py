@@ -54,7 +54,8 @@ def choose_residence(manifest: Manifest, records: int, device: torch.device, wan
         manifest: Manifest of the store.
         records: Number of records.
         device: Device of the images.
-        wanted: The user's wish: True, False or "auto".
+        wanted: The user's wish: True, False or "auto": if they take at most half of the free memory of a GPU; on the
+            CPU a quarter, and an image at most 12,288 bytes. Never on other devices.
 
     Raises:
         UsageError: ``wanted`` is True, but the images differ in shape or do not fit into the free memory, as far as
