@@ -13,7 +13,8 @@ from packstore.core.manifest import Column
 
 
 class TVTensors:
-    """Wraps the values of an item in torchvision's types. Pickles without the module; each process imports it again."""
+    """Wraps the values of an item in torchvision's types. Pickles without the module; each process imports it again.
+    Raises :class:`UsageError` if torchvision is missing, or has no type for a column of keypoints."""
 
     def __init__(self, columns: Iterable[Column]) -> None:
         """

@@ -185,5 +185,6 @@ def join_columns(columns: Sequence[Array]) -> Array:
 
 
 def is_channels_last(images: Tensor) -> bool:
-    """Tells if ``images`` ``(B, C, H, W)`` have the memory layout ``(B, H, W, C)``."""
+    """Tells if ``images`` ``(B, C, H, W)`` have the memory layout ``(B, H, W, C)`` alone; False if they are contiguous,
+    too, as with one channel."""
     return not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)

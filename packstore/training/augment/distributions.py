@@ -82,7 +82,8 @@ def beta(draws: Draws, alpha: float, draw: int) -> Floats:
 def dirichlet(draws: Draws, alpha: float, count: int, draw: int) -> Floats:
     """Draws ``count`` weights that sum to 1 from the symmetric Dirichlet(``alpha``), float64 ``(B, count)``.
 
-    Equal weights if all are rounded to 0. Uses ``count`` draws for ``alpha`` 1, else :data:`GAMMA_DRAWS` times as many."""
+    Equal weights if all are rounded to 0. Uses ``count`` draws if ``alpha`` is 1, else ``count`` ×
+    :data:`GAMMA_DRAWS`."""
     if alpha == 1:
         parts = -np.log1p(-draws.uniform(draw, count)).T
     else:

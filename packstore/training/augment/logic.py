@@ -31,8 +31,8 @@ from packstore.training.random_draws import Draws
 def parse_operations(operation: Operation, parts: Any, geometric: bool = True) -> tuple[Any, ...]:
     """Returns ``parts``, the operations inside ``operation``, as a tuple.
 
-    Raises :class:`UsageError` unless ``parts`` is a list, and all of them draw programs; ``geometric`` also allows crops
-    and resizes, and groups of these."""
+    Raises :class:`UsageError` unless ``parts`` is a list, and all of them draw programs; ``geometric`` also allows
+    crops and resizes, and groups of these."""
     name = type(operation).__name__
     if isinstance(parts, Operation) or not isinstance(parts, Sequence) or isinstance(parts, str):
         raise UsageError(f"{name} takes a list of operations, got {parts!r}")

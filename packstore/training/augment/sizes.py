@@ -161,7 +161,7 @@ class ScaleJitter(_DrawnSize):
         antialias: As for :class:`Resize`.
 
     Raises:
-        UsageError: A size or a range that is not positive, an unknown interpolation.
+        UsageError: A size that is not positive, a range that is not positive and ascending, an unknown interpolation.
     """
 
     target_size: int | Size

@@ -43,7 +43,8 @@ class Normalizer:
 
     @classmethod
     def for_loader(cls, options: LoaderOptions, manifest: Manifest, mode: Mode) -> Normalizer | None:
-        """Creates the normalizer for a loader's ``normalize`` and ``dtype``; returns None if neither is set.
+        """Creates the normalizer for a loader's ``normalize`` and ``dtype`` (float32 if only ``normalize`` is set).
+        Returns None if neither is set.
 
         Raises :class:`UsageError` for an unknown normalisation, or one that does not fit the store or the mode of its
         images."""

@@ -117,7 +117,7 @@ class ShardsAhead:
 
     def _tell_threads_to_end(self, closed: bool) -> None:
         """Tells the threads to end: after the shards that they are fetching if ``closed``, else after the next epoch's
-        first shards."""
+        first shards. Forgets the shards that batches need, so that they take no room."""
         with self._changed:
             self._closed, self._ending = closed or self._closed, True
             self._taken = max(self._taken, self._own)

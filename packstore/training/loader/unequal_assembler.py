@@ -64,7 +64,7 @@ class UnequalAssembler(RecordAssembler):
         self.shape = self.row_format.row_shape(size or (1, 1))  # unused for a list
 
     def _row_shape(self) -> tuple[int, ...]:
-        """Returns nothing useful: the constructor sets the shape later."""
+        """Returns an empty tuple; the constructor sets :attr:`shape` later."""
         return ()
 
     def estimate_bytes(self, prepared: PreparedBatch) -> int:
@@ -95,7 +95,8 @@ class UnequalAssembler(RecordAssembler):
         return requests
 
     def _replace_unread(self, prepared: PreparedBatch) -> None:
-        """Sets the size of images with unreadable headers to at least 4096 x 4096, too small for no operation."""
+        """Sets the size of images with unreadable headers to at least 4096 x 4096, so that no operation refuses them as
+        too small; decoding raises later."""
         sizes = prepared.sizes
         sizes[sizes[:, 0] == 0] = np.maximum(sizes.max(0, initial=0), _ANY_SIZE)
 

@@ -31,8 +31,8 @@ from packstore.training.loader.prepared import PreparedBatch
 class ViewColumnReader:
     """Reads the columns of batches with several views (crops of each record), all but the main image.
 
-    Columns that move with the pixels are read once per crop, others once per record. Columns of further images are
-    refused.
+    Columns that move with the pixels are read once per crop, others once per record. Raises :class:`UsageError` for
+    columns that cannot follow: further images, lists of images, and JSON with boxes.
 
     Attributes:
         carried: Names of the columns that move with the pixels, or belong to boxes that do.
