@@ -320,6 +320,7 @@ class PackedDataset(ItemDataset):
     def show(self, index: int, window: tuple[float, float] | None = None) -> Image:
         """Returns item ``index`` as an RGB ``PIL.Image`` for display: without ``transform``, normalisation undone.
         Raises :class:`IndexError` for an index out of range.
+
         Args:
             index: Index of the item.
             window: For values of other than 8 bits: the values shown as black and white; None for the 1st and 99th

@@ -37,7 +37,7 @@ def crop(
         padding: Pixels added on each side; at most H - 1 and W - 1 for ``reflect``, H and W for ``symmetric``.
         mode: ``"constant"``, ``"reflect"``, ``"edge"`` or ``"symmetric"``.
         fill: Value for ``"constant"``.
-        flip: bool ``(B,)``: which of the results are mirrored left to right.
+        flip: bool ``(B,)``: which of the results are mirrored left to right; None for none.
     """
     kernel = crop_rows if images.device.type == "cpu" else crop_pixels
     return kernel(images, top, left, size, padding, mode, fill, flip)

@@ -63,7 +63,7 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
 
     Raises:
         UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB; :data:`_IN_GRAY` also
-            take gray.
+            take gray, and :data:`_ANY_DTYPE` all images.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)

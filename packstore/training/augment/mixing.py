@@ -249,7 +249,8 @@ class DrawnMix:
 
 
 def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
-    """Converts a user's ``mix=``: one mixer or a list becomes a :class:`BatchMixer`, an empty list None.
+    """Converts a user's ``mix=``: one mixer or a list becomes a :class:`BatchMixer`, an empty list None. Returns other
+    valid values unchanged.
 
     Raises :class:`UsageError` for anything but mixers, lists of them, :class:`BatchMixer` and :class:`Mosaic`."""
     if mix is None or isinstance(mix, BatchMixer | Mosaic):

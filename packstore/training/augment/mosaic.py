@@ -91,6 +91,7 @@ class Mosaic:
 class Tiles:
     """Positions of a batch's images in its mosaics, one mosaic for each record. Builds the mosaics of images, masks,
     boxes and keypoints.
+
     Attributes:
         size: Height and width of the mosaics.
         fill: Value of free pixels.

@@ -119,7 +119,7 @@ def write_crop(pixels: NDArray[Any], crops: Crops, index: int, out: NDArray[Any]
     """Resizes, crops and mirrors the pixels of one box, as ``crops`` say for image ``index``, into ``out``.
 
     Args:
-        pixels: ``(h, w, C)`` with the height and width of the box, in any strides but negative ones.
+        pixels: ``(h, w, C)``, the box's pixels or a smaller version of them, in any strides but negative ones.
         crops: numpy crops.
         index: Index of the image.
         out: ``(H, W, C)`` of that dtype with the height and width of the window; every byte is written.

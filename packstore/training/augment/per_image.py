@@ -65,7 +65,8 @@ class PerImage(Operation):
             it is thread-safe. This cannot be checked.
 
     Raises:
-        UsageError: ``fn`` is not callable, or takes no ``generator``; (while iterating) it returns anything else.
+        UsageError: ``fn`` is not callable, or takes no ``generator``; (while iterating) it returns anything but tensors
+            of one shape.
     """
 
     fn: Callable[..., Tensor]
@@ -152,8 +153,9 @@ _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
 
 
 def _draws_from_torch(part: Any) -> bool:
-    """Tells if a function is known to draw random numbers from torch alone: a transform of torchvision, or
-    :class:`InPlace`, whose function is judged by itself."""
+    """Tells if a function is known to draw random numbers from torch alone: a transform of torchvision (except
+    ``Lambda``, and those that draw from Python's generator), or :class:`InPlace`, whose function is judged by
+    itself."""
     name, module = type(part).__name__, type(part).__module__
     if isinstance(part, InPlace):
         return True

@@ -13,6 +13,7 @@ from packstore.core.errors import UsageError
 class ThreadGenerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes torch's random operations on the calling thread draw from ``generator``, not from the process's generator.
     Operations that are called with a generator keep it.
+
     ``with ThreadGenerator(generator): fn(image)`` gives the result of ``fn(image)`` after ``torch.manual_seed`` with
     the same seed, while other threads may draw numbers too: modes of torch's dispatcher are per thread.
 

@@ -86,7 +86,7 @@ class PackedLoader:
     column         in a batch
     =============  ==============================================================================================
     ``image``      further ones as the first: they go through ``normalize``, ``dtype`` and geometric operations
-    ``mask``       ``(B, H, W)``, uint8, or int32 where values have more bits
+    ``mask``       ``(B, H, W)``, uint8, or int32 if values have more bits
     ``labels``     a list of int64 ``(n,)``; ``"multi_hot"``: float32 ``(B, C)``; or ``"padded"``
     ``boxes``, ``keypoints``, ragged ``array``
                    a list of tensors ``(n, …)``, or ``"padded"``
@@ -154,7 +154,7 @@ class PackedLoader:
             float32. ``augment`` and the transforms work on tensors all the same.
         transform: Called with each batch of images, last.
         target_transform: Called with each batch of labels.
-        pre_transform: Resident only: called once with images ``(M, 3, H, W)`` when they are loaded.
+        pre_transform: Resident only: called with parts of the images, ``(M, 3, H, W)``, once when they are loaded.
         resident: Keep everything in device memory: True, False, or ``"auto"``: if it fits and, on the CPU, is faster
             than streaming (images up to 12 KiB).
         workers: Number of threads that read and decode; None for one per core. (DataLoader's ``num_workers``, without

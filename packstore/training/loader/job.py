@@ -269,6 +269,7 @@ class BatchJob:
     ) -> tuple[Any, dict[str, Any], list[Any]]:
         """Runs all steps on the device; returns the batch's images, its other columns by name, and a list of the values
         that may share memory with the ring. Remembers the draws of ``mix``.
+
         ``tensors`` are the sent ones: images, ids, then the columns'. ``kept`` are the rows that have not failed."""
         if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
             ids = tensors[count]

@@ -127,8 +127,8 @@ class FileImages(StoredImages):
         )
 
     def read_sizes(self, records: NDArray[np.int64], prepared: PreparedBatch, requests: Requests | None = None) -> None:
-        """Takes sizes from the engine's requests, and parses the headers of files that the engine refuses. Swaps height
-        and width if the EXIF orientation does."""
+        """Takes sizes from the engine's requests, and parses the headers of files that the engine refuses, or of all
+        files without requests. Swaps height and width if the EXIF orientation does."""
         headers: list[Header] = [None] * len(records)
         sizes = np.zeros((len(records), 2), np.int64) if requests is None else requests.read_sizes()
         for row in np.flatnonzero(sizes[:, 0] == 0).tolist():
