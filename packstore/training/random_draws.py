@@ -64,7 +64,7 @@ _FACTORS = np.uint32(0x21F0AAAD), np.uint32(0x735A2D97)
 
 @lru_cache(4096)
 def derive_key(*words: int) -> int:
-    """Computes a 64-bit key that depends on all of ``words`` (any integers, modulo 2**64) and on their order. Cached."""
+    """Computes a 64-bit key that depends on all of ``words`` (integers, modulo 2**64) and on their order. Cached."""
     state = 0
     for word in words:
         state = ((state ^ (word & _MASK64)) + 0x9E3779B97F4A7C15) & _MASK64
