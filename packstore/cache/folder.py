@@ -356,8 +356,8 @@ class CacheFolder:
             unlock_and_close(descriptor)
 
     def _try_lock(self, descriptor: int) -> bool:
-        """Tries to lock a file; returns False if it is locked already, or if NFS refuses to lock a file that is open
-        only for reading.
+        """Locks a file exclusively without waiting; returns False if it is locked already, or if NFS refuses to lock a
+        file that is open only for reading.
         """
         try:
             return try_lock(descriptor, self.root)

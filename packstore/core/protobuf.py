@@ -100,7 +100,8 @@ class Message:
         """Parses the feature at ``at`` if it has the usual form; returns its name, its values and its end.
 
         The usual form: below 128 bytes, the name first, all values in one field. Returns None for any other form, for
-        bytes that are not a feature, and if the bytes are not in memory; reads nothing."""
+        bytes that are not a feature, and if the bytes are not in memory; reads nothing. Raises :class:`ValueError` for
+        a name that is not UTF-8."""
         data, low = self._data, at - self._from
         if low < 0 or len(data) < low + 2:
             return None

@@ -202,7 +202,8 @@ def read_request(source: Path, options: AppendOptions, store: Path) -> dict[str,
 
 
 def _make_request(source: Source, survey: Survey, options: AppendOptions) -> dict[str, Any]:
-    """Returns the request of an opened source, see :func:`read_request`."""
+    """Returns the request of an opened source, see :func:`read_request`: source, split, stamp, key prefix, number of
+    samples by split, and bytes."""
     found = {"source": source.identity(), "split": options.split, "stamp": source.stamp()}
     found["key_prefix"] = options.key_prefix
     return found | {"samples": dict(survey.splits), "bytes": survey.size_bytes}
@@ -321,8 +322,8 @@ def list_linkable_shards(plan: AppendPlan, other: Manifest) -> ShardList | None:
 
 
 def _find_shards_of_split(plan: AppendPlan, other: Manifest) -> list[int] | None:
-    """Returns the numbers of the shards of the requested split, of all shards if none is requested. Returns None if
-    one of them contains another split too."""
+    """Returns the numbers of the shards of the requested split; of all shards if none is requested, or the source has
+    no splits. Returns None if one of them contains another split too."""
     split = plan.options.split
     if split is None or not other.splits:
         return list(range(1 if other.shards is None else len(other.shards)))

@@ -74,7 +74,7 @@ def _refuse_other_mode(base: Reading, options: ConvertOptions, is_raw: bool) -> 
 
 def _refuse_unused_options(base: Reading, options: ConvertOptions, path: str, kind: str) -> None:
     """Raises :class:`UsageError` for an option that has no effect on arrays: ``frames``, ``depth`` if they have 8 bits,
-    ``alpha`` if they have none."""
+    ``alpha`` if they have none. Allows ``keep``, and ``frames`` that apply when the source is opened."""
     given = {
         "frames": options.frames is not None and options.frames not in OF_SOURCES,
         "depth": options.depth not in (None, KEEP) and base.pixels.dtype == "uint8",

@@ -18,8 +18,8 @@ from packstore.sources.base import Entry
 
 
 def with_statistics(plan: Plan, workers: int, progress: ProgressCallback) -> Plan:
-    """Returns the plan with its normalisation computed from all training images if it asks for ``auto``; else returns
-    it unchanged and reads nothing."""
+    """Returns the plan with its normalisation computed from all training images (from all images without a training
+    split) if it asks for ``auto``; else returns it unchanged and reads nothing."""
     if not plan.auto_normalize:
         return plan
     normalization = _compute_statistics(plan, workers, progress).normalization()

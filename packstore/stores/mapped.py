@@ -66,7 +66,9 @@ class MappedReader(Reader):
         return column if type(column) is Ragged else None
 
     def column(self, name: str) -> ColumnData:
-        """Returns a column as arrays over the map; raises :class:`StoreError` if the reader is closed."""
+        """Returns a column as arrays over the map. Raises :class:`KeyError` for an unknown name, and
+        :class:`StoreError` if the reader is closed.
+        """
         data = self._require_open()
         self.manifest.column(name)  # raises a KeyError that lists the columns
         return data[name]

@@ -23,8 +23,8 @@ _BATCH_BYTES = 4 << 20
 
 
 def verify_read_back(path: Path, manifest: Manifest) -> None:
-    """Opens a sealed file and compares its manifest, columns and images with the digests of what was written. Does not
-    read the images of a linked store.
+    """Opens a sealed file, compares manifest, columns and images with the digests of the written data, and checks the
+    file's structure. Does not read the images of a linked store.
 
     The data usually comes from the system's page cache. So this finds faults on the way there (library, memory, file
     system), not those of a disk that loses data after confirming the write.

@@ -200,7 +200,7 @@ def _map_column(
     file: Hdf5File, members: Members, column: Column, records: int, mapped: NDArray[np.uint8], shown: str
 ) -> WholeColumn:
     """Returns a column as views of the map. Raises :class:`StoreError` if a dataset is missing, or has another shape or
-    dtype.
+    dtype; :class:`Hdf5Error` for a damaged structure.
     """
     if column.kind == "fixed":
         wanted = NUMPY_DTYPE[column.dtype], (records, *column.shape)

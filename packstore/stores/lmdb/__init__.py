@@ -55,6 +55,7 @@ class Lmdb(Format):
         return open_partial_file(path)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
+        """Recovers columns and images by looking at every page; needs no manifest."""
         from packstore.stores.lmdb.scavenge import scavenge
 
         return scavenge(data, recovered)

@@ -56,6 +56,7 @@ class Pth(Format):
         return map_consecutive_images(path, IMAGES_START, sizes)
 
     def scavenge(self, path: Path, data: memoryview, recovered: RecoveredManifest | None) -> ScavengedData:
+        """Recovers columns and images by the offsets that the manifest ``recovered`` gives; it may not be None."""
         from packstore.stores.pth.scavenge import scavenge
 
         assert recovered is not None

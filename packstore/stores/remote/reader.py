@@ -212,8 +212,8 @@ class RemoteReader(ShardedReader):
             self.counts.waiting_seconds += time.monotonic() - started
 
     def _open_shard(self, number: int, held: int | None) -> Reader:
-        """Opens a shard in the cache; fetches it first if ``held`` is None. If it does not fit the table, proves it,
-        and tries once more.
+        """Opens a shard in the cache; fetches it first if ``held`` is None. If it does not fit the table, lets the
+        cache prove it or fetch it again, and tries once more. Raises :class:`StoreError`.
         """
         try:
             # Without a descriptor it was open when it was asked for, and has been closed since.
