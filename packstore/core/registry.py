@@ -41,7 +41,8 @@ class Registry:
         self._objects[name] = value
 
     def unregister(self, name: str) -> None:
-        """Removes an object that :meth:`register` has added."""
+        """Removes an object that :meth:`register` has added or an access has loaded. Raises :class:`KeyError` for any
+        other name."""
         del self._objects[name]
 
     def __getitem__(self, name: str) -> Any:

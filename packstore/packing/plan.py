@@ -171,7 +171,7 @@ def _check_link(plan: Plan, encoder: Encoder) -> None:
 
 
 def check_space(plan: Plan) -> None:
-    """Raises :class:`DestinationError` if the estimated store exceeds the free space."""
+    """Raises :class:`DestinationError` if the estimated store exceeds the free space. Accepts every URL."""
     if plan.free_bytes is not None and plan.estimate_bytes > plan.free_bytes:
         raise DestinationError(
             f"{printable(str(plan.destination))}: the result takes about {plan.estimate_bytes / 1e6:,.1f} MB, but only "

@@ -30,7 +30,7 @@ def make_upload_folder(url: UrlPath, number: int = 0) -> Path:
     """Creates and returns this user's work folder for a URL, in the system's temporary folder (TMPDIR).
 
     The path is the same for each run, so that a run finds what an interrupted one left. Simultaneous runs use different
-    numbers. Raises :class:`DestinationError` if the folder belongs to another user.
+    numbers. Raises :class:`DestinationError` if the folder belongs to another user, or cannot be created.
     """
     root = Path(tempfile.gettempdir(), f"packstore-{os.getuid() if hasattr(os, 'getuid') else 'user'}")
     digest = hashlib.sha256(str(url).encode("utf-8", "surrogateescape")).hexdigest()

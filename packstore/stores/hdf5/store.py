@@ -234,7 +234,7 @@ def _map_dataset(
     """Returns the dataset ``name`` as a view of the map.
 
     Raises:
-        StoreError: It has another dtype or shape, or is not contiguous in this file.
+        StoreError: It is missing, has another dtype or shape, or is not contiguous within this file.
     """
     address = _find_dataset_address(members, name, shown)
     try:
