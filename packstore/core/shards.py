@@ -47,7 +47,7 @@ _RECORDS_DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
 def shard_name(number: int, suffix: str) -> str:
-    """Returns the file name of a shard in its store's directory."""
+    """Returns the file name of a shard in its store's directory: ``shard-00003.h5``."""
     return f"shard-{number:05d}{suffix}"
 
 

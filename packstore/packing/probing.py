@@ -49,7 +49,7 @@ class SampleProbe:
 
     def measure_sizes(self, encoder: Encoder, records: int) -> list[tuple[int, int]]:
         """Encodes the samples; returns (bytes in the source, bytes as a record) of each. Skips bad samples. Returns an
-        empty list without reading if the encoder tells the sizes."""
+        empty list without reading if files stay unchanged, or all records have one size."""
         sizes: list[tuple[int, int]] = []
         if encoder.passes_through or encoder.columns()[0].kind == "fixed":
             return sizes

@@ -83,7 +83,8 @@ def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
 def make_report(
     plan: Plan, manifest: Manifest, source_bytes: int, started: float, skipped: tuple[Skipped, ...], resumed: int
 ) -> ConvertReport:
-    """Builds the report of a finished conversion; measures the store's bytes on disk."""
+    """Builds the report of a finished conversion; measures the store's bytes on disk. Leaves ``kept`` and ``palette``
+    empty."""
     return ConvertReport(
         destination=plan.destination,
         manifest=manifest,

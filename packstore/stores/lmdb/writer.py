@@ -107,9 +107,7 @@ class LmdbWriter(FileWriter):
         return record
 
     def suspend(self) -> None:
-        """Writes pending images, waits for the sync in the background, and closes the environment; ends that
-        syncing.
-        """
+        """Writes pending images and closes the environment. Waits for the sync in the background; begins no other."""
         self._suspended = True
         self._syncer.shutdown(wait=True, cancel_futures=True)
         self._close_environment()
