@@ -26,6 +26,7 @@ from packstore.stores.linked import make_relative_link
 # _PIECE_BYTES, and ordered_flat_map bounds what is in flight.
 PASS_RECORDS, PASS_BYTES = 256, 4 << 20
 DECODE_RECORDS, DECODE_BYTES = 16, 1 << 20
+LINK_BYTES = 16 << 20  # of records that are only linked: nothing keeps them in memory
 _PIECE_BYTES = 4 << 20
 _KNOWN_PATHS = 1 << 10
 _PNG, _PALETTE = b"\x89PNG\r\n\x1a\n", 3  # its colour type is byte 25
@@ -53,7 +54,7 @@ class PackedBatch(NamedTuple):
         seen: All entries that were read, in order, the skipped ones included.
         skipped: The skipped entries, with reasons.
         source_bytes: Bytes of all read entries in the source.
-        record_bytes: Bytes of the records.
+        record_bytes: Bytes of the records, without those that are only linked.
         kept: Reasons why progressive files could not be made baseline, one per file.
         palette: Positions in ``seen`` of PNG files with a palette.
         oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
@@ -150,10 +151,11 @@ def pack_batch(
             entries.append(entry)
             if linker is not None and place is not None:
                 links.append(linker.make_link(entry.key, place, record, states))
-            # A record that is only linked is dropped: reusing its memory is faster than allocating new memory.
-            records.append(record if place is None or index else b"")
             checksums.append(checksum(record))
             shapes.append(shape)
+            if place is not None and not index:
+                record = b""  # it is only linked: reusing its memory is faster than allocating new memory
+            records.append(record)
             record_bytes += len(record)
             if isinstance(found, Sample):
                 values.append(stored_values)

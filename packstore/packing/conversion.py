@@ -241,9 +241,10 @@ def run_plan(plan: Plan, progress: ProgressCallback = no_progress, started: floa
     if encoder.passes_through and not plan.index and not isinstance(plan.source.path, UrlPath):
         # Reading a small file is system calls and Python: threads would only wait for each other's GIL. Measured for
         # 50,000 files of 2 KB on 2 cores: 0.92 s with one thread beside the writing one, 1.08 s with two. With larger
-        # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two.
+        # files the writing thread has as much to do as a core can: 600 of 110 KB take 68 ms so, and 79 ms with two; but
+        # with links it has little to do.
         small = plan.survey.size_bytes < _SMALL_FILE * plan.survey.records
-        workers = plan.options.workers or (1 if small else max(1, workers - 1))
+        workers = plan.options.workers or (1 if small else max(1, workers - (not plan.options.link)))
     columns = list_store_columns(plan, encoder)
     survey = plan.survey
     kept, counted = Counter[str](), Counter[str]()

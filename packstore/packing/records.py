@@ -21,6 +21,7 @@ from packstore.images.encode import Encoder
 from packstore.packing.batches import (
     DECODE_BYTES,
     DECODE_RECORDS,
+    LINK_BYTES,
     PASS_BYTES,
     PASS_RECORDS,
     Linker,
@@ -33,7 +34,7 @@ from packstore.packing.plan import Plan
 from packstore.packing.recorded_options import options_to_record
 from packstore.packing.shard_rule import ShardCuts
 from packstore.packing.values import ValueConverter, stack_values
-from packstore.sources.base import Entry, Survey
+from packstore.sources.base import Entry, Source, Survey
 from packstore.sources.ledger import file_counts
 from packstore.stores import create_store
 from packstore.stores.builder import StoreBuilder
@@ -113,6 +114,9 @@ def pack_batches(plan: Plan, encoder: Encoder, entries: Iterator[Entry], workers
     """Reads and encodes entries with ``workers`` threads; yields the packed batches in the entries' order. Raises at a
     bad sample, or skips it under ``on_error="skip"``."""
     limits = (PASS_RECORDS, PASS_BYTES) if encoder.passes_through else (DECODE_RECORDS, DECODE_BYTES)
+    # Entries of sources that prepare them may hold their images.
+    if plan.options.link and not plan.index and type(plan.source).fetch is Source.fetch:
+        limits = (PASS_RECORDS, LINK_BYTES)
     source, skip = plan.source, plan.options.on_error == "skip"
     converter = ValueConverter(plan.survey, FileChecks(plan.survey, plan.encode, plan.options) or None)
     linker = Linker(source, plan.relative_link_folder) if plan.options.link else None

@@ -213,17 +213,18 @@ class ArchiveTree(Tree):
     def _find_member(self, key: str) -> Member | None:
         """Returns a member by its path in the tree; None if there is no such file. Notes it for this thread: tries the
         last member found and the next one first, since files are mostly read in the order of their names."""
-        found = self._found
-        if found.key == key:
-            return found.member
-        raw, number = self._to_archive_path(key), found.number + 1
+        last, number, member = self._found.last
+        if last == key:
+            return member
+        raw, number = self._to_archive_path(key), number + 1
         if number == len(self._index) or self._index.get_name(number) != raw:
             place = self._index.find_number(raw)
             if place is None:
                 return None
             number = place
-        found.key, found.number, found.member = key, number, self._index.get_member(number)
-        return found.member
+        member = self._index.get_member(number)
+        self._found.last = key, number, member
+        return member
 
     def _read_content(self, member: Member, size: int) -> bytes:
         """Reads the first ``size`` bytes of a file; one byte more if its compressed data inflate to more. Raises
@@ -258,11 +259,9 @@ class ArchiveTree(Tree):
 
 
 class _Found(threading.local):
-    """Member that a thread found last, with its path in the tree and its number in the index."""
+    """Member that a thread found last: its path in the tree, its number in the index, and the member."""
 
-    key: str | None = None
-    number = -1
-    member: Member | None = None
+    last: tuple[str | None, int, Member | None] = None, -1, None
 
 
 def _split_children(children: Iterable[tuple[bytes, int | None]]) -> Names:
