@@ -59,7 +59,10 @@ def pytest_report_header() -> str:
 def pytest_collection(session: pytest.Session) -> None:
     """Each worker of pytest-xdist begins with another file. Pytest rewrites the assertions of a file once, which takes
     12 s for all of them: each worker rewrites some files, and finds the others in the cache."""
-    if "PYTEST_XDIST_WORKER" in os.environ and all(map(os.path.isdir, session.config.args)):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    gc.disable()  # until tests begin, since what is made here stays: a fifth less time
+    if all(map(os.path.isdir, session.config.args)):
         files = sorted({str(file) for place in session.config.args for file in Path(place).rglob("test_*.py")})
         worker, workers = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
         first = len(files) * worker // workers
@@ -88,6 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 def pytest_collection_finish() -> None:
     """What is there when tests begin stays: a test that collects garbage need not look through all of it."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
