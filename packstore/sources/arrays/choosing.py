@@ -110,7 +110,8 @@ def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: Sour
         options: Uses ``image_key``, ``label_key`` and ``layout``.
 
     Raises:
-        AmbiguousSourceError: An option has to decide; the message names it. Or images have no split, but others have.
+        AmbiguousSourceError: An option has to decide; the message names it. Or images have no split, but others have. Or
+            names of files do not tell which parts belong together.
         SourceError: There are no images, or arrays contradict each other.
     """
     named = [_parse_array_name(number, info) for number, infos in enumerate(files) for info in infos]
@@ -263,7 +264,8 @@ def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: st
 
 
 def _looks_like_images(each: _NamedArray) -> bool:
-    """Tells if an array may be images: files; or numbers with the axes of images, which are uint8 or named so."""
+    """Tells if an array may be images: files; or numbers of three axes, or of four with 1 or 3 channels, which are
+    uint8 or named so."""
     info, called = each.info, bool(each.words & IMAGE_WORDS)
     if info.content == "files":
         return len(info.shape) == 1 and not each.words & _MASKS
@@ -277,7 +279,7 @@ def _looks_like_images(each: _NamedArray) -> bool:
 
 
 def _has_number_per_sample(each: _NamedArray) -> bool:
-    """Tells if an array has one whole number for each sample."""
+    """Tells if an array has one whole number or boolean for each sample."""
     info = each.info
     flat = len(info.shape) >= 1 and all(size == 1 for size in info.shape[1:])
     return info.content == "numbers" and info.dtype.kind in "uib" and flat
@@ -360,7 +362,8 @@ def _choose_axes(
 
 
 def _possible_layouts(shape: tuple[int, ...], length: int | None) -> list[str]:
-    """Returns the layouts that fit a shape; ``length`` is the number of samples, if known."""
+    """Returns the layouts that fit a shape; those with the samples last only if ``length``, the number of samples, is
+    known."""
     if len(shape) == 3:
         found = ["NHW", "HWN"] if length is not None else ["NHW"]
     else:
@@ -376,5 +379,6 @@ def _holds_class_names(each: _NamedArray) -> bool:
 
 
 def unused_column_name(role: str, columns: Mapping[str, ColumnArray]) -> str:
-    """Makes a column's name from the words of its array's name, different from all names in ``columns``."""
+    """Makes a column's name from the words of its array's name, different from ``image``, ``label`` and all names in
+    ``columns``."""
     return make_column_names([role], {*columns, "image", "label"})[role]

@@ -49,7 +49,8 @@ class ArraySource(RowSource):
 
     Columns: ``image``, ``label``, and one for each further array with a row per image; keys are split and number.
     Opening raises :class:`AmbiguousSourceError` if names and shapes do not tell these arrays, if samples were never
-    written, or if a file beside seems to hold the labels.
+    written, or if a file beside seems to hold the labels, and :class:`SourceError` for no files, no images, or arrays
+    that contradict each other.
 
     Attributes:
         suffixes: Suffixes of its files, in lower case.
@@ -142,8 +143,8 @@ class ArraySource(RowSource):
 
     def assign_roles(self, infos: Sequence[Sequence[ArrayInfo]]) -> ArrayRoles:
         """Assigns roles (image, label, further columns) to the arrays of the files. Raises
-        :class:`AmbiguousSourceError` if an option has to decide, or a file beside seems to hold the labels, and
-        :class:`SourceError` if there are no images."""
+        :class:`AmbiguousSourceError` if an option has to decide, or a file beside seems to hold the labels and the user
+        has not named the kind, and :class:`SourceError` if there are no images."""
         found = assign_roles(printable(str(self.path)), infos, self.options)
         if not self.path.is_dir() and not self.options.named:
             self._refuse_images_alone(found)

@@ -46,8 +46,8 @@ def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
 
 
 def _load_dataset(path: Path, config: str | None) -> Any:
-    """Loads a dataset with ``datasets``: one that ``save_to_disk`` wrote, else one of its cache, else files. ``config``
-    counts for files alone. Raises the errors of :func:`_load_cached` and of the library."""
+    """Loads a dataset with ``datasets``: one that ``save_to_disk`` wrote, else one of its cache, else files. Only files
+    are loaded by ``config``. Raises the errors of :func:`_load_cached` and of the library."""
     import datasets
 
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):

@@ -58,7 +58,8 @@ def record_opened_files() -> Iterator[list[Path]]:
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook. Records opened files, if :func:`record_opened_files` asks for it; raises :class:`SourceError` for
-    unpickling and connections that :func:`restrict_library` blocks. Allows connections to this machine."""
+    unpickling and connections that :func:`restrict_library` blocks. Allows connections to this machine, Unix sockets
+    included."""
     if event == "open":
         files = _opened.get()
         if files is not None and isinstance(arguments[0], (str, Path)):

@@ -41,7 +41,7 @@ class AnnotatedItems(AnnotationColumns):
 
     def to_bridged_data(self) -> BridgedData:
         """Returns the splits with images as datasets, with the columns of the whole dataset; leaves out empty splits.
-        Reads all annotations."""
+        Counts ignored annotations as left out. Reads all annotations."""
         parts = {split: _SplitItems(self, items) for split, items in self.items.items() if items}
         return BridgedData(parts, self.fields(), dict(+self.ignored))
 
@@ -65,7 +65,8 @@ class Objects(AnnotatedItems):
 
 
 class _SplitItems(Sequence[Mapping[str, Any]]):
-    """Samples of a split as a map-style dataset; reads images when they are asked for."""
+    """Samples of a split as a map-style dataset; reads images when they are asked for. A sample without an annotation
+    has the image alone."""
 
     def __init__(self, columns: AnnotatedItems, items: Sequence[AnnotatedItem]) -> None:
         self._columns = columns

@@ -94,7 +94,8 @@ class CifarSource(Source):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples. The first call here or of :meth:`entries` reads all files, for their labels.
 
-        Raises :class:`SourceError` for files that are missing, cut off, damaged or unsafe, and for labels out of range.
+        Raises :class:`SourceError` for files that are missing, cut off, damaged or unsafe, and for labels out of range,
+        and :class:`NotInSourceError` for an unknown split.
         """
         labels = self._load_labels(progress)
         splits = dict.fromkeys(self._choose_splits(split), 0)

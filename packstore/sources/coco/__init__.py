@@ -79,7 +79,8 @@ class CocoSource(FileRowSource):
     without annotations has 0 boxes; in a split without a file of objects, ``boxes`` is missing.
 
     Leaves out a split whose images are missing; names splits without their year, if possible. Opening raises
-    :class:`AmbiguousSourceError` if splits share an image, name a category differently, or have two files of a kind.
+    :class:`AmbiguousSourceError` if splits share an image, name a category differently, or have two files of a kind,
+    and :class:`SourceError` if there are no annotations or no images.
     """
 
     kind = "coco"
@@ -127,10 +128,11 @@ class CocoSource(FileRowSource):
         self._most_tags = max(documents.most for documents in documents_of_all) if plain else 0
 
     def _find_image_folders(self, file: AnnotationFile, documents: SplitAnnotations) -> str | list[str] | None:
-        """Finds the folder of the images, or a list with the folder of each image if they are in several. If neither
-        has all images, returns the folder that has most; None if none has any. If no folder has the names, tries them
-        without the first, the first two or the first three folders, and renames the images in ``documents`` so. Raises
-        :class:`AmbiguousSourceError` if several groups of folders have all images, and no single folder has any."""
+        """Finds the folder of the images, or a list with the folder of each image if they are in several. If no folder
+        and no group of folders has all images, returns the folder that has most; None if none has any. If no folder has
+        the names, tries them without the first, the first two or the first three folders, and renames the images in
+        ``documents`` so. Raises :class:`AmbiguousSourceError` if several groups of folders have all images, and no
+        single folder has any."""
         names = list(documents.walk_image_names())
         folder = find_image_folder(self.tree, file, names)
         for cut in range(1, _CUT + 1):
@@ -352,8 +354,8 @@ def _png_name(name: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a path by COCO's files of annotations. With labels of YOLO beside them, the user is asked: each may
-    cover only some splits."""
+    """Returns ``CERTAIN`` for a folder or archive with files of annotations of COCO, ``PARTIAL`` if labels of YOLO are
+    beside them, which may cover only some splits, else ``NO``."""
     tree = open_tree(path)
     if tree is None or not find_annotation_files(tree):
         return Certainty.NO

@@ -46,7 +46,7 @@ def is_number(type: Any) -> bool:
 
 
 def is_file_struct(type: Any) -> bool:
-    """Tells if a type is that of ``datasets.Image``: a struct of ``bytes`` and mostly ``path``."""
+    """Tells if a type is that of ``datasets.Image``: a struct of ``bytes``, with or without ``path``."""
     if not load_pyarrow("pyarrow.types").is_struct(type):
         return False
     names = [type.field(number).name for number in range(type.num_fields)]

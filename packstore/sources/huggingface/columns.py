@@ -98,7 +98,8 @@ def declare_columns(first: Any, features: Mapping[str, Any], facts: TableFacts) 
 
     If the only images are lists, the first image of a list becomes ``image``, the later ones ``further_…``. A column of
     objects becomes ``boxes``, ``labels`` and, as JSON, the other members of the objects. Raises :class:`SourceError`
-    for a column that no field holds, and for tables without images."""
+    for a column that no field holds, for two columns of one name, and for tables without images.
+    """
     schema, objects = first.schema, facts.objects
     declared = _declare_each(first, features, facts)
     main = _choose_main_image(schema, declared)
@@ -138,8 +139,8 @@ def declare_column(name: str, array: Any, feature: Any = None) -> tuple[Field, C
 
 
 def find_box_column(schema: Any, features: Mapping[str, Any]) -> ObjectColumn | None:
-    """Finds the column of a schema that holds boxes, or returns None if there is none. Its convention is known only if
-    packstore has written the table."""
+    """Finds the only column of a schema that holds boxes, with the classes in its features; returns None for none or
+    several. Its convention is known only if packstore has written the table."""
     found = find_object_column({name: _classify_type(schema.field(name).type) for name in schema.names})
     if found is None:
         return None

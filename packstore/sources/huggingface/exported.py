@@ -35,10 +35,10 @@ class ExportedTables(ExportedRows, HfTableSource):
         return _declare_held_columns(self._first_batch.schema, self.export_manifest)
 
     def _find_text_classes(self) -> None:
-        """Finds none: the export manifest has the classes."""
+        """Returns None: the export manifest has the classes."""
 
     def _find_objects(self) -> None:
-        """Finds none: the export manifest has the columns of boxes."""
+        """Returns None: the export manifest has the columns of boxes."""
 
 
 def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[TableColumn]:
@@ -56,8 +56,8 @@ def _declare_held_columns(schema: Any, export_manifest: ExportManifest) -> list[
 
 
 def _choose_cell_reader(column: Column) -> CellReader:
-    """Returns the function that, for an array of the column, makes a reader of its rows; the reader returns values as
-    the store holds them."""
+    """Returns the cell reader of a column: a function of an array that returns a function of a row number. The latter
+    returns the row's value as the store holds it."""
     if column.form == "file":
         return file_cells
     if column.form == "files":

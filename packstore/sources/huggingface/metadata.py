@@ -94,7 +94,8 @@ class Metadata:
     convert: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
 
     def rows(self) -> Iterator[MetadataRow]:
-        """Yields all rows in order; reads each file as a whole. Raises :class:`SourceError` for a damaged file."""
+        """Yields all rows in order; reads each file as a whole. Raises :class:`SourceError` for a damaged file, and one
+        over 2 GiB."""
         for file in self.files:
             folder, _, name = file.rpartition("/")
             shown = self.tree.name(file)
@@ -186,7 +187,7 @@ class ColumnValues:
             ``numbers``, ``empty``.
         names: Different texts; None if they are too many for classes.
         negative: An ``int`` is below 0.
-        text: The file has texts alone, as CSV; kinds are those that the texts have the form of.
+        text: The file has texts alone, as CSV; kinds tell the form of the texts.
     """
 
     count: int = 0

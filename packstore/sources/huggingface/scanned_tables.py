@@ -68,7 +68,7 @@ class ScannedTables(ShardSource):
         """Opens a file. Raises one of the exceptions in :func:`pyarrow_errors` if it is damaged."""
 
     def list_shards(self) -> list[tuple[str, Path]]:
-        """Lists split and path of each file."""
+        """Lists split and path of each file; known names of splits in lower case."""
         return [(lower_known_split(split), file) for split, file in self.find_tables()]
 
     def card_features(self) -> Mapping[str, Any]:
@@ -191,7 +191,8 @@ class ScannedTables(ShardSource):
 
     def _find_objects(self) -> ObjectColumn | None:
         """Finds the column that holds boxes, and decides their convention; None if there is none, or boxes stay JSON.
-        Reads the column unless the convention is known. Raises :class:`AmbiguousSourceError` if it is not clear."""
+        Reads the column unless the convention is known. If boxes stay JSON, warns in the log of names of classes that
+        are lost. Raises :class:`AmbiguousSourceError` if it is not clear."""
         found = find_box_column(self._first_batch.schema, self._features)
         if found is None:
             return None
@@ -206,8 +207,9 @@ class ScannedTables(ShardSource):
         return decided
 
     def _decide_convention(self, found: ObjectColumn, convention: str | None) -> ObjectColumn | None:
-        """Reads all boxes, and returns their column with its convention; None if some are no boxes. Raises
-        :class:`AmbiguousSourceError` if ``convention`` is None and the boxes fit several conventions or none."""
+        """Reads all boxes, and returns their column with its convention; None if there are none, or some have not four
+        numbers and one label. Raises :class:`AmbiguousSourceError` if ``convention`` is None and the boxes fit several
+        conventions or none."""
         facts = ObjectFacts(found)
         sides = [name for name in ("width", "height") if name in self._first_batch.schema.names]
         names = [found.column, found.labels if found.labels and not found.boxes else found.column, *sides]

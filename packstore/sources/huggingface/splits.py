@@ -176,8 +176,8 @@ def matches_pattern(pattern: str, name: str) -> bool:
 
 
 def _list_visible(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yields the names in a folder that are not hidden or ignored, each with True for a folder. Raises
-    :class:`SourceError` if the folder cannot be listed."""
+    """Yields the names in a folder that are not hidden or ignored, each with True for a folder. Leaves out folders such
+    as ``__pycache__``, too. Raises :class:`SourceError` if the folder cannot be listed."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:

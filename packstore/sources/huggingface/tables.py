@@ -79,7 +79,8 @@ class HfTableSource(ScannedTables):
     """Source whose samples are rows of tables in files, under keys of split and number.
 
     Image files are kept as they are, and paths in their cells become further columns. A file that has only a path is
-    read from the table's folder; other places are refused. A class number below 0 is a missing label.
+    read from the table's folder; other places are refused. A class number below 0 is a missing label. Opening raises
+    :class:`SourceError` if there are no tables, or none with images.
     """
 
     def __init__(self, path: Path, options: SourceOptions) -> None:
@@ -260,7 +261,7 @@ class HfTableSource(ScannedTables):
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
         """Returns the path of a file that a table only names, in the table's folder; None for None. Raises
-        :class:`ValueError` for an absolute path, and for one that leads out of the folder."""
+        :class:`ValueError` for an absolute path, one that leads out of the folder, and one with a null character."""
         if path is None:
             return None
         named = Path(path)

@@ -150,7 +150,7 @@ class VocSource(FileRowSource):
         return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
 
     def expects_left(self, path: str) -> bool:
-        """Tells if a file is LabelMe's copy of a mask as a numpy array."""
+        """Tells if a file is LabelMe's copy, as a numpy array, of a mask that is there."""
         folder, _, name = path.rpartition("/")
         masks = (
             place

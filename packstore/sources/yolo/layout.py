@@ -82,8 +82,8 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
 
     A folder counts if a folder of labels is beside it (``images/train``, ``train/images`` or ``images``). It also
     counts if labels are in it and a file of class names exists, or the classes are ``named`` elsewhere. The folder
-    ``images/train2017`` is ``train``; if a folder in ``images`` has no name of a split, ``images`` is one without
-    splits.
+    ``images/train2017`` is ``train``; if a folder in ``images`` has no name of a split, all of ``images`` is the split
+    ``""``.
     """
     names = tree.names("").folders
     found = {name.lower(): [f"{name}/images"] for name in names if name.lower() in SPLIT_ORDER
