@@ -114,15 +114,16 @@ class IndexBuilder:
 
     def add_hard_link(self, name: str, target: str, folder: str = "") -> None:
         """Adds a second name for the present content of the file ``target`` in ``folder``, also if a later member
-        replaces that file. If there is no such file, adds a file without data. Raises as :meth:`add_file` does."""
+        replaces that file. If there is no such file, adds a file without data. Raises :class:`SourceError` for a name
+        that :meth:`add_file` refuses."""
         plain, to = self._register_name(name, folder), normalise_member_name(folder + target)
         if plain:
             found = None if to is None else self._files.get(to)
             self._files[plain] = self._append_member(Member(0, NOWHERE, 0)) if found is None else found
 
     def add_symbolic_link(self, name: str, target: str, folder: str = "") -> None:
-        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Raises as
-        :meth:`add_file` does."""
+        """Adds a link to ``target``, relative to the directory of ``name``; :meth:`build` follows it. Raises
+        :class:`SourceError` for a name that :meth:`add_file` refuses."""
         if plain := self._register_name(name, folder):
             self._files[plain] = target
 

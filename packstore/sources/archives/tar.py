@@ -108,7 +108,8 @@ def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 
 def read_tar(path: Path) -> ArchiveIndex:
     """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a tar that is
-    damaged, or has paths that lead out of it or have two spellings, and as :func:`decompress_to_temporary` does."""
+    damaged, or has paths that lead out of it or have two spellings, or that cannot be decompressed into a temporary
+    file."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:
         with os.fdopen(os.dup(tar.file.descriptor), "rb") as file:
@@ -298,7 +299,8 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
 
 def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[bytes]:
     """Writes decompressed pieces to a temporary file without a name, and returns that file; ``compressed`` is the
-    compressed size in bytes. Raises :class:`SourceError` as :func:`decompress_to_temporary` does."""
+    compressed size in bytes. Raises :class:`SourceError` for damage, for more than 1 GiB and more than 200 times
+    ``compressed``, and if less than 256 MiB are free on the disk."""
     folder = tempfile.gettempdir()
     with beyond_standard_streams():
         file = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open

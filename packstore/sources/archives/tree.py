@@ -113,7 +113,7 @@ class ArchiveTree(Tree):
         return FileStat(NO_FILE if member.place == NOWHERE else member.size, member.modified_ns)
 
     def read_first_bytes(self, file: str, size: int) -> bytes:
-        """Reads the beginning of a member; ``b""`` if it is missing or damaged."""
+        """Reads the beginning of a member; ``b""`` if it is missing or cannot be read."""
         number = self._index.find_number(self._to_archive_path(file))
         return b"" if number is None else self._read_beginning(number, size)
 
@@ -154,7 +154,7 @@ class ArchiveTree(Tree):
 
     def locate(self, key: str) -> Location | None:
         """Locates the data of a member. Returns None if the member is missing, compressed or no plain file, or the
-        archive was decompressed as a whole."""
+        archive was decompressed as a whole. Raises :class:`ValueError` if its header in a zip is damaged."""
         member = self._find_member(key)
         if member is None or self._index.file is not None:  # a decompressed copy
             return None

@@ -44,8 +44,8 @@ def read_zip(path: Path) -> ArchiveIndex:
 
 def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
     """Builds the index from the central directory; symbolic links become files without data, directories are left out.
-    Backslashes become slashes in names without a slash that MS-DOS or Windows wrote. Raises :class:`SourceError` as
-    :func:`read_zip` does."""
+    Backslashes become slashes in names without a slash that MS-DOS or Windows wrote. Raises :class:`SourceError` for
+    damage, encryption, names that are repeated or lead out of the zip, and unclear backslashes."""
     count, start, end = _find_directory(data, name)
     builder, position, entries = IndexBuilder(replaces=False), start, 0
     odd, has_folders = "", False

@@ -110,8 +110,8 @@ def assign_roles(shown: str, files: Sequence[Sequence[ArrayInfo]], options: Sour
         options: Uses ``image_key``, ``label_key`` and ``layout``.
 
     Raises:
-        AmbiguousSourceError: An option has to decide; the message names it. Or images have no split, but others have. Or
-            names of files do not tell which parts belong together.
+        AmbiguousSourceError: An option has to decide; the message names it. Or images have no split, but others have.
+            Or names of files do not tell which parts belong together.
         SourceError: There are no images, or arrays contradict each other.
     """
     named = [_parse_array_name(number, info) for number, infos in enumerate(files) for info in infos]

@@ -22,8 +22,8 @@ TextReader = Callable[[ColumnArray], Iterator[list[str]]]
 
 
 def parse_class_names(value: Any) -> tuple[str, ...] | None:
-    """Parses an attribute with names of classes: a list, a mapping from numbers to names or back, or JSON of these.
-    Returns None for any other value, for empty and for repeated names."""
+    """Parses an attribute with names of classes: a list, an array, a mapping from numbers to names or back, or JSON of
+    these. Returns None for any other value, for empty and for repeated names."""
     if isinstance(value, (str, bytes)):
         try:
             value = json.loads(value)

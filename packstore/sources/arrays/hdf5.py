@@ -296,9 +296,9 @@ _open = open_with(Hdf5Source, ExportedHdf5)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file by its signature, and a folder of such files; packstore stores, whole or damaged, are not of
-    this kind. Raises the errors of opening the arrays, and :class:`SourceError` for a web page with the name of such a
-    file in a folder."""
+    """Returns ``CERTAIN`` for a file with HDF5's signature, and for a folder of such files; ``NO`` for others,
+    packstore stores and files that h5py cannot open. Raises the errors of opening the arrays, and :class:`SourceError`
+    for a web page with the name of such a file in a folder."""
     if path.is_dir():
         if Hdf5Source.recognise_folder(path) is Certainty.NO:
             return Certainty.NO

@@ -147,7 +147,7 @@ class IdxSource(ArraySource):
         return SplitArrays(split, images.shape[0], columns)
 
     def _declare_field(self, name: str, chosen: ColumnArray) -> Field:
-        """Declares QMNIST's column ``nist`` as an array, others as usual."""
+        """Declares QMNIST's column ``nist`` as an array, and other columns as the base does."""
         return (
             Array(chosen.info.dtype.name, chosen.info.shape[1:])
             if name == "nist"
@@ -282,8 +282,8 @@ def _find_idx_folders(path: Path) -> list[Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder that has files with idx names, as :func:`_find_idx_folders` finds them; ``NO``
-    for others, and for one that cannot be listed."""
+    """Returns ``CERTAIN`` if the folder, its ``raw`` or the ``raw`` of a folder in it has files with names of idx
+    files, else ``NO``; also ``NO`` if it cannot be listed."""
     try:
         return Certainty.CERTAIN if _find_idx_folders(path) else Certainty.NO
     except PermissionError:

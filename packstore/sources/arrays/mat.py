@@ -83,8 +83,8 @@ def _flatten_vector_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file by its first bytes, and a folder of nothing but such files. Raises the errors of opening the
-    arrays."""
+    """Returns ``CERTAIN`` for a file by its first bytes, and for a folder of nothing but such files, else ``NO``. Opens
+    the arrays first, and raises the errors of that."""
     if path.is_dir():
         files = MatSource.find_files(path) if MatSource.recognise_folder(path) is Certainty.CERTAIN else []
         if not files or any(first_bytes(file, len(_MAGIC)) != _MAGIC for file in files):

@@ -171,8 +171,8 @@ def _decompress(compression: str, data: bytes, size: int) -> bytes:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder whose ``attributes.json`` is that of an N5 container or array. Opens the arrays first, and
-    raises the errors of opening them. A folder with a damaged ``attributes.json`` is not of this kind."""
+    """Returns ``CERTAIN`` for a folder whose ``attributes.json`` is that of an N5 container or array, else ``NO``, also
+    if that file is damaged. Opens the arrays first, and raises the errors of that."""
     try:
         plain = read_metadata(path / _FILE) if path.is_dir() else None
     except SourceError:

@@ -292,7 +292,8 @@ _open = open_with(NpzSource, ExportedNpz)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a file by its first bytes, and a folder by suffixes. Raises the errors of opening the arrays."""
+    """Returns ``CERTAIN`` for a file by its first bytes, and for a folder by suffixes, else ``NO``. Opens the arrays
+    first, and raises the errors of that."""
     if path.is_dir():
         if NpzSource.recognise_folder(path) is Certainty.NO:
             return Certainty.NO

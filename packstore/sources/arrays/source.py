@@ -116,8 +116,8 @@ class ArraySource(RowSource):
 
     @classmethod
     def recognise_folder(cls, path: Path) -> Certainty:
-        """Is certain of a folder that holds files of this kind, directly or in folders of splits, and no images, data
-        files of other kinds or other folders."""
+        """Returns ``CERTAIN`` for a folder that holds files of this kind, directly or in folders of splits, and no
+        images, data files of other kinds or other folders, else ``NO``."""
         found = False
         for folder in [path, *_find_split_folders(path)]:
             for file in visible_paths(folder):
@@ -451,8 +451,7 @@ _MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "u
 
 
 def recognise_arrays(open: Callable[[Path, SourceOptions], Source], path: Path, options: SourceOptions) -> Certainty:
-    """Opens and closes a source, and returns ``CERTAIN``. Raises the errors of opening the source, since no other kind
-    reads such files."""
+    """Opens a source with ``open``, closes it, and returns ``CERTAIN``. Raises the errors of opening the source."""
     open(path, options).close()
     return Certainty.CERTAIN
 

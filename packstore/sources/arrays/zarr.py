@@ -237,7 +237,8 @@ _open = open_with(ZarrSource, ExportedZarr)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a folder by Zarr's metadata files. Raises the errors of opening the arrays."""
+    """Returns ``CERTAIN`` for a folder with a metadata file of Zarr, else ``NO``. Opens the arrays first, and raises
+    the errors of that."""
     if not path.is_dir() or not any((path / name).is_file() for name in _FILES):
         return Certainty.NO
     return recognise_arrays(_open, path, options)

@@ -47,7 +47,8 @@ def read_dataset(rest: str, options: SourceOptions) -> DatasetsSource:
 
 def _load_dataset(path: Path, config: str | None) -> Any:
     """Loads a dataset with ``datasets``: one that ``save_to_disk`` wrote, else one of its cache, else files. Only files
-    are loaded by ``config``. Raises the errors of :func:`_load_cached` and of the library."""
+    are loaded by ``config``. Raises :class:`UsageError` if the cache has several, :class:`SourceError` for a cached
+    split without Arrow files, and the errors of the library."""
     import datasets
 
     if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
@@ -107,8 +108,8 @@ class DatasetsSource(ArrowSource):
         return HfTableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Returns the path of an image file that the library has left in the given folder; resolves other paths as
-        :class:`ArrowSource` does."""
+        """Returns the path of an image file that the library has left in the given folder; resolves other paths in the
+        folder of the table, or raises :class:`ValueError` if they lead out. None for None."""
         if path is None or not Path(path).resolve().is_relative_to(self._folder):
             return super()._resolve_path(number, path)
         return Path(path)

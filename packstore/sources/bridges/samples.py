@@ -194,8 +194,8 @@ def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
 
 
 def namer_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that names the values of a sample by ``dataset.target_type``. ``names`` translates its
-    entries; ``convert`` has functions that convert some values."""
+    """Returns a function that names the values of a sample by ``dataset.target_type``, and drops None. ``names``
+    translates its entries; ``convert`` has functions that convert some values."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         return namer_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)

@@ -275,8 +275,8 @@ def _count_key_bytes(split: str, count: int) -> int:
 
 
 def _recognise(name: str, path: Path, options: SourceOptions) -> Certainty:
-    """Recognises the dataset ``name``. Looks for both datasets, so that a folder with both raises
-    :class:`SourceError`."""
+    """Returns ``CERTAIN`` if ``path`` holds the dataset ``name``, else ``NO``. Raises :class:`SourceError` for several
+    CIFAR datasets, and for a damaged archive."""
     files = find_cifar(path, None)
     if files is None:
         return Certainty.NO

@@ -257,7 +257,8 @@ class CocoSource(FileRowSource):
             claims.claim(file.path, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names files of annotations whose images are missing; else returns the usual reason, or None."""
+        """Returns the reason for a file of annotations whose images are missing, and for an image that no annotations
+        name; None for other files."""
         path = join(folder, name)
         return self._unread.get(path) or super().left_reason(folder, name)
 

@@ -59,7 +59,8 @@ def read_card(folder: Path) -> Card:
 
 def parse_card(data: bytes, folder: Path) -> Card:
     """Parses a card; returns an empty one if its head has no settings of data files and features. Raises
-    :class:`ValueError` for a malformed head, and :class:`AmbiguousSourceError` as :func:`read_card` does."""
+    :class:`ValueError` for a malformed head, and :class:`AmbiguousSourceError` for several configurations without a
+    default."""
     head = _HEAD.match(data)
     if head is None or _RELEVANT.search(head[1]) is None:
         return Card()

@@ -228,8 +228,8 @@ def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, us
 def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
-    """Declares a column by its type, feature and first rows (``array``), and returns with the field the function that
-    makes readers of its rows, see :data:`packstore.sources.huggingface.cells.CellReader`.
+    """Declares a column by its type, feature and first rows (``array``), and returns its field and its cell reader: a
+    function of an array that returns a function of a row number.
 
     Logs a warning for names of classes that JSON does not keep; not with ``boxes``, whose names become labels. Raises
     :class:`ValueError` for a type that no field holds.
@@ -313,8 +313,8 @@ def _refuse_non_json(type: Any, depth: int = 0) -> None:
 
 
 def _classify_type(type: Any) -> ValueKind:
-    """Returns the kind of a column's items, or the kinds of the members of its objects, by name; see
-    :func:`_classify_item`. For :func:`find_object_column`."""
+    """Returns the kind of the items of a column of lists (``boxes``, ``numbers``, ``names`` or ``""``); of a column of
+    objects, the kind of each member by name."""
     types = load_pyarrow("pyarrow.types")
     if types.is_struct(type):
         return {(each := type.field(n)).name: _classify_list_items(each.type) for n in range(type.num_fields)}

@@ -253,8 +253,9 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _patterns(self) -> Patterns | None:
-        """Patterns of the files of each split: the card's, else words in names, see :func:`choose_word_patterns`; None
-        without splits."""
+        """Patterns of the files of each split: the card's, else words such as ``train`` in the names of folders or
+        files; None without splits. Raises :class:`AmbiguousSourceError` if the names of folders give only some images a
+        split."""
         if self._card.data_files is not None:
             return self._card.data_files
         return choose_word_patterns(self._main_files, self.tree.name(), self.path)
@@ -315,9 +316,9 @@ def _list_upper_files(tree: Tree, *suffixes: str) -> Iterator[str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with images and metadata files that name files, or with a card whose patterns
-    match images. Looks into the upper four levels of folders. Raises :class:`SourceError` for a malformed card, and
-    :class:`AmbiguousSourceError` for several configurations without a default."""
+    """Returns ``CERTAIN`` for a folder or archive with images and metadata files that name files, or with a card whose
+    patterns match images, else ``NO``. Looks into the upper four levels of folders. Raises :class:`SourceError` for a
+    malformed card, and :class:`AmbiguousSourceError` for several configurations without a default."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -198,7 +198,7 @@ class ColumnValues:
     text: bool = False
 
     def add_value(self, value: Any, *, text: bool) -> None:
-        """Counts a value and its kind. ``text``: the file has texts alone, so numbers are parsed."""
+        """Adds a value to the summary. ``text``: the file has texts alone, so numbers are parsed."""
         self.count += 1
         self.text = text
         kind = _classify_text(value) if text and value is not None else _classify_value(value)
@@ -238,8 +238,8 @@ class ColumnValues:
 
 
 def _classify_text(value: str) -> str:
-    """Returns the kind of a text in CSV by its form, see :attr:`ColumnValues.kinds`; ``missing`` for an empty one,
-    ``text`` for ``NA`` and the like."""
+    """Returns the kind of a text in CSV by its form: ``int``, ``float``, ``bool`` or ``text``; ``missing`` for an empty
+    one, ``text`` for ``NA`` and the like."""
     if value in _MISSING:
         return "text" if value else "missing"
     if _INTEGER.fullmatch(value):
@@ -250,7 +250,8 @@ def _classify_text(value: str) -> str:
 
 
 def _classify_value(value: Any) -> str:
-    """Returns the kind of a value of JSON or Arrow, see :attr:`ColumnValues.kinds`; ``missing`` for None."""
+    """Returns the kind of a value of JSON or Arrow: ``int``, ``float``, ``bool`` or ``text``; of a list ``ints``,
+    ``numbers`` or ``empty``; ``missing`` for None; ``document`` for anything else, and for integers beyond 64 bits."""
     if value is None:
         return "missing"
     if isinstance(value, bool):

@@ -120,8 +120,9 @@ class ParquetSource(HfTableSource):
         super().__init__(path, options)
 
     def find_tables(self) -> Iterator[tuple[str, Path]]:
-        """Yields the Parquet files by split, see :func:`group_by_split`. Raises :class:`SourceError` if numbered shards
-        are missing, and as :func:`group_by_split` does."""
+        """Yields split and path of each Parquet file; the card or the names tell the splits. Raises
+        :class:`SourceError` if numbered shards are missing, for a file of two splits, and for a split of the card
+        without files."""
         if self.path.is_file():
             yield "", self.path
             return
@@ -141,8 +142,9 @@ class ParquetSource(HfTableSource):
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises a Parquet file, or a folder by its first Parquet file, as :func:`_recognise_schema` does. Returns
-    ``NO`` for a folder that also has tars."""
+    """Returns ``CERTAIN`` for a Parquet file with a column of images, and for a folder whose first Parquet file has
+    one; ``NO`` for other files, and for folders with tars. If no images are beside it, columns of bytes count as
+    images, and other Parquet is ``POSSIBLE``; without pyarrow, all is ``CERTAIN``."""
     if path.is_file():
         return Certainty.NO if first_bytes(path, 4) != _MAGIC else _recognise_schema(path, alone=True)
     if not path.is_dir():

@@ -116,8 +116,8 @@ class ScannedTables(ShardSource):
         return self._declare_columns(TableFacts())
 
     def _declare_columns(self, facts: TableFacts) -> list[TableColumn]:
-        """Declares the columns by the first rows and ``facts``, see :meth:`_choose_columns`. Puts the path of the
-        source before the messages of errors."""
+        """Declares the columns by the first rows and ``facts``. Raises :class:`SourceError`, with the path of the
+        source, for a column that no field holds, and for tables without images."""
         try:
             return self._choose_columns(facts)
         except SourceError as error:

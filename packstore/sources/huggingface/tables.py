@@ -237,8 +237,9 @@ class HfTableSource(ScannedTables):
         return values
 
     def _read_content(self, column: TableColumn, block: _Block, value: Any) -> Any:
-        """Reads the file or the list of files in a cell, see :meth:`_read_file`; returns other values unchanged. Raises
-        :class:`ValueError` for a missing image in a list."""
+        """Reads the file or the list of files in a cell: bytes, or the path if the table has only that. Returns other
+        values unchanged. Raises :class:`ValueError` for a missing image in a list, a file that is too large, and a path
+        out of the table's folder."""
         if isinstance(column.field, Images) and value is not None:
             found = [self._read_file(column, block, each) for each in value]
             if None in found:

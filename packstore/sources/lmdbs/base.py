@@ -147,9 +147,9 @@ class LmdbSource(RowSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Certain if all LMDBs at ``path`` are of this kind and none is a packstore store. Raises
+        """Returns ``CERTAIN`` if all LMDBs at ``path`` are of this kind and none is a packstore store. Raises
         :class:`AmbiguousSourceError` and :class:`RefusedLmdbError`, and :class:`SourceError` for a file that cannot be
-        read; a damaged LMDB, and a folder that cannot be listed, mean no."""
+        read; ``NO`` also for a damaged LMDB, and for a folder that cannot be listed."""
         try:
             places = [path] if is_lmdb(path) else find_lmdbs(path)
         except PermissionError:

@@ -47,8 +47,8 @@ class LsunSource(LmdbSource):
 
     @classmethod
     def recognise(cls, path: Path, options: SourceOptions) -> Certainty:
-        """Returns ``NO`` for names that are not LSUN's, without opening a database; else recognises the databases as
-        the base does."""
+        """Returns ``NO`` for names that are not LSUN's, without opening a database; else ``CERTAIN`` if all databases
+        are of this kind."""
         inside = [each.name for each in visible_paths(path)] if path.is_dir() and not _match_name(path) else []
         if not _match_name(path) and not any(map(_NAME.fullmatch, inside)):
             return Certainty.NO

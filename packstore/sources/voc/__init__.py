@@ -146,7 +146,8 @@ class VocSource(FileRowSource):
             claims.claim_all(folder, lists, Role.EVIDENCE)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names LabelMe's copies of masks; else returns the usual reason, or None."""
+        """Returns the reason for LabelMe's copies of masks, and for images in none of the sets; None for other
+        files."""
         return _COPIES if self.expects_left(join(folder, name)) else super().left_reason(folder, name)
 
     def expects_left(self, path: str) -> bool:
@@ -250,8 +251,9 @@ def _find_sets(tree: Tree, base: str) -> dict[str, str]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Certain for ``JPEGImages`` with XML files or masks, and for XML files beside images; partial for these if there
-    are other annotations too. Raises :class:`AmbiguousSourceError` for several sets."""
+    """Returns ``CERTAIN`` for ``JPEGImages`` with XML files or masks, and for XML files beside images; for the latter
+    ``PARTIAL`` if there are other annotations too. Returns ``NO`` for other paths. Raises :class:`AmbiguousSourceError`
+    for several folders with ``JPEGImages``."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

@@ -68,7 +68,8 @@ class VocBesideSource(FileRowSource):
         return ()
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names annotations without an image; else returns the usual reason, or None."""
+        """Returns the reason for annotations without an image, and for images that are no samples; None for other
+        files."""
         if name.lower().endswith(".xml") and folder in {xml for pairs in self._pairs.values() for _, xml in pairs}:
             return "annotations without an image"
         return super().left_reason(folder, name)
@@ -113,7 +114,8 @@ def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str,
 
 def recognise_beside(tree: Tree) -> Certainty:
     """Returns ``CERTAIN`` for a tree with folders of images and XML files, ``PARTIAL`` if it has other annotations too,
-    else ``NO``. Raises as :func:`find_folder_pairs` does."""
+    else ``NO``. Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder of XML
+    files."""
     pairs = find_folder_pairs(tree)
     if not pairs:
         return Certainty.NO

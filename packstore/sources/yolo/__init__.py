@@ -137,7 +137,8 @@ class YoloSource(FileRowSource):
         return join(self._layout.labels, label_path(image).rpartition("/")[2])
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Names files of labels without an image; else returns the usual reason, or None."""
+        """Returns the reason for files of labels without an image, and for images that no list names; None for other
+        files."""
         if name.endswith(".txt") and folder in self._label_folders:
             return "files of labels without an image"
         return super().left_reason(folder, name)
@@ -225,9 +226,10 @@ def _has_labels(tree: Tree, images: str) -> bool:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Is certain of a folder or archive with a file like ``data.yaml``, or with labels beside a folder of images.
-    Returns ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images. Raises
-    :class:`AmbiguousSourceError` if several groups of folders have the images of one folder ``labels``."""
+    """Returns ``CERTAIN`` for a folder or archive with a file like ``data.yaml``, or with labels beside a folder of
+    images. Returns ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images.
+    Else returns ``NO``. Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder
+    ``labels``."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO
