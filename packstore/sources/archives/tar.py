@@ -136,7 +136,8 @@ def _match_compression(start: bytes) -> str | None:
 
 class _PlainFiles:
     """Adds plain files whose headers follow one another to an index, thousands by one call of the engine. A call with
-    the offset of a header adds the files from there on, and returns the offset of the first header that it left."""
+    the offset of a header adds the files from there on, and returns the offset of the first header that it left. With
+    ``may_be_tars``, leaves files beside a ``.tar``."""
 
     def __init__(self, builder: IndexBuilder, descriptor: int, folder: str = "", *, may_be_tars: bool = False) -> None:
         self._builder = builder
@@ -179,8 +180,8 @@ def _read_members(
 def _read_one_tar(
     file: IO[bytes], start: int, end: int, take: _PlainFiles | None
 ) -> Generator[tarfile.TarInfo, None, int]:
-    """Yields the members up to the first block of zeros; returns its offset. Raises one of :data:`TAR_FAULTS` for
-    damage."""
+    """Yields the members up to the first block of zeros, without those that ``take`` adds itself; returns the offset of
+    that block. Raises one of :data:`TAR_FAULTS` for damage."""
     file.seek(start)
     with tarfile.open(fileobj=file, mode="r:", errorlevel=2, encoding="utf-8", errors="surrogateescape") as archive:
         descriptor = file.fileno()

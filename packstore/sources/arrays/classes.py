@@ -46,8 +46,8 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
     """Makes an array of texts the labels, if no array has class numbers, and the texts are certainly classes.
 
     Returns the new roles and the names of the classes. Returns None instead of names if no array becomes the labels, or
-    its texts cannot be read. An array with a name for classes, but with a text for each sample, becomes a column.
-    Raises :class:`OSError` or :class:`ValueError` if such an array cannot be read.
+    its texts cannot be read. An array with a name for classes becomes a column if it has a text for each sample, and
+    texts repeat. Raises :class:`OSError` or :class:`ValueError` if such an array cannot be read.
     """
     roles = _add_repeated_names(roles, texts)
     if any("label" in part.columns for part in roles.parts):

@@ -120,7 +120,8 @@ class _OpenNpy(_OpenNumpyArrays):
 
 class _OpenNpz(_OpenNumpyArrays):
     """Open ``.npz`` file: a zip of ``.npy`` files. Bytes ``x`` with ``x_offsets`` become one array of files. Opening
-    raises :class:`SourceError` for damage, encryption, and members that are no arrays or more than 10,000."""
+    raises :class:`SourceError` for damage, encryption, and members that are no arrays, repeated, or more than
+    10,000."""
 
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))

@@ -209,7 +209,8 @@ class ArraySource(RowSource):
         self._blocks.close()
 
     def _list_arrays(self, number: int, file: Path) -> Sequence[ArrayInfo]:
-        """Describes the arrays of a file, with its path relative to the source."""
+        """Describes the arrays of a file, with the file's path relative to the source, ``""`` if the file is the
+        source. A nameless array always gets the path."""
         name = "" if file == self.path else file.relative_to(self.path).as_posix()
         found = self._blocks.open_file(number).list_arrays()
         return [replace(info, file=name or file.name if info.alone else name) for info in found]
@@ -485,8 +486,8 @@ def _to_class_number(value: Any) -> int:
 
 
 def _pixel_mode(chosen: ColumnArray) -> Mode:
-    """Returns the mode (channels and dtype) in which an array of images is stored. Arrays of 64 bits get 32: values
-    beyond are bad samples."""
+    """Returns the mode (channels and dtype) in which an array of images is stored. Integers of 32 or 64 bits become
+    int32, floating-point numbers float32, int8 int16 and booleans uint8. Values beyond are bad samples."""
     channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
     return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
 

@@ -190,8 +190,8 @@ class _OpenZarr(OpenArrays):
 
 @cache
 def _bounded_store_class() -> Any:
-    """Makes a subclass of the library's ``LocalStore``, once. It raises :class:`ValueError` for files over 2 GiB, pipes
-    and devices."""
+    """Makes a subclass of the library's ``LocalStore``, once. It raises :class:`ValueError` for reading a whole file
+    over 2 GiB, a pipe or a device."""
     from zarr.storage import LocalStore
 
     class BoundedStore(LocalStore):

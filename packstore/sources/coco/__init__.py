@@ -271,7 +271,7 @@ class CocoSource(FileRowSource):
         return dict(+counts)
 
     def close(self) -> None:
-        """Closes the temporary files of annotations as well."""
+        """Closes the source, and removes the temporary files of annotations."""
         for each in self._splits.values():
             each.documents.close()
         super().close()

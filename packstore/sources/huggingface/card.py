@@ -30,7 +30,7 @@ class Card:
 
     Attributes:
         data_files: Patterns of the files of each split; None if the card states none.
-        features: Features by column, of images, other files and classes only; values of other columns show their types.
+        features: Features of the columns of images, other files and classes; other columns are left out.
         drop_labels: Names of folders are no classes; None if the card does not state that.
     """
 

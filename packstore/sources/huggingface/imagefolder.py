@@ -71,7 +71,7 @@ class HfImageFolderSource(FileRowSource):
 
     def fields(self) -> Mapping[str, Field]:
         """Declares the image, the columns of the metadata, and boxes with labels; without metadata, the folder as
-        ``label``."""
+        ``label`` if folders are classes."""
         found: dict[str, Field] = {"image": Image()}
         if self._metadata is None:
             return found | ({"label": Label(self._folder_classes)} if self._folder_classes else {})

@@ -351,7 +351,8 @@ def read_json_lines(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, An
 
 
 def read_parquet_rows(data: bytes, shown: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields number and values of each row of a Parquet file. Raises :class:`SourceError` for a damaged file."""
+    """Yields number and values of each row of a Parquet file. Raises :class:`SourceError` for a damaged file, and for a
+    column that no field holds."""
     number = 0
     try:
         with closing(_open_parquet(data)) as file:
@@ -368,7 +369,8 @@ def _declare_parquet_columns(
     tree: Tree, files: Iterable[str], features: Mapping[str, Any]
 ) -> dict[str, tuple[Field, Callable[[Any], Any]]]:
     """Declares the columns of Parquet files by the first rows of the first file that has any; returns each with the
-    function that converts its values. Raises :class:`SourceError` for a damaged file."""
+    function that converts its values. Raises :class:`SourceError` for a damaged file, and for a column that no field
+    holds."""
     fields: dict[str, Field] = {}
     for file in files:
         try:

@@ -174,7 +174,8 @@ def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | N
 
 
 def _classify_list(value: Any) -> str | None:
-    """Returns the common kind of the items of a list, ``""`` if they differ, or None for an empty or missing list."""
+    """Returns the common kind of the items of a list, ``""`` if they differ or the value is no list, or None for an
+    empty or missing list."""
     if value is None or value == []:
         return None
     kinds = {_classify_item(each) for each in value} if isinstance(value, list) else {""}

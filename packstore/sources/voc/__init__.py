@@ -137,8 +137,8 @@ class VocSource(FileRowSource):
         return [*self._sets.values(), *(self._palette.files if self._palette is not None else ())]
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims the lists that are read, and as evidence all other lists in the folders of sets: those of a class or
-        of another task add nothing to the annotations."""
+        """Claims the files that are read, and as evidence all other lists in the folders of sets, such as those of a
+        single class."""
         super().claim_files(claims)
         used, places = set(self.describing_files()), dict.fromkeys((self._join_base("ImageSets"), *self._set_folders))
         for folder, names in (each for place in places for each in self.tree.folders(is_passed_over, place)):
@@ -223,8 +223,8 @@ def _find_voc_folder(tree: Tree) -> str | None:
 
 
 def _find_image_folder(tree: Tree, base: str) -> str | None:
-    """Finds the folder of images: ``JPEGImages``, or also ``Images`` if ``ImageSets`` and ``Annotations`` are beside
-    it; None if there is none."""
+    """Finds the folder of images: ``JPEGImages``, or also ``Images`` or ``images`` if ``ImageSets`` and ``Annotations``
+    are beside it; None if there is none."""
     whole = all(is_folder(tree, join(base, name)) for name in ("ImageSets", "Annotations"))
     return next((name for name in _IMAGES[: None if whole else 1] if is_folder(tree, join(base, name))), None)
 

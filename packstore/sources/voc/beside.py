@@ -90,9 +90,9 @@ def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
 
 
 def _find_scattered_pairs(tree: Tree, pair: tuple[str, str] | None) -> dict[str, list[tuple[str, str]]]:
-    """Finds the folders of images that belong to a single folder of XML files, by split; ``{}`` if there are none, or
-    ``pair`` (images, XML) already has all images. If several groups of folders have the images, returns ``{}``, or
-    without ``pair`` raises :class:`AmbiguousSourceError`."""
+    """Finds the folders of images that belong to a single folder of XML files, by split. Returns ``{}`` if there are
+    none, and if ``pair`` (images, XML) already has all images. If several groups of folders have the images, raises
+    :class:`AmbiguousSourceError`, or with a ``pair`` returns ``{}``."""
     xml = (
         next((name for name in tree.names("").folders if _has_annotations(tree, name)), None)
         if pair is None
