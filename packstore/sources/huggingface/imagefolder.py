@@ -93,7 +93,7 @@ class HfImageFolderSource(FileRowSource):
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
         """Reads the files and values of a row. If a column holds boxes, converts them to corners in pixels, and
-        separates boxes, labels and the rest of the column."""
+        separates boxes, labels and the rest of the column. Raises :class:`ValueError` for invalid boxes and labels."""
         found = dict(super().read_values(ref))
         objects = self._object_column
         if objects is None:

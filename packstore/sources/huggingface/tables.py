@@ -274,7 +274,8 @@ class HfTableSource(ScannedTables):
 
     def _convert_boxes(self, values: dict[str, Any], convention: str) -> None:
         """Converts the boxes of a row to corners in pixels, in place. Reads the image's file if boxes are fractions.
-        Raises :class:`ValueError` for boxes of other than four numbers."""
+        Raises :class:`ValueError` for boxes of other than four numbers, and for fractions of an image that is not a
+        file."""
         image = values["image"]
         for column in self._columns:
             boxes = values[column.name] if isinstance(column.field, Boxes) else None
