@@ -43,8 +43,8 @@ def load_dict(file: IO[bytes]) -> dict[str, Any]:
 
 def parse_dict(data: bytes) -> dict[str, Any]:
     """Parses a dictionary from the bytes of a pickle; keys that are bytes become texts. Executes nothing. Raises
-    :class:`BatchError` for a damaged pickle, one that names other functions than numpy's for arrays, and any object but
-    a dictionary."""
+    :class:`BatchError` for a damaged pickle, one of more than 2,000,000 operations, one that names other functions than
+    numpy's for arrays, and any object but a dictionary."""
     names = _allowed_globals(len(data))
 
     def find(module: str, name: str) -> Callable[..., Any]:

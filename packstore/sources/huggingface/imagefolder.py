@@ -175,7 +175,7 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _object_names(self) -> tuple[str, str]:
-        """Names of the fields of boxes and of their labels."""
+        """Names of the fields of boxes and of their labels; ``""`` without labels."""
         assert self._object_column is not None
         if self._object_column.boxes:
             boxes, labels = make_column_names(["boxes", "labels"], ["image", *self._field_names.values()]).values()

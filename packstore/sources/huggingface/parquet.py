@@ -94,7 +94,8 @@ class _ParquetFile(OpenTable):
         )
 
     def read_group(self, group: int, rows: int | None = None) -> Iterator[Any]:
-        """Yields batches of ``rows`` rows, but of at most about 16 MiB if the group is large."""
+        """Yields batches of ``rows`` rows, or all rows in one if None; of a large group, batches of at most about 16
+        MiB."""
         about = self._file.metadata.row_group(group)
         count, nbytes = about.num_rows, about.total_byte_size
         step = count if nbytes <= 2 * STEP_BYTES else count * STEP_BYTES // nbytes

@@ -172,8 +172,8 @@ class ScannedTables(ShardSource):
         return sizes, TableFacts(optional, negative, pathless, self._find_text_classes(), self._find_objects())
 
     def _find_text_classes(self) -> tuple[str, tuple[str, ...]] | None:
-        """Finds the only column of texts that certainly names the class of each row, and the classes. Returns None if
-        there is none, or a column has class numbers. Reads the whole column."""
+        """Finds the only column of texts that certainly names the class of each row, and the classes. Returns None for
+        none or several such columns, and if a column has class numbers. Reads the whole column."""
         schema = self._first_batch.schema
         columns = [(name, schema.field(name).type, self._features.get(name)) for name in schema.names]
         named = [name for name, type, feature in columns if is_text_label(name, type, feature)]

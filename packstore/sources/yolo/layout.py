@@ -190,9 +190,9 @@ def _is_absolute(value: Any) -> bool:
 
 def _read_darknet(tree: Tree, file: str) -> YoloLayout:
     """Reads the layout from a file like ``obj.data``: lists of images by split, and a file of names. Paths are relative
-    to an unknown working directory, so the longest existing end of each is used. A list of another split beside the
-    file, such as ``test.txt``, counts even if the file does not name it. Raises :class:`SourceError` if the names of
-    classes are missing or not as many as stated."""
+    to an unknown working directory, so the longest existing end of each is used. If a named list exists, a list of
+    another split beside the file, such as ``test.txt``, counts too. Raises :class:`SourceError` if the names of classes
+    are missing or not as many as stated, and if no images are found."""
     values: dict[str, str] = {}
     for _, line in read_lines(tree, file, paths=True):
         name, equals, value = (part.strip() for part in line.partition("="))
