@@ -24,19 +24,10 @@ from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.medical.dicom_files import (
-    KEPT,
-    MAGIC,
-    MAGIC_AT,
-    DicomHeader,
-    NoPixelsError,
-    load_pydicom,
-    parse_file,
-    read_frame,
-    read_frame_columns,
-    read_header,
-    read_slice,
-)
+from packstore.sources.medical.dicom_files import KEPT, MAGIC, MAGIC_AT, NoPixelsError, load_pydicom, parse_file
+from packstore.sources.medical.dicom_geometry import read_slice
+from packstore.sources.medical.dicom_header import DicomHeader, read_frame_columns, read_header
+from packstore.sources.medical.dicom_pixels import read_frame
 from packstore.sources.medical.dicom_volumes import Slice, stack_slices
 from packstore.sources.medical.header_scan import HeaderScanSource, declare_image_field
 from packstore.sources.rows import Row
