@@ -14,15 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
-from itertools import takewhile
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
+from packstore.core.errors import printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER
-from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import (
     Contents,
@@ -34,7 +31,6 @@ from packstore.sources.contents import (
 )
 from packstore.sources.folder_names import Names
 from packstore.sources.ignoring import escape_pattern
-from packstore.sources.labels import LabelsFile
 from packstore.sources.listing import IMAGE_SUFFIXES, SYSTEM_NAMES
 from packstore.sources.mask_folders import (
     DRAWN,
@@ -43,7 +39,7 @@ from packstore.sources.mask_folders import (
     find_masks,
     find_masks_by_ending,
     folder_pattern,
-    list_ending_patterns,
+    mask_ignore_pattern,
     printable_folder,
 )
 from packstore.sources.tree import Tree
@@ -78,7 +74,6 @@ _FRACTION = re.compile(rb"[-+]?\d*\.\d+(e[-+]?\d+)?", re.I)
 _COUNTER = re.compile(rb"0|[1-9]\d{0,3}")
 """Small numbers, which may count epochs or sizes as well as images."""
 _KEPT = re.compile(r"(.*/)?(annotations?|labels?)/[^/]*[.]json")
-_NAMED = 4
 _BYTES, _WHOLE = 1 << 18, 64 << 20
 """Maximum number of bytes read from a text, and from a text whose rows are counted."""
 _MENTIONS, _ROWED, _LONG = 3, 20, 8
@@ -88,88 +83,6 @@ _LISTED = re.compile(rb"^\S*\.(?:jpe?g|png|bmp|gif|tiff?|webp|pgm|ppm)\b", re.I 
 """A line that begins with an image."""
 _WORD = re.compile(rb"[^\s,;:\"'\[\]{}()<>|=/\\]+")
 _FIELD = re.compile(rb"[^,;\t\r\n\"'/\\]+")
-
-
-def unread_annotations_error(path: Path, kind: str) -> AmbiguousSourceError:
-    """Returns the error for a folder with annotations that its kind of source does not read. The error names the
-    first four of all suspected annotations, and offers answers."""
-    tree = open_tree(path)
-    found = [] if tree is None else find_all_annotations(tree)
-    return _question_error(
-        path, f"holds more than images: {_shorten_list([each.phrase for each in found])}", kind, found
-    )
-
-
-def ambiguous_source_error(path: Path, why: str, ignore: Sequence[str] = ()) -> AmbiguousSourceError:
-    """Returns the error for a folder of images that may be something else. ``why`` is the reason, which follows the
-    path; ``ignore`` are patterns to suggest for ``--ignore``."""
-    return _question_error(path, why, "imagefolder", [Finding("", tuple(ignore))] if ignore else [])
-
-
-def _shorten_list(phrases: Sequence[str]) -> str:
-    """Joins the first four phrases, and counts the others: ``a, b, c, d and 3 more``."""
-    more = f" and {len(phrases) - _NAMED} more" if len(phrases) > _NAMED else ""
-    return ", ".join(phrases[:_NAMED]) + more
-
-
-def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -> AmbiguousSourceError:
-    """Returns the error for a folder of images: the reason ``why``, how to pack the images alone, and answers: CSV
-    files for ``--labels``, and ``--ignore`` for the patterns of ``found`` if these are four at most. If all patterns
-    are of masks, also proposes to ignore all but one."""
-    tree = open_tree(path)
-    contents = Contents({}) if tree is None else list_contents(tree)
-    masks = find_masks(contents)
-    alone, answers = _advise_images_alone(path, kind, contents)
-    labels = _propose_labels_files(path, contents) if path.is_dir() else []
-    patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
-    ignore = ""
-    if patterns and len(patterns) <= _NAMED:
-        answers = [*answers, Answer(_make_ignore_arguments(patterns))]
-        ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
-        if len(patterns) > 1 and {*patterns} <= {
-            *(_mask_ignore_pattern(contents, masks, place) for place in masks),
-            *list_ending_patterns(contents),
-        }:
-            answers += [
-                Answer(_make_ignore_arguments([other for other in patterns if other != kept])) for kept in patterns
-            ]
-            ignore += ", or all but one of them"
-    return AmbiguousSourceError(
-        f"{printable(str(path))} {why}. Pack the images alone {alone}; "
-        "give labels in a CSV file (columns file,label) with --labels; or pack all of it from Python "
-        f"(packstore guide packing){ignore}",
-        [*labels, *answers],
-        path,
-    )
-
-
-def _make_ignore_arguments(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command line options that ignore patterns."""
-    return tuple(part for pattern in patterns for part in ("--ignore", pattern))
-
-
-def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:
-    """Tests the first four CSV files, and proposes ``--labels`` for each whose first row names an image. An answer also
-    has the folder to which the names are relative, if that is not ``path``."""
-    folders = list(contents.folders.values())
-    files = [(folder.path, name) for folder in folders for name in _first_names(folder, ".csv")]
-    found = []
-    for folder, name in files[:_NAMED]:
-        file = path / folder / name
-        try:
-            first = next(LabelsFile(file).rows(), None)
-        except SourceError:
-            continue
-        places = dict.fromkeys((path, *(path / each.path for each in folders if each.images.count)))
-        place = None if first is None else next((each for each in places if (each / first.file).is_file()), None)
-        if place is not None:
-            found.append(Answer(("--labels", str(file)), None if place == path else place))
-    return found
-
-
-def _first_names(folder: FolderContents, suffix: str) -> tuple[str, ...]:
-    """Returns the first names of files with a suffix in a folder, at most 64; empty if it has no such file."""
-    return folder.others[suffix].first if suffix in folder.others else ()
 
 
 def describe_annotations(tree: Tree) -> list[str]:
@@ -189,7 +102,7 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
     contents = list_contents(tree)
     places = find_masks(contents)
     masks = [
-        Finding(phrase, (_mask_ignore_pattern(contents, places, place),) if place else ())
+        Finding(phrase, (mask_ignore_pattern(contents, places, place),) if place else ())
         for place, phrase in places.items()
     ]
     holding = {
@@ -358,53 +271,6 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
     text = tree.first_bytes(path, _WHOLE).strip()
     lines = text.count(b"\n") + 1
     return frozenset([lines, lines - 1] if text else [])
-
-
-def _advise_images_alone(path: Path, kind: str, contents: Contents) -> tuple[str, list[Answer]]:
-    """Returns how to pack the images without annotations, in words and as answers: an option, or folders to give
-    instead; no answers if files must be moved first."""
-    masks = find_masks(contents)
-    holding = [
-        folder.path
-        for folder in contents.folders.values()
-        if folder.images.count and not any(f"{folder.path}/".startswith(f"{mask}/") for mask in masks)
-    ]
-    if any(find_masks_by_ending(contents)):
-        return f"once the masks are elsewhere (--source {kind} packs both)", []
-    if not holding:
-        return "once they are there (masks and annotations seem to be all)", []
-    shared = takewhile(lambda part: part.lower() not in SPLIT_ORDER, os.path.commonpath(holding or [""]).split("/"))
-    if common := "/".join(shared):
-        return f"from their folder, {_printable_path(path, common)}", _folder_answers(path, [common])
-    tops = {place.split("/")[0] for place in holding}
-    others = set(contents.folders[""].folders) - tops if contents.folders else set()
-    if holding == [""]:
-        return "with --source flat", [Answer(("--source", "flat"))]
-    if not masks and (not others or all(top.lower() in SPLIT_ORDER for top in tops)):
-        return f"with --source {kind}", [Answer(("--source", kind))]
-    if len(holding) <= _NAMED:
-        places = ", ".join(_printable_path(path, place) for place in holding)
-        return f"from their folders: {places}", _folder_answers(path, holding)
-    return f"with --source {kind}, once the rest is out of the folder", []
-
-
-def _folder_answers(path: Path, folders: list[str]) -> list[Answer]:
-    """Returns answers that give folders below ``path`` instead; none in an archive, whose folders nobody can give."""
-    return [Answer(source=path / folder) for folder in folders] if path.is_dir() else []
-
-
-def _printable_path(path: Path, folder: str) -> str:
-    """Formats the path of a folder below ``path`` for messages. If ``path`` is an archive, returns the folder's path
-    inside the archive, followed by ``(unpack the archive)``."""
-    return printable(str(path / folder) if path.is_dir() else f"{folder} (unpack the archive)")
-
-
-def _mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
-    """Returns the ``--ignore`` pattern for a folder of masks: its name, if several folders have this name and all
-    contain masks; else its path."""
-    name = place.rpartition("/")[2]
-    alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
-    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else folder_pattern(place)
 
 
 def _find_sidecars(

@@ -68,6 +68,14 @@ def folder_pattern(folder: str, suffix: str = "") -> str:
     return f"{path}/*{suffix}"
 
 
+def mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
+    """Returns the ``--ignore`` pattern for a folder of masks: its name, if several folders have this name and all
+    contain masks; else its path."""
+    name = place.rpartition("/")[2]
+    alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
+    return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else folder_pattern(place)
+
+
 def find_masks(contents: Contents) -> dict[str, str]:
     """Finds folders of masks by their names and the names of their files. Returns a phrase about each, by path.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from packstore.core.errors import AmbiguousSourceError, PackstoreError, SourceError, printable
 from packstore.core.registry import SOURCES
-from packstore.sources.annotations import find_left_annotations, find_left_images, unread_annotations_error
+from packstore.sources.annotation_questions import unread_annotations_error
+from packstore.sources.annotations import find_left_annotations, find_left_images
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, Source, SourceOptions, Survey
 from packstore.sources.contents import list_contents

@@ -16,7 +16,8 @@ from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Json, Mask, Text
-from packstore.sources.annotations import ambiguous_source_error, find_further_files
+from packstore.sources.annotation_questions import ambiguous_source_error
+from packstore.sources.annotations import find_further_files
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import find_file, infer_mask_field, is_file, join, read_lines

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from packstore.core.errors import SourceError, printable
-from packstore.sources.annotations import ambiguous_source_error
+from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_text, read_whole

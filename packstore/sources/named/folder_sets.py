@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Array, Field, Image, Json, Label, Text
-from packstore.sources.annotations import ambiguous_source_error
+from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import find_file, infer_mask_field, is_file, join
