@@ -125,7 +125,11 @@ def _read_sound_store(path: Path) -> ScavengedData:
 
 def _inspect_sharded(path: Path) -> DamagedStore:
     """Recovers a sharded store from its manifest and table, or if these are lost from the shards' own manifests: then
-    the shards are ordered by number and split. Raises :class:`StoreError` if no manifest can be read."""
+    the shards are ordered by number and split. Notes lost shards, and those that do not belong to the store.
+
+    Raises :class:`StoreError` if no manifest can be read, or if the store's is lost and there are no shards or shards
+    of several formats.
+    """
     notes: list[str] = []
     whole, proven = _recover_manifest(path, notes), False
     formats: list[Format] = list(FORMATS.values())
@@ -176,7 +180,7 @@ def _list_shard_names(table: ShardTable, proven: bool, there: Mapping[str, Forma
 
 def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -> list[DamagedFile]:
     """Reorders files so that the records of each split are consecutive, and numbers their records anew. A file of an
-    unknown split stays behind the file before it."""
+    unknown split stays behind the file before it. Splits that ``whole`` does not name follow in order of appearance."""
     order = [split.name for split in whole.manifest.splits] if whole is not None else []
     places: list[int] = []
     for file in files:
@@ -194,7 +198,8 @@ def _order_by_split(files: list[DamagedFile], whole: RecoveredManifest | None) -
 
 
 def _recover_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
-    """Recovers the manifest of a sharded store, or returns None if it cannot be read. Appends faults to ``notes``."""
+    """Recovers the manifest of a sharded store, or returns None if it cannot be read or names no table of shards.
+    Appends faults to ``notes``."""
     try:
         with os.fdopen(open_regular(path / MANIFEST_FILE), "rb") as file:
             text = file.read(MAX_JSON_BYTES)
@@ -211,8 +216,8 @@ def _recover_manifest(path: Path, notes: list[str]) -> RecoveredManifest | None:
 
 
 def _recover_table(path: Path, records: int, table: ShardTable, notes: list[str]) -> tuple[ShardTable, bool]:
-    """Returns the table of shards with its rows, and whether the digest proves them; without rows if their sum of
-    records is wrong. Appends a fault to ``notes``."""
+    """Returns the table of shards with its rows, and whether the digest proves them; without rows if they
+    cannot be read or the sum of their records is wrong. Appends a fault to ``notes``."""
     try:
         return read_table(path, table), True
     except StoreError as error:
@@ -229,7 +234,8 @@ def _recover_table(path: Path, records: int, table: ShardTable, notes: list[str]
 
 def _inspect_shard(path: Path, name: str, start: int, expected: str | None, notes: list[str]) -> DamagedFile:
     """Recovers the content of a shard; :attr:`DamagedFile.why` says why nothing was recovered. Appends faults to
-    ``notes``. ``expected`` is the digest that the shard's manifest has to have; None if unknown."""
+    ``notes``. ``expected`` is the digest that the shard's manifest has to have, None if unknown: a shard with another
+    proven digest counts as lost."""
     if not path.exists():
         return DamagedFile(name, start, None, None, "its shard is missing")
     try:
@@ -261,7 +267,7 @@ def _find_recovered_manifest(file: DamagedFile) -> Manifest | None:
 
 def _merge_manifests(manifests: list[Manifest], files: list[DamagedFile]) -> Manifest:
     """Builds a manifest of the whole store from those of its shards: without digests, with the splits of all shards and
-    the longest lists of classes."""
+    the longest lists of classes. Columns, encoding and options are those of the first manifest."""
     first = manifests[0]
     total = sum(file.records or 0 for file in files)
     splits: list[Split] = []
@@ -294,7 +300,8 @@ def _blank_columns(manifest: Manifest, records: int) -> tuple[Column, ...]:
 
 def _infer_manifest(scavenged: ScavengedData, path: Path) -> RecoveredManifest | None:
     """Builds a manifest for a store of image files whose manifest is lost: guesses the columns from the data. Returns
-    None if the first image that was found is no image file, or keys or checksums are lost."""
+    None if the format is unknown, keys or checksums are lost, there is a column ``shape`` (the images are raw pixels),
+    or the first image that was found is no image file."""
     format = directory_format(path)
     if format is None or "shape" in scavenged.columns or not {"key", "checksum"} <= scavenged.columns.keys():
         return None

@@ -60,14 +60,14 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic only from 
     """A number of bytes such as 500MB or 1GiB.
 
     Attributes:
-        least_bare: Refuse smaller numbers without a unit, since the unit was probably forgotten.
+        least_bare: Smaller numbers without a unit are refused, since the unit was probably forgotten.
     """
 
     name = "size"
     least_bare = 1000
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parses a number of bytes with a unit. Fails for other text."""
+        """Parses a number of bytes with a unit, or of at least ``least_bare`` without one. Fails for other text."""
         if isinstance(value, int):
             return value
         try:
@@ -98,7 +98,7 @@ class Kinds(click.ParamType):  # type: ignore[type-arg]  # generic only from cli
     name = "kinds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Splits kinds of findings at commas; returns all kinds for ``any``. Fails for an unknown kind."""
+        """Splits kinds of findings at commas; returns all kinds for ``any`` alone. Fails for an unknown kind."""
         from packstore.core.findings import KINDS
 
         if not isinstance(value, str):
@@ -165,7 +165,8 @@ def shell_quote(path: Path | str) -> str:
 
 
 def format_source_options(options: Mapping[str, Any]) -> str:
-    """Formats options for reading a source as part of a command line, each after a space; leaves out None."""
+    """Formats options for reading a source as part of a command line: `` --name value``, quoted. Repeats an option for
+    each value of a tuple; leaves out None. Writes ``source_kind`` as ``--source``, ``columns`` as ``--column``."""
     given = [(name, each) for name, v in options.items() for each in (v if isinstance(v, tuple) else (v,))]
     called = {"source_kind": "source", "columns": "column"}
     shown = [(called.get(name, name).replace("_", "-"), value) for name, value in given if value is not None]
@@ -194,8 +195,12 @@ def suggest_packing(path: Path) -> Iterator[None]:
 
 
 def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> list[str]:
-    """Returns command lines that resolve an ambiguous source: ``arguments`` with an added option or another source, or
-    a ``convert`` command. Empty if the error names no source."""
+    """Returns command lines that resolve an ambiguous source, one for each answer of the error. Empty if the error
+    names no source.
+
+    A line is ``arguments`` with the answer's options and source. It is a ``convert`` command if ``arguments`` do not
+    name the source, or if their command does not take the options.
+    """
     if error.source is None:
         return []
     asked = [number for number, text in enumerate(arguments) if number and Path(text) == error.source]
@@ -244,7 +249,7 @@ def packing_command(path: Path, options: str = "") -> str:
 
 
 def human_bytes(n: float) -> str:
-    """Formats a number of bytes in decimal units, like those of disks and ``--shard-size``: ``1.23 MB``."""
+    """Formats a number of bytes in decimal units up to TB, with three digits: ``1.23 MB``."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(n) < 999.5 or unit == "TB":
             return f"{n:.0f} {unit}" if unit == "B" else f"{n:.3g} {unit}"
@@ -282,6 +287,9 @@ def describe_ledger(ledger: Ledger, skipped: int = 0) -> list[str]:
     """Summarises a ledger (the roles of a source's files) on one or two lines: ``1,012 images packed, 3 annotation
     files read, 2 left out: README.txt``. Empty without files.
 
+    Names the files left out if they are at most three, else the three most frequent reasons. The second line counts
+    what was left out of packed files.
+
     A ledger counts the files of ``skipped`` samples as packed, since it is made before they are read.
     """
     from packstore.sources.ledger import Role
@@ -314,7 +322,7 @@ def _join_first(names: Iterable[str], count: int) -> str:
 
 def wrap_text(start: str, text: str, columns: int) -> list[str]:
     """Wraps ``text``, made printable, after ``start`` to lines of at most ``columns`` characters, or 40 if that is
-    more. Does not break words."""
+    more. Indents the lines after the first as far as ``start`` reaches. Does not break words."""
     lines = textwrap.wrap(
         printable(text),
         max(40, columns),
@@ -335,7 +343,8 @@ def echo_rows(text: str) -> None:
 
 
 def wrap_row(row: str, columns: int) -> list[str]:
-    """Wraps a row to lines of at most ``columns`` visible characters; does not break words."""
+    """Wraps a row (a name, at least two spaces, a text) to lines of at most ``columns`` visible characters; indents
+    them below the text. Does not break words."""
     start = re.match(r" *(?:\S+(?: \S+)*  +)?", row)
     assert start is not None
     indent = " " * len(click.unstyle(start[0]))

@@ -27,7 +27,7 @@ Colour = tuple[int, int, int]
 
 
 def make_demo(path: Path, *, images_per_class: int = 18) -> None:
-    """Writes an image folder ``path/{train,val}/class/file`` with four classes. Removes it again if that fails.
+    """Writes an image folder ``path/{train,val}/class/file`` with four classes. Removes the images again if that fails.
 
     Each class has ``images_per_class`` images in ``train`` and a third of that, at least one, in ``val``. The formats
     alternate: JPEG (4:4:4, 4:2:0, progressive, grayscale, CMYK, rotated by EXIF), PNG (RGB, opaque RGBA, palette,
@@ -65,7 +65,8 @@ def make_demo(path: Path, *, images_per_class: int = 18) -> None:
 
 
 def _write_images(root: Path, images_per_class: int) -> None:
-    """Writes all images, a misnamed one, and two files that are no images, below ``root``."""
+    """Writes all images, a misnamed one, and two files that are no images, below ``root``. ``images_per_class`` counts
+    for ``train``; ``val`` has a third, at least one."""
     turn = 0
     for split_number, split in enumerate(SPLITS):
         count = images_per_class if split_number == 0 else max(1, images_per_class // 3)
@@ -169,7 +170,8 @@ _CLASSES: dict[str, Callable[[_Canvas], None]] = {
 def _make_jpeg_saver(
     mode: str = "RGB", *, subsampling: int = 2, progressive: bool = False, orientation: int | None = None
 ) -> Callable[[Image.Image, Path], None]:
-    """Returns a function that saves a JPEG. ``subsampling`` is in Pillow's numbers: 0 is 4:4:4, 2 is 4:2:0."""
+    """Returns a function that saves a JPEG of quality 90. ``subsampling`` is in Pillow's numbers: 0 is 4:4:4, 2 is
+    4:2:0. ``orientation`` is only written to EXIF: the pixels are not turned."""
 
     def save(image: Image.Image, path: Path) -> None:
         """Saves the image in the chosen mode."""

@@ -58,8 +58,8 @@ _MOST_VALUES = 16
 
 
 def too_many_values(what: str, values: int, max_pixels: int) -> str | None:
-    """Returns why an array of channels or frames is refused, as a text to follow a file's name, or None if it is
-    accepted: each pixel of the limit allows 16 values."""
+    """Returns why an array of so many values is refused, as a text to follow a file's name. Returns None for at most 16
+    values per pixel of ``max_pixels``. ``what`` describes the array in the text."""
     if values <= _MOST_VALUES * max_pixels:
         return None
     return (
@@ -69,8 +69,8 @@ def too_many_values(what: str, values: int, max_pixels: int) -> str | None:
 
 
 def unread_bits_message(info: ImageInfo) -> str | None:
-    """Returns why an image of so many bits per sample is refused, as a text to follow a file's name. Returns None if
-    packstore reads it."""
+    """Returns why a JPEG or TIFF of so many bits per sample is refused, as a text to follow a file's name. Returns None
+    if packstore reads them, and for other kinds."""
     if info.precision in _READABLE_BITS.get(info.kind, (info.precision,)):
         return None
     return (
@@ -89,7 +89,7 @@ def max_file_bytes(max_pixels: int) -> int:
 
 def sniff(data: Data) -> ImageInfo:
     """Parses the header of ``data``, a whole file. Raises :class:`HeaderError`, and nothing else, if ``data`` is no
-    image or its header is broken."""
+    image, is of a kind that packstore does not read, or has a broken header or no pixels."""
     return _parse_header(data if type(data) is bytes else bytes(data), False)
 
 
@@ -111,7 +111,7 @@ def begins_like_image(start: bytes) -> bool:
 
 def _parse_header(data: bytes, whole: bool) -> ImageInfo:
     """Finds the parser of a file by its first bytes and calls it; ``whole`` also checks the end. Raises
-    :class:`HeaderError`."""
+    :class:`HeaderError`, also for an empty file, an unread kind and a Git LFS pointer."""
     try:
         if data[:3] == b"\xff\xd8\xff":
             return parse_jpeg_header(data, whole)
@@ -209,8 +209,8 @@ def _parse_bmp(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_webp(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the first chunk of a WebP; ``whole`` also checks the sizes of RIFF and of the image. Raises
-    :class:`HeaderError` for a damaged or truncated file."""
+    """Parses the first chunk of a WebP; ``whole`` also checks the size of RIFF and of the image; of an extended
+    file (VP8X) only that there is an image. Raises :class:`HeaderError` for a damaged or truncated file."""
     size, form, name, length = struct.unpack_from("<I4s4sI", data, 4)
     if form != b"WEBP":
         raise HeaderError(f"is not an image (a RIFF file of kind {form!r})")
@@ -239,8 +239,9 @@ def _parse_webp(data: bytes, whole: bool) -> ImageInfo:
 
 
 def _parse_heif(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the boxes of HEIF or AVIF; ``whole`` also checks that the file has all of them, and image data. Raises
-    :class:`HeaderError` for a damaged or truncated file."""
+    """Parses the boxes of HEIF or AVIF; ``whole`` also checks that the file has all of them, and image data. The size
+    of a HEIF image is that after cropping and turning. Raises :class:`HeaderError` for a damaged or truncated file, and
+    if there are no pixels."""
     try:
         header = parse_heif_header(data)
     except BadBoxesError as error:
@@ -306,8 +307,8 @@ _READABLE_BITS = {"jpeg": (8,), "tiff": READABLE_TIFF_BITS}
 
 
 def _parse_pnm(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the text header of a netpbm image; ``whole`` also counts its bytes or values. Raises :class:`HeaderError`
-    for a damaged or truncated file."""
+    """Parses the text header of a netpbm image (P1 to P6); ``whole`` also counts its bytes or values. Raises
+    :class:`HeaderError` for a damaged or truncated file."""
     form = data[1] - 0x30
     header = (_PBM if form in (1, 4) else _PGM).match(data)
     if header is None:

@@ -54,6 +54,7 @@ def draw_bars(
     axis: Any, names: Sequence[str], series: Sequence[tuple[str | None, Sequence[float | None]]], text: str = "{:,.0f}"
 ) -> None:
     """Draws horizontal bars with their figures: a bar of each series for each name. None leaves a bar out.
+    Draws a legend if a series has a label.
 
     Args:
         axis: The panel.
@@ -88,7 +89,7 @@ def save_chart(figure: Any, path: Path) -> None:
 
 
 def _escape(text: str) -> str:
-    """Escapes text for matplotlib, which would read text between dollar signs as a formula."""
+    """Makes text printable and escapes it for matplotlib, which would read text between dollar signs as a formula."""
     return printable(text).replace("$", r"\$")
 
 

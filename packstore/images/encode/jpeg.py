@@ -38,15 +38,16 @@ another image (up to 5 of 255 on average, 30 in a patch): packstore never encode
 class Jpeg(Encoding):
     """Baseline JPEG files, YCbCr 4:2:0 or gray. Refuses other modes, and sides above 65,535 pixels.
 
-    A record with other bytes is right if it has the same size and differs by at most :data:`MEAN_TOLERANCE` on average,
-    and in no patch of 8 x 8 pixels by more than :data:`PATCH_TOLERANCES`.
+    A record with other bytes than expected passes if it has the same size and differs by at most :data:`MEAN_TOLERANCE`
+    on average, and in no patch of 8 x 8 pixels by more than :data:`PATCH_TOLERANCES`.
     """
 
     name = "jpeg"
     accepts = GEOMETRY | {"quality"}
 
     def encode(self, key: str, image: ImageData) -> EncodedImage:
-        """Decodes, resizes and re-encodes the image. Raises :class:`SampleError` for a side above 65,535 pixels."""
+        """Decodes, resizes and re-encodes the image. Raises :class:`SampleError` for a side above 65,535 pixels
+        and for an image that cannot be decoded."""
         pixels = self.images.pixels(key, image)
         height, width, channels = pixels.shape
         if max(height, width) > MAX_SIDE:
@@ -104,7 +105,8 @@ def describe_jpeg_difference(pixels: Pixels, wanted: Pixels, quality: int) -> st
 
 
 def worst_patch(difference: NDArray[np.int16]) -> tuple[float, int, int]:
-    """Returns the largest mean difference of 8 x 8 pixels, and the row and column of that patch's centre.
+    """Returns the largest mean of 8 x 8 pixels and channels in absolute differences, and the row and column of that
+    patch's centre.
 
     Patches overlap by half, so that any 4 x 4 pixels are within one. Differences outside the image count as 0.
     """
