@@ -326,9 +326,9 @@ def _describe_uint8_size(report: ConvertReport) -> str | None:
 
 
 def _read_common_shape(report: ConvertReport) -> list[int] | None:
-    """Returns the shape of all images if they have one although the store allows different shapes, else None. Reads the
-    column ``shape``. Returns None for stores of files and at URLs,
-    and for columns on the pixels, with which ``--size`` is refused."""
+    """Returns the shape that all images have although the store allows different shapes, else None. Reads the column
+    ``shape``. Returns None for stores of files or at URLs, and for stores with masks, boxes and the like, with which
+    ``--size`` is refused."""
     from packstore.stores import open_store
 
     manifest = report.manifest
@@ -343,7 +343,8 @@ def _read_common_shape(report: ConvertReport) -> list[int] | None:
 
 
 def _describe_palette(classes: tuple[str, ...]) -> list[str]:
-    """Returns the warning that all images of some classes are PNG files with a palette, and so may be masks."""
+    """Returns two lines: a warning that all images of some classes are PNG files with a palette, and so may be masks.
+    The class ``""`` alone stands for all images."""
     named = ", ".join(printable(name) for name in classes[:_LISTED]) + (", …" if len(classes) > _LISTED else "")
     where = f" of {pluralize(len(classes), 'class', 'classes')} ({named})" if classes != ("",) else ""
     return [

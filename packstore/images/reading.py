@@ -147,7 +147,8 @@ def convert_pixels(pixels: NDArray[Any], found: Mode, reading: Reading, bits: in
         bits: Number of the dtype's bits that the file uses.
 
     Raises:
-        DecodeError: Values of another dtype, and the reading does not say how to convert them; or too few channels.
+        DecodeError: The dtype differs, and the reading has no depth or another dtype than uint8; or there are too few
+            channels.
     """
     wanted = reading.pixels
     if found == wanted:
@@ -193,7 +194,7 @@ def _convert_dtype(pixels: NDArray[Any], found: Mode, wanted: Mode, reading: Rea
 
 def _convert_channels(pixels: NDArray[Any], found: Mode, wanted: Mode) -> NDArray[Any]:
     """Repeats, drops or mixes colour channels, and adds opaque alpha if it is wanted. Raises :class:`DecodeError` for
-    too few channels."""
+    too few channels: only one channel can be repeated, and only as colours."""
     colours, alpha = wanted.channels - wanted.has_alpha, pixels[..., found.channels - 1 :] if found.has_alpha else None
     given = pixels[..., : found.channels - found.has_alpha]
     if given.shape[-1] < colours and given.shape[-1] != 1:

@@ -66,8 +66,9 @@ def report_duplicates(
     what: str,
 ) -> None:
     """Adds findings of label conflicts, leakage between splits and duplicates among ``valid`` records with equal
-    ``values``, uint64 ``(N,)``. ``what`` names the equal thing in the findings: ``same bytes``. To be dropped are: for
-    a conflict all, for leakage those outside the smallest split, for duplicates all but the first in the split.
+    ``values``, uint64 ``(N,)``. ``what`` says in the findings what is equal: ``same bytes``. The findings name the
+    records to drop: for a conflict (in any column of classes) all, for leakage those outside the smallest split, for
+    duplicates all but the first in the split.
     """
     for group in group_equal(values, valid):
         splits = rows.splits[group]
@@ -162,8 +163,8 @@ class NearestRecords(NamedTuple):
 def report_near(
     collector: FindingCollector, manifest: Manifest, rows: RecordLabels, within: NearestRecords, across: NearestRecords
 ) -> None:
-    """Adds findings of pairs of records that are nearly the same picture, and of their different labels. The later
-    record, or that of the larger split, is to be dropped."""
+    """Adds findings of pairs of records that are nearly the same picture, and of their different labels. The
+    record to drop is the later one; across splits, that in the larger split, or the earlier one if both are equal."""
     for kind, nearest in (("near_leakage", across), ("near_duplicate", within)):
         for later in np.flatnonzero(nearest.partners >= 0).tolist():
             earlier = int(nearest.partners[later])
@@ -225,7 +226,7 @@ def _search_bucket(
     best: NDArray[np.uint64],
 ) -> None:
     """Compares each query with the first 1,024 records in its bucket, ``order[starts[key] : starts[key + 1]]``; updates
-    ``best`` with near ones that are not known duplicates.
+    ``best`` with near ones that are not known duplicates. Skips pairs whose first words differ too much.
     """
     low = starts[keys]
     counts = np.minimum(starts[keys + 1] - low, _MOST_IN_A_BUCKET)
@@ -286,7 +287,7 @@ def _extract_band(hashes: NDArray[np.uint64], band: int) -> NDArray[np.int64]:
 
 def _describe_classes(column: Column, values: NDArray[np.int64]) -> str:
     """Returns ``2 labels: ant, bee``; for another column ``2 classes of 'kind': big, small`` or ``2 lists of classes in
-    'objects'``.
+    'objects'``. Names at most five.
     """
     if column.kind == "ragged":
         return f"{len(values)} lists of classes in {printable(column.name)!r}"

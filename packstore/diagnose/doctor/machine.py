@@ -38,7 +38,7 @@ def find_existing_folder(path: Path) -> Path:
 
 
 def path_exists_fact(path: Path, folder: Path) -> Fact:
-    """Returns a fact: whether ``path`` exists. Its problem is that neither ``path`` nor its parent exists.
+    """Returns a fact: whether ``path`` exists. The fact has a problem if the parent of ``path`` does not exist either.
 
     ``folder`` is the result of :func:`find_existing_folder`.
     """
@@ -172,7 +172,7 @@ def disk_facts(folder: Path, *, measure: bool) -> list[Fact]:
     speed.
 
     Problems: a network file system, a folder that cannot be read, and less than 256 MiB free, with which nothing is
-    measured.
+    measured. A folder in which no file can be written is not measured, without a problem.
     """
     facts = [Fact("disk", "folder", str(folder), printable(str(folder)))]
     kind = _find_file_system(folder)

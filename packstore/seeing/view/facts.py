@@ -51,7 +51,8 @@ class ImageHeaders:
     kinds: tuple[str, ...]
 
     def get_measure(self, name: str) -> NDArray[np.float64]:
-        """Returns one of :data:`packstore.seeing.view.query.MEASURES` of each image; NaN if it is unknown."""
+        """Returns one of :data:`packstore.seeing.view.query.MEASURES` of each image. Of an unreadable
+        image, ``bytes`` is 0 and the others are NaN."""
         if name == "bytes":
             return self.nbytes.astype(np.float64)
         width, height = self.width.astype(np.float64), self.height.astype(np.float64)
@@ -62,8 +63,8 @@ class ImageHeaders:
 
 
 def find_class_column(manifest: Manifest) -> Column | None:
-    """Returns the column whose classes the grid shows and filters by: ``label``, else the first column of class
-    numbers.
+    """Returns the column whose classes the grid shows and filters by: ``label``, else the first column of
+    classes or lists of classes.
 
     Returns None if there is none.
     """
@@ -163,7 +164,8 @@ def find_keys(reader: Reader, text: str, report: Report) -> NDArray[np.bool_]:
 
 
 def _find_in_keys(keys: Ragged, wanted: bytes) -> NDArray[np.int64]:
-    """Returns the numbers of ``keys`` that contain ``wanted``, in lower case. Searches 65,536 keys at once."""
+    """Returns the numbers of ``keys`` that contain ``wanted`` (in lower case), ignoring ASCII case. Searches 65,536
+    keys at once."""
     offsets, data = keys.offsets, keys.data
     places: list[int] = []
     step = 65_536
@@ -236,7 +238,8 @@ def iterate_parts_with(reader: Reader, records: NDArray[np.int64]) -> Iterator[t
 def read_image_facts(reader: Reader, record: int) -> tuple[tuple[int, int], str, int]:
     """Returns (height, width), kind and stored bytes of a record's image without decoding it.
 
-    Raises :class:`HeaderError` if it is no image, and :class:`StoreError` if it cannot be read."""
+    The kind is such as ``jpeg RGB``, or ``uint8 pixels`` for stored pixels. Raises :class:`HeaderError` if it is no
+    image, and :class:`StoreError` if it cannot be read."""
     column = reader.manifest.image
     if column.layout is not None:
         shape = column.shape if column.kind == "fixed" else tuple(reader.value("shape", record).tolist())
@@ -268,8 +271,9 @@ def describe_channels(info: ImageInfo) -> str:
 
 
 def choose_sample(reader: Reader, fetch: bool = True) -> NDArray[np.int64] | None:
-    """Chooses the records whose headers are read by default: None for all, else :data:`SAMPLE` evenly spread records;
-    without ``fetch``, only of those on this machine."""
+    """Chooses the records whose headers are read by default: None for all, if the store has at most :data:`AT_ONCE`,
+    else :data:`SAMPLE` evenly spread ones. Without ``fetch``, spreads :data:`SAMPLE` over the records on this machine
+    if some are elsewhere."""
     count = len(reader)
     if fetch or reader.parts_are_local(find_parts_within(reader, 0, count)).all():
         return None if count <= AT_ONCE else np.unique(np.linspace(0, count - 1, SAMPLE).astype(np.int64))
