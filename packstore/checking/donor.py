@@ -46,8 +46,9 @@ class DamagedRecord(NamedTuple):
 
 class Donor:
     """Makes replacements of damaged records from the samples of a source. Call :meth:`locate_samples` first. Raises
-    :class:`CannotReplaceError` for a record without a sample, and for one that cannot be read. Memory grows only with
-    the number of damaged records."""
+    :class:`UsageError` if the store's records cannot be made from the source, and :class:`CannotReplaceError` for a
+    record without a sample and for a sample that cannot be read. Memory grows only with the number of damaged
+    records."""
 
     def __init__(self, source: Source, manifest: Manifest, decoder: str) -> None:
         """Raises :class:`UsageError` if the store's records cannot be made from this source."""
@@ -61,7 +62,8 @@ class Donor:
 
     def locate_samples(self, wanted: Iterable[DamagedRecord], progress: ProgressCallback) -> None:
         """Finds and keeps the samples of damaged records: by key, or by row checksum if the key is damaged or its
-        sample has another one. Reads all samples in the second case, until each record has one."""
+        sample has another one. Reads all samples in the second case, until each record has one. A record without a
+        sample raises no error here."""
         by_key: dict[int, list[DamagedRecord]] = {}
         rows: dict[int, int] = {}
         for each in wanted:
@@ -107,14 +109,14 @@ class Donor:
         return self._make_fields_from(self._find_entry(record))
 
     def _list_entries(self, progress: ProgressCallback) -> Iterable[Entry]:
-        """Yields the source's entries, reporting progress."""
+        """Yields the source's entries of the store's split; reports progress every 4,096."""
         for done, entry in enumerate(self._source.entries(self._split)):
             if done % _REPORT_EVERY == 0:
                 progress(Progress("locate", done, self._survey.records, 0))
             yield entry
 
     def _find_entry(self, record: int) -> Entry:
-        """Returns the sample located for a record. Raises :class:`CannotReplaceError`."""
+        """Returns the sample located for a record. Raises :class:`CannotReplaceError` if there is none."""
         entry = self._entries.get(record)
         if entry is None:
             raise CannotReplaceError("the source has no sample with its key, label and other fields")
@@ -151,7 +153,8 @@ class Donor:
         return fields
 
     def _sample_values(self, entry: Entry) -> Mapping[str, Any]:
-        """Returns the values of a sample in stored form. Raises :class:`CannotReplaceError`."""
+        """Returns the values of a sample in stored form; none if the source yields images alone. Raises
+        :class:`CannotReplaceError` if it cannot be read."""
         if not self._survey.sampled:
             return {}
         try:

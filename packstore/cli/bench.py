@@ -208,7 +208,7 @@ def describe_report(report: BenchReport) -> str:
 
 
 def _describe_verdict(report: BenchReport) -> list[str]:
-    """Formats the slowest stage, the cores that are enough, and the share of the target as rows."""
+    """Formats the slowest stage, the cores that are enough, and the share of a missed target as rows."""
     verdict, rates = report.verdict, report.rates
     names = {"model": "the model", "loader": "assembling batches", "read": "reading"}
     lines = [f"limit    {names.get(verdict.stage, verdict.stage)}: {verdict.why}"]

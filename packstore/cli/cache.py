@@ -41,7 +41,7 @@ def cache() -> None:
 def prefetch(url: Path, workers: int, quiet: bool) -> None:
     """Fetch all shards of the store at URL that the cache lacks. Run it before training, on each machine.
 
-    If it is interrupted, the same command resumes.
+    Fails if the cache may not hold the whole store. If it is interrupted, the same command resumes.
 
     \b
     Examples:

@@ -86,8 +86,8 @@ def _describe_encoding(manifest: Manifest) -> str:
 
 
 def _render_thumbnails(reader: Reader, records: range, exif_transpose: bool | None) -> str:
-    """Renders thumbnails of up to eight evenly spread records, and their number. Fetches no shards, and stops after 50
-    ms. Damaged records show their error; records without an image are left out."""
+    """Renders thumbnails of up to eight evenly spread records on this machine, and their number. Fetches no shards, and
+    stops after 50 ms. Damaged records show their error; records without an image are left out."""
     if not len(records):
         return ""
     pictures = make_image_reader(reader.manifest, exif_transpose=exif_transpose)
@@ -186,6 +186,6 @@ def _render_table(heads: tuple[str, str], rows: Sequence[tuple[str, str]], more:
 
 
 def _escape(value: object, longest: int = _LONGEST) -> str:
-    """Escapes text for HTML; cuts it to ``longest`` characters."""
+    """Makes a value printable text, cuts it to ``longest`` characters and escapes it for HTML."""
     text = printable(str(value))
     return escape(text if len(text) <= longest else f"{text[: longest - 1]}…")

@@ -55,7 +55,7 @@ class Records:
 
 
 def make_records(kind: str = "ragged", count: int = 7, seed: int = 0, sizes: Sequence[int] | None = None) -> Records:
-    """Makes ``count`` records of a kind (see ``KINDS``) with different keys, the first of them odd: two thirds in
+    """Makes ``count`` records of a kind (see ``KINDS``) with different keys, the first seven odd: two thirds in
     ``train``, the rest in ``val``.
 
     ``sizes`` are the bytes of images of differing size. The same arguments give the same records.
@@ -200,7 +200,8 @@ def interrupt_write(path: Path, records: Records, error: BaseException, **option
 
 
 def expected_columns(records: Records) -> tuple[tuple[Column, ...], dict[str, Any]]:
-    """Computes, without packstore's code, the columns with sizes and digests, and the values of all but ``image``."""
+    """Computes, without packstore's code, the columns with sizes and digests, and the values of all but ``image``.
+    The value of a ragged column is a pair of bytes and offsets."""
     data: dict[str, Any] = {}
     columns = []
     for column in records.columns:
@@ -246,7 +247,7 @@ def sha256_hex(data: bytes) -> str:
 
 
 def assert_holds(reader: Reader, records: Records) -> None:
-    """Asserts that every record and every column of ``reader`` equals ``records``."""
+    """Asserts that every record and every column of ``reader`` equals ``records``, and that arrays are read-only."""
     assert len(reader) == len(records)
     assert [bytes(reader.read(i)) for i in range(len(reader))] == records.images
     assert [bytes(reader.view(i)) for i in range(len(reader))] == records.images

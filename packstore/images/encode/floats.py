@@ -30,9 +30,9 @@ _BY_TABLE = {"uint8": 1 << 8, "uint16": 1 << 16}
 
 
 class Floats(Encoding):
-    """Images of one size as ``(C, H, W)``, normalised: ``(x / white - mean) / std``; ``white`` is 255 for 8 bits.
-    Values of a source of floats are only rounded to the dtype. Raises :class:`UsageError` if that source has another
-    normalisation, or values exceed the dtype.
+    """Images of one size as ``(C, H, W)``, normalised: ``(x / white - mean) / std``; ``white`` is 255 for uint8, 65,535
+    for uint16, else 1. Values of a source of floats are only rounded to the dtype. Raises :class:`UsageError` if that
+    source has another normalisation, if the normalisation has another number of channels, or values exceed the dtype.
 
     Attributes:
         half_ulp: Largest relative rounding error of a value.
