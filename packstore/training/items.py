@@ -116,8 +116,8 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return self.target_transform(value) if name == "label" and self.target_transform is not None else value
 
     def _call_transform(self, image: Any) -> Any:
-        """Calls the user's ``transform`` with an image. Adds a hint to errors that an unsuitable type of image may
-        cause."""
+        """Calls the user's ``transform`` with an image. Adds a hint to its :class:`TypeError` or
+        :class:`AttributeError`, unless the image is a PIL image."""
         assert self.transform is not None
         try:
             return self.transform(image)

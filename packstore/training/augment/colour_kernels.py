@@ -70,7 +70,7 @@ def solarize(images: Tensor, threshold: Tensor) -> Tensor:
 
 
 def solarize_add(images: Tensor, added: Tensor, threshold: Tensor) -> Tensor:
-    """Adds ``added`` to values below ``threshold``, up to 255 (timm, ``data/auto_augment.py``)."""
+    """Adds ``added`` to values below ``threshold``, and clips to 255 (timm, ``data/auto_augment.py``)."""
     return torch.where(images < threshold, (images + added).clamp_(max=255).to(torch.uint8), images)
 
 

@@ -80,7 +80,7 @@ class RandomErasing(ProgramOperation):
         return self.count, self.count
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws a step per box; steps beyond an image's number of boxes do nothing."""
+        """Draws which images are erased, and a step per box; steps beyond an image's number of boxes do nothing."""
         least, most = self._count_range
         happens = chance(draws, self.p, 0)
         count = least + draws.integers(most - least + 1, 1) if most > least else np.full(len(draws), least)

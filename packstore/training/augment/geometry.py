@@ -64,8 +64,8 @@ class Resize(GeometricOperation):
         return crop_and_resize(images, whole, size, sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size; or with a single length, that of an image of ``size``, whose aspect ratio it keeps, and
-        None if that is unknown."""
+        """Returns height and width of the results. With a single length they keep the aspect ratio of ``size``; returns
+        None if ``size`` is None."""
         if not isinstance(self.size, int):
             return self.size
         if size is None:
@@ -80,7 +80,7 @@ class Resize(GeometricOperation):
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Returns crops that resize the visible box of ``crops``. Draws the interpolation alone."""
+        """Returns crops that resize the visible box of ``crops``. Draws nothing but a ``"random"`` interpolation."""
         box = visible_box(crops, "Resize")
         height, width = box[:, 2], box[:, 3]
         if isinstance(self.size, int):
@@ -310,7 +310,8 @@ class RandomResizedCrop(GeometricOperation):
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Draws a box of each image in the arithmetic of torchvision's ``get_params``, in float64.
 
-        Tries ten boxes and takes the first that fits; else the largest centred box that ``ratio`` allows.
+        Tries ten boxes and takes the first that fits; else the largest centred box that ``ratio`` allows. Then draws
+        the interpolation, if it is ``"random"``.
         """
         box = visible_box(crops, "RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]

@@ -136,7 +136,7 @@ class BatchMixer:
             object.__setattr__(self, "weights", tuple(self.weights))
 
     def draw_mix(self, draws: Draws, size: tuple[int, int]) -> DrawnMix:
-        """Draws how a batch is mixed.
+        """Draws how a batch is mixed. Rows that are not mixed get the share 1.
 
         Args:
             draws: Draws of the batch's records, numpy.

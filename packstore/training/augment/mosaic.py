@@ -130,8 +130,8 @@ class Tiles:
         min_area: float,
         min_visible: float,
     ) -> dict[str, Any]:
-        """Builds the other columns of the mosaics: joins boxes, columns parallel to boxes, keypoints and masks of
-        all images of a mosaic; other values stay the batch's own."""
+        """Builds the other columns of the mosaics: joins boxes, columns parallel to boxes, and keypoints of all images
+        of a mosaic to lists, masks to a tensor. Other values stay the batch's own."""
         found = dict(values)
         kept: dict[str, list[list[Tensor]]] = {}
         for name, column in columns.items():

@@ -176,8 +176,8 @@ def _takes_generator(fn: Callable[..., Any]) -> bool:
 
 
 def refuse_drawing_functions(**functions: Any) -> None:
-    """Raises :class:`UsageError`, which names the option, for a random transform of torchvision, which would draw once
-    per batch, and for an :class:`Operation`, which would get no draws."""
+    """Raises :class:`UsageError` for a random transform of torchvision, which would draw once per batch, and for an
+    :class:`Operation`, which would get no draws. ``functions`` are the user's, by the name of the option."""
     for name, function in functions.items():
         for part in as_operations([] if function is None else function, "put it into augment=: "):
             inner = list(iterate_parts(part))[-1]

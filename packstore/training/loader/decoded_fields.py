@@ -284,7 +284,8 @@ class ImageField(BatchField):
         """Prepares the images for decoding; creates the assembler on first use. Rows without an image become zeros.
 
         An unreadable image marks its record as failed; so does one of another size than its main image, if the images
-        move with the main ones. The error is stored in ``context``, or raised if ``context.errors`` is None."""
+        move with the main ones. The error is stored in ``context``, or raised if ``context.errors`` is None. Raises as
+        :meth:`find_missing`."""
         missing = self.find_missing(context)
         if self._assembler is None:
             self._assembler = self._new_assembler(self.column)
@@ -339,7 +340,7 @@ class ImageListRows(ColumnRows):
         return [torch.from_numpy(np.concatenate(pixels) if pixels else np.empty(0, np.uint8))]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Converts each image to the user's dtype; returns a list of lists, with None for missing ones."""
+        """Converts each image to the user's layout and dtype; returns a list of lists, with None for missing lists."""
         rows = select_rows(self.images, kept)
         images = iter(split_flat(next(there), [image.shape for images in rows for image in images]))
         finish = self.lists.pictures.convert_pixels

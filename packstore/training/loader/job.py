@@ -171,7 +171,8 @@ class BatchJob:
         """Waits until the batch is decoded, sends it unless that was done in the same modes of torch (such as
         ``no_grad``), receives it, and returns it to the user.
 
-        Raises the first error of the threads. Frees the slot of the ring."""
+        Raises the first error of the threads; if there is none, frees the slot of the ring. Adds the seconds of waiting
+        to the statistics."""
         try:
             if self._error is not None:
                 raise self._error
@@ -270,7 +271,8 @@ class BatchJob:
         """Runs all steps on the device; returns the batch's images, its other columns by name, and a list of the values
         that may share memory with the ring. Remembers the draws of ``mix``.
 
-        ``tensors`` are the sent ones: images, ids, then the columns'. ``kept`` are the rows that have not failed."""
+        ``tensors`` are the sent ones: images, ids, the columns', and if images differ in size the sizes. ``kept`` are
+        the rows that have not failed."""
         if self._pipeline.views is not None and (count := len(self._pipeline.views.plans)):
             ids = tensors[count]
             views = self._pipeline.views.build_from_crops(tensors[:count], ids, self._epoch)

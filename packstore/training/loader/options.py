@@ -145,7 +145,7 @@ def resolve_ranks(options: LoaderOptions) -> tuple[int, int]:
     """Returns ``(rank, world size)``: from the options, else from ``torch.distributed`` if it is initialised, else
     from torchrun's ``RANK`` and ``WORLD_SIZE``, else ``(0, 1)``.
 
-    Raises :class:`UsageError` if the rank is not below the world size, or the environment has no numbers."""
+    Raises :class:`UsageError` if the rank is not below the world size, or a variable is no number."""
     if options.rank is not None and options.world_size is not None:
         if not 0 <= options.rank < options.world_size:
             raise UsageError(f"rank should be from 0 to {options.world_size - 1}, got {options.rank}")

@@ -287,8 +287,8 @@ class RecordAssembler(Assembler):
         return failed
 
     def _run_engine(self, prepared: PreparedBatch, first: int, stop: int) -> Sequence[int]:
-        """Lets the engine write rows ``first`` … ``stop - 1``; returns those that it has refused. Counts invalid seek
-        indexes."""
+        """Lets the engine write rows ``first`` … ``stop - 1``; returns those that it has refused: all of them without
+        requests. Counts invalid seek indexes."""
         if prepared.requests is None:
             return range(first, stop)
         engine = get_engine()

@@ -54,8 +54,9 @@ def choose_residence(manifest: Manifest, records: int, device: torch.device, wan
         manifest: Manifest of the store.
         records: Number of records.
         device: Device of the images.
-        wanted: The user's wish: True, False or "auto": if they take at most half of the free memory of a GPU; on the
-            CPU a quarter, and an image at most 12,288 bytes. Never on other devices.
+        wanted: The user's wish: True, False or "auto". "auto" keeps images of one shape that take at most half of a
+            GPU's free memory. On the CPU they may take a quarter of it, and an image 12,288 bytes. On other devices it
+            keeps none.
 
     Raises:
         UsageError: ``wanted`` is True, but the images differ in shape or do not fit into the free memory, as far as

@@ -114,8 +114,8 @@ class UnequalAssembler(RecordAssembler):
     def _write_rows(
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, skip: Set[int]
     ) -> list[int]:
-        """Verifies and decodes the images, and runs the remaining operations on each. Returns the rows that failed;
-        their errors are in ``errors``.
+        """Verifies and decodes the images, and runs the remaining operations on each. Counts the decoded images.
+        Returns the rows that failed; their errors are in ``errors``.
 
         Raises the first error instead if ``errors`` is None, and a :class:`UsageError` of an operation in any case."""
         failed = self._verify_images(prepared, first, prepared.views[first:stop], errors)

@@ -144,6 +144,7 @@ class ViewAssembler(RecordAssembler):
         self, prepared: PreparedBatch, first: int, stop: int, errors: Failures, failed: list[int]
     ) -> Iterator[tuple[int, NDArray[Any] | PackstoreError]]:
         """Verifies and decodes the images of rows; yields the pixels ``(H, W, C)`` of each sound row, or its error.
+        Counts the decoded files.
 
         Appends rows with a wrong checksum to ``failed``, or raises the error if ``errors`` is None. If an image
         differs in size from its header, its crops are drawn again; if other columns follow the image, the error is
