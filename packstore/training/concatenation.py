@@ -29,8 +29,8 @@ _Path = str | os.PathLike[str]
 
 
 class ConcatDataset(PackedDataset):
-    """Dataset over the concatenated records of several stores; see :func:`concat`, also for errors. Its ``path`` joins
-    those of the stores by " + "."""
+    """Dataset over the concatenated records of several stores; see :func:`concat`, also for errors. Its ``path`` is the
+    stores' paths, joined by " + "."""
 
     def __init__(self, stores: Sequence[_Path], split: str | None = None, **options: Any) -> None:
         if isinstance(stores, str | os.PathLike) or not isinstance(stores, Sequence):

@@ -151,7 +151,8 @@ class Order:
         return min(-(-position // self.global_batch_size), total) if position < whole else total
 
     def batch_records(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """Computes the records of this rank's batch ``number``, int64 ``(B,)`` in [0, ``length``).
+        """Computes the records of this rank's batch ``number``, int64 ``(B,)`` in [0, ``length``); with ``mixture``
+        their ids.
 
         The cost depends on the batch size only. Raises as :meth:`batch_bounds`.
         """

@@ -166,7 +166,7 @@ class _FeistelNetwork:
         return values
 
     def _select_keys(self, chosen: Array) -> _FeistelNetwork:
-        """Returns the network for the ``chosen`` values; itself if all values share one."""
+        """Returns the network for the ``chosen`` values; this network if all values share it."""
         if isinstance(self.length, int):
             return self
         return _FeistelNetwork(self.length[chosen], self.shift[chosen], self.radix[chosen], self.keys[:, chosen])

@@ -162,7 +162,8 @@ class Draws:
         return found
 
     def on_host(self) -> Draws:
-        """Returns the same draws with numpy records, or itself if they are numpy. Waits for the device."""
+        """Returns these draws with numpy records: the same object if they are numpy already, else copies, for which the
+        host waits."""
         if isinstance(self.records, np.ndarray):
             return self
         return dataclasses.replace(self, records=self.records.cpu().numpy())

@@ -136,7 +136,7 @@ class _HostShipment(Shipment):
         self._waiting: tuple[Tensors, DeviceWork] | None = host, work
 
     def receive(self) -> Any:
-        """Runs the work now, and lets go of the host tensors. Raises :class:`RuntimeError` the second time."""
+        """Runs the work now; keeps no reference to the host tensors. Raises :class:`RuntimeError` the second time."""
         # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
         # Both are let go of first: what the work holds must not live as long as the slot that keeps this shipment.
         waiting, self._waiting = self._waiting, None

@@ -377,7 +377,7 @@ _FIRST_ATTEMPTS = 2
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Tells if a crop of ``size`` can follow the operations ``before`` in one :class:`Crops`.
 
-    It may not be larger than an earlier crop, outside of which are zeros while the image has pixels there.
+    It may not be larger than an earlier crop: beside that are zeros, although the image has pixels there.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)

@@ -145,8 +145,8 @@ class Tiles:
         return found
 
     def _move_boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """Moves and clips the boxes of each mosaic's images; drops those of which too little is left. Returns the boxes
-        of each mosaic, and bool masks of the kept boxes for each of its images."""
+        """Moves and clips the boxes of each mosaic's images; drops boxes that become too small. Returns the boxes of
+        each mosaic, and bool masks of the kept boxes for each of its images."""
         results, kept = [], []
         for tiles in self.tiles:
             parts: list[Tensor] = []

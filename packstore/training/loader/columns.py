@@ -70,8 +70,8 @@ class BatchColumns:
 
 class BatchFields:
     """Reads the columns of a loader's batches besides the main image, and moves masks, boxes and keypoints with it.
-    Refuses columns that the operations cannot move. Also reads the boxes of which other columns are labels or
-    keypoints, to drop their rows with the boxes.
+    Refuses columns that the operations cannot move. Also reads boxes that the user did not ask for, if their labels or
+    keypoints are read: to drop the rows of dropped boxes.
 
     Attributes:
         carried: Names of the columns that move with the images, and of masks.

@@ -129,8 +129,8 @@ class Epochs:
         return generator if isinstance(generator, torch.Generator) else None
 
     def _current_order(self) -> Order:
-        """Returns the order with the current rank and world size, 0 of 1 if the sampler divides; for a world of 1 with
-        the window that fits the cache."""
+        """Returns the order with the current rank and world size: 0 and 1 if the sampler itself divides its records
+        among ranks. If the world size is 1, the order's window fits the cache."""
         rank, world_size = (0, 1) if self._sampler_divides else resolve_ranks(self._options)
         # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window

@@ -298,8 +298,8 @@ class RaggedRows(ColumnRows):
         return fill_missing(parts, self.missing, kept)
 
     def _select_kept(self, kept: NDArray[np.int64] | None) -> tuple[torch.Tensor, NDArray[np.int64], int]:
-        """Returns values, the row of the batch for each, and the number of rows, of the rows ``kept`` renumbered from
-        0."""
+        """Selects the rows ``kept``, or all, and numbers them from 0. Returns their values, the row of each value, and
+        the number of rows."""
         if kept is None:
             return self.flat, self.rows, self.count
         number = np.full(self.count, -1)
@@ -310,8 +310,7 @@ class RaggedRows(ColumnRows):
 
 class RaggedField(BatchField):
     """Reads a column of labels, boxes, keypoints, or arrays with any number of rows per record, for batches. Moves
-    boxes and keypoints with the images, and drops boxes of which too little is left, with the rows that belong to
-    them."""
+    boxes and keypoints with the images. Drops boxes that become too small, and the rows that belong to them."""
 
     def __init__(
         self, column: Column, form: str = "list", optional: bool = False, min_area: float = 1, min_visible: float = 0
@@ -328,8 +327,8 @@ class RaggedField(BatchField):
         self._least = min_area, min_visible
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> RaggedRows:
-        """Reads the values; moves boxes and keypoints with the images. Drops boxes of which too little is left, notes
-        in ``context.boxes`` which are kept, and drops the rows of columns that describe them and are read later.
+        """Reads the values; moves boxes and keypoints with the images. Drops boxes that become too small, and notes the
+        kept ones in ``context.boxes``. Drops rows of a column that describes boxes if these boxes were dropped before.
 
         Raises:
             StoreError: A record has another number of rows than boxes, or, for multi-hot, a class beyond the column's

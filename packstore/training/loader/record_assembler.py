@@ -132,8 +132,9 @@ class RecordAssembler(Assembler):
         return height, width
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
-        """Returns the shape of a row for ``records``: for a single record whose size no operation sets, that of its
-        image by the header. Returns the common shape for others, and if the header is unreadable or too large."""
+        """Returns the shape of a row for ``records``. For a single record whose size no operation sets, the header of
+        its image determines the shape. Returns the common shape for others, and if the header is unreadable or too
+        large."""
         if not self._own_sizes or len(records) != 1:
             return self.shape
         record = int(records[0])

@@ -155,7 +155,7 @@ class FileImages(StoredImages):
     def read_pixels_of_each(
         self, records: Sequence[int], views: Sequence[Any]
     ) -> Iterator[NDArray[Any] | PackstoreError]:
-        """Yields the decoded files in order, each in the file's own dtype."""
+        """Yields the decoded files in order, each in the file's own dtype, or as its error."""
         return iter(self._decoder.decode_each(views, exif_transpose=self._exif_transpose))
 
     def read_orientations(self, views: Sequence[Any]) -> dict[int, int]:

@@ -102,7 +102,7 @@ class ViewAssembler(RecordAssembler):
         return sections
 
     def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Does :meth:`split_buffer` for the records ``kept``, of which it copies the crops; None selects all."""
+        """Does :meth:`split_buffer`, and copies the crops of the records ``kept``. None selects all, without a copy."""
         found = self.split_buffer(buffer)
         if kept is None:
             return found
