@@ -299,8 +299,8 @@ class Source(ABC):
         read."""
 
     def read_together(self, entries: Sequence[Entry]) -> Sequence[ImageData | None]:
-        """Reads several entries at once, if that is faster; returns None for each entry that :meth:`read` must read,
-        bad ones included."""
+        """Reads several entries at once, if that is faster. Returns None for each entry that :meth:`read` must read,
+        bad ones included; for all in this base."""
         return [None] * len(entries)
 
     def image(self, entry: Entry) -> ImageData:
@@ -431,7 +431,7 @@ SPLIT_ORDER = ("train", "training", "val", "valid", "validation", "dev", "test",
 
 
 def find_split_in_path(path: str) -> str:
-    """Returns the first folder in the path of a folder that has a name of a split, in lower case; ``""`` for none."""
+    """Returns the first part of a folder's path that is the name of a split, in lower case; ``""`` if there is none."""
     return next((part.lower() for part in path.split("/") if part.lower() in SPLIT_ORDER), "")
 
 

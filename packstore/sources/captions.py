@@ -113,7 +113,7 @@ class CaptionsSource(FileRowSource):
         return (self._file, *self._sets.values())
 
     def close(self) -> None:
-        """Drops the captions; values cannot be read then."""
+        """Drops the captions, and closes the tree. Values cannot be read then."""
         self._captions = None
         super().close()
 

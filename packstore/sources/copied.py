@@ -104,6 +104,7 @@ class CopiedSource(Source):
         return self._source.workers()
 
     def nbytes(self, entry: Entry) -> int:
+        """Estimates the bytes of an entry, by the source of the copies."""
         return self._source.nbytes(entry)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:

@@ -58,7 +58,8 @@ class _SplitData:
 
 
 def index_key(split: str, index: int) -> str:
-    """Makes the key of a sample that has none, from its split and index: ``train/0000000012``."""
+    """Makes the key of a sample that has none, from its split and index: ``train/0000000012``, or ``0000000012``
+    without a split."""
     number = f"{index:0{KEY_DIGITS}}"
     return f"{split}/{number}" if split else number
 

@@ -65,8 +65,8 @@ def convert_start(start: bytes) -> bytes:
 
 
 def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
-    """Returns the encoding of a text for Python's ``open``: UTF-16 by its mark; UTF-8 if no other encoding is
-    ``given``, or if all bytes are valid UTF-8; else ``given``."""
+    """Returns the encoding of a text for Python's ``open``: UTF-16 by its mark; UTF-8 if ``given`` is None, or if all
+    bytes are valid UTF-8; else ``given``, which the user has named."""
     first = next(chunks, b"")
     if first.startswith(_UTF16):
         return "utf-16"

@@ -55,7 +55,8 @@ class ExportedFiles(ExportedRows):
             raise SourceError(f"{printable(str(path))} holds no {MANIFEST_FILE} of an export of files")
 
     def find_export_manifest(self) -> ExportManifest | None:
-        """Reads the export manifest in the folder or archive; None if there is none."""
+        """Reads the export manifest in the folder or archive; None if there is none. Raises :class:`ManifestError` for
+        a damaged one."""
         return _read_tree_manifest(self.tree)
 
     def count_unlisted(self) -> int:
@@ -105,7 +106,7 @@ class ExportedFiles(ExportedRows):
 
     def rows(self, split: str) -> Iterator[Row]:
         """Yields the file of each record; for a missing one, a row whose reading fails. Raises :class:`SourceError` for
-        a damaged line."""
+        a damaged line, and one that names no file within the export."""
         for number in self.ranges[split]:
             try:
                 file = self._lines[number].get("file")

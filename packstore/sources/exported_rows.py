@@ -274,7 +274,8 @@ def _check_files(column: Column, value: Any) -> None:
 
 
 def _check_classes(column: Column, value: Any) -> None:
-    """Raises :class:`ValueError` if a stored number or an array's number is not one of the column's classes."""
+    """Raises :class:`ValueError` if a stored number or an array's number is not one of the column's classes. Does
+    nothing for a column without classes."""
     if column.classes is None:
         return
     numbers = np.frombuffer(value, np.int64) if isinstance(value, bytes) else np.asarray(value)

@@ -78,7 +78,7 @@ def find_common_suffix(text: str) -> str:
 
 class NameCache:
     """Caches names by directory, for any thread. Names of more than 32 MiB go to a temporary file; closing the cache
-    discards them. Returns the same object again for the directories of the last 65,536 files."""
+    discards them. Keeps objects with up to 65,536 names in all, and returns these again."""
 
     def __init__(self) -> None:
         self._file = tempfile.SpooledTemporaryFile(_KEPT_BYTES)  # noqa: SIM115 - closed by __exit__()

@@ -135,7 +135,7 @@ class FrameFilesSource(WrappedSource):
             raise SampleError(key, str(error)) from error
 
     def raise_damage(self, key: str, reader: native.FrameReader) -> None:
-        """Raises :class:`SampleError` for a file whose frames could not be counted."""
+        """Always raises :class:`SampleError`, with the reason why the frames of a file could not be counted."""
         data = bytes(reader.data)
         try:
             info = check_header(data)

@@ -152,8 +152,8 @@ def is_image_name(name: str) -> bool | None:
 
 
 def _begins_like_image(name: str, descriptor: int) -> bool:
-    """Tells if a file in an open directory begins like an image; False if it cannot be opened, or is a pipe or device.
-    So no image is lost because of its name."""
+    """Tells if a file in an open directory begins like an image; False if it cannot be opened, or is a pipe or
+    device."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=descriptor)
         try:

@@ -77,8 +77,8 @@ def ask_about_left(source: Source, survey: Survey) -> None:
 
 
 def ask_about_clips(source: Source, survey: Survey) -> None:
-    """Raises :class:`AmbiguousSourceError` if all classes of an image folder have names of clips: ``clip_0001`` …. Asks
-    nothing if the user has named the kind or the frames."""
+    """Raises :class:`AmbiguousSourceError` if an image folder has several classes, all with names of clips:
+    ``clip_0001`` …. Asks nothing if the user has named the kind or the frames."""
     if source.options.named or source.options.frames is not None or source.kind != PLAIN_KINDS[0]:
         return
     classes = next((column.classes for column in survey.columns if column.name == "label"), None) or ()

@@ -71,8 +71,8 @@ def several_kinds_error(path: Path, kinds: Sequence[Kind]) -> AmbiguousSourceErr
 
 
 def add_first_answer(error: AmbiguousSourceError, kind: Kind) -> AmbiguousSourceError:
-    """Returns the error with the further answer, before its others, to name a kind that packs the path as one
-    sample."""
+    """Returns a copy of an error with one more answer, before its others: ``kind``, which packs the folders side by
+    side as one sample each."""
     said = f"{error}; or pack {short_help(kind)} as one sample with --source {kind.name}"
     return AmbiguousSourceError(said, [Answer(("--source", kind.name)), *error.answers], error.source)
 

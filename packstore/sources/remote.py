@@ -239,8 +239,8 @@ class ObjectTree(Tree):
         self._md5, self._proven = True, False
 
     def list_all(self, directory: str, ignored: Counter[str] | None = None) -> Listing:
-        """Lists a directory; reads the first bytes of objects whose name does not tell if they are images. Raises
-        :class:`SourceError` for an empty directory."""
+        """Lists a directory; reads the first bytes of objects whose name does not tell if they are images. Counts names
+        that are left out in ``ignored``. Raises :class:`SourceError` for an empty directory."""
         found = self._list_children(directory)
         if not found:
             raise SourceError(f"{self.name(directory)} cannot be listed: nothing is there")

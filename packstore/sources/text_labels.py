@@ -29,7 +29,8 @@ class LabelTexts:
         self._names: set[str] | None = set()
 
     def add_texts(self, texts: Iterable[str], rows: int) -> None:
-        """Adds the different texts of some rows; forgets all texts once one cannot be a class."""
+        """Adds the different texts of ``rows`` rows. Forgets all texts for good once one cannot be a class, or they are
+        too many."""
         self.rows += rows
         if self._names is not None:
             self._names.update(texts)

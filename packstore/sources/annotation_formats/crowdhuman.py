@@ -39,7 +39,8 @@ class CrowdHumanSource(DocumentSource):
             yield AnnotationEntry(f"{image['ID']}.jpg", image)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts the full box (``fbox``) of each person to an object; ``json`` has the whole line."""
+        """Converts the full box (``fbox``) of each person to an object, with the tag as class; ``json`` has the whole
+        line."""
         boxes = raw["gtboxes"]
         return Annotation(
             [object_from_box(nonempty_text(e["tag"]), box_from_corner(*e["fbox"])) for e in boxes], json=raw

@@ -35,8 +35,8 @@ class DotaSource(SidecarSource):
     per_object = ("difficult",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line of corners to an object; a line without a difficulty has 0. ``json`` has the lines of the
-        head by name, and is missing without a head. Raises :class:`ValueError` for other lines."""
+        """Converts each line of corners to an object with its class and difficulty, 0 if it has none. ``json`` has the
+        lines of the head by name, and is missing without a head. Raises :class:`ValueError` for other lines."""
         annotation = Annotation()
         head: dict[str, str] = {}
         for number, line in numbered_lines(raw):

@@ -46,8 +46,8 @@ class IcdarSource(SidecarSource):
     per_object = ("texts",)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its word, without quotes around it, None for ``###``; ``json`` has the
-        lines as texts. Raises :class:`ValueError` for a line of another form."""
+        """Converts each line to an object without a class. Its text is the word, without quotes around it, None for
+        ``###``. ``json`` has the lines as texts. Raises :class:`ValueError` for a line of another form."""
         annotation = Annotation()
         lines = []
         for number, line in numbered_lines(raw, "utf-8-sig"):

@@ -65,8 +65,8 @@ class KittiSource(SidecarSource):
         return join(above, "calib") if name == "image_2" and "calib" in self.tree.names(above).folders else ""
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each line to an object with its 2D box; ``json`` has a list of the class and all numbers for each
-        line. Raises :class:`ValueError` for other than 14 or 15 numbers."""
+        """Converts each line to an object with its class and 2D box; ``json`` has a list of the class and all numbers
+        for each line. Raises :class:`ValueError` for other than 14 or 15 numbers."""
         annotation = Annotation(json=[])
         for number, line in numbered_lines(raw):
             words = line.split()

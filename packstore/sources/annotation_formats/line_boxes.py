@@ -50,7 +50,7 @@ class LineBoxesSource(DocumentSource):
                 )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each box of the line to an object; ``json`` has the numbers of all boxes."""
+        """Converts each box of the line to an object with its class; ``json`` has the numbers of all boxes."""
         boxes = zip(raw["labels"], raw["boxes"], strict=True)
         return Annotation([object_from_box(label, box[:4]) for label, box in boxes], json=raw["boxes"])
 

@@ -49,8 +49,8 @@ class TextOcrSource(DocumentSource):
             yield AnnotationEntry(image["file_name"], {"image": image, "words": words[str(number)]}, image.get("set"))
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word to an object: with its polygon, or with its box if it has no valid polygon. ``json`` has
-        the entries of the image and its words."""
+        """Converts each word to an object with its text and without a class: with its polygon, or with its box if it
+        has no valid polygon. ``json`` has the entries of the image and its words."""
         annotation = Annotation(json=raw)
         for each in raw["words"]:
             points, text = to_floats(each.get("points") or each.get("mask") or ()), each.get("utf8_string")
@@ -77,8 +77,8 @@ class ArtSource(DocumentSource):
             yield AnnotationEntry(name if name.lower().endswith((".jpg", ".png")) else f"{name}.jpg", words)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word to an object with its polygon and text, None for ``###``; ``json`` has the words as they
-        are."""
+        """Converts each word to an object without a class, with its polygon, and its text, None for ``###``; ``json``
+        has the words as they are."""
         annotation = Annotation(json=raw)
         for each in raw:
             text = None if each["transcription"] == "###" else each["transcription"]
