@@ -98,7 +98,8 @@ def find_further_files(tree: Tree) -> list[Finding]:
 
 
 def find_all_annotations(tree: Tree) -> list[Finding]:
-    """Finds all suspected annotations of the images of ``tree``: folders of masks, pairs of images, and other files."""
+    """Finds all suspected annotations of the images of ``tree``: folders of masks, pairs of folders of images, masks
+    beside their images, and other files."""
     contents = list_contents(tree)
     places = find_masks(contents)
     masks = [

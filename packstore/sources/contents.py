@@ -199,7 +199,8 @@ def _is_no_word(text: str) -> bool:
 
 
 def summarize_folder(path: str, names: Names, hidden: bool = False) -> FolderContents:
-    """Counts and hashes the names in a folder. Leaves out hidden and system names, unless ``hidden``."""
+    """Counts and hashes the names in a folder: images, and other files by suffix. Leaves out hidden and system names,
+    unless ``hidden``."""
     folders = tuple(name for name in names.folders if hidden or not is_passed_over(name))
     suffix = names.common_suffix
     plain = len(names.files) == names.text.count("\0") - 1 and "\0." not in names.text

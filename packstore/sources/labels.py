@@ -251,7 +251,7 @@ class LabelsFile:
         )
 
     def _find_repeats(self, suspects: set[int]) -> set[int]:
-        """Finds lines that repeat a file; ``suspects`` are hashes of paths that occur twice. Raises
+        """Returns the numbers of lines that repeat a file; ``suspects`` are hashes of paths that occur twice. Raises
         :class:`SourceError` if label or split differ."""
         first: dict[str, LabelRow] = {}
         repeats = set()

@@ -114,7 +114,8 @@ class ModalitiesSource(FileRowSource):
         return ()
 
     def _declare_modality(self, name: str) -> Image | Mask:
-        """Declares the column of a folder: images, or masks by the folder's name and its files."""
+        """Declares the column of a folder: images if its name is that of a modality but not of masks; else images or
+        masks, by the folder's files."""
         if not looks_like_mask(name.lower()) and all(map(_NAMES.fullmatch, name.split("/"))):
             return Image(optional=True)
         places = [join(place, name) for place, folders in self._groups.items() if name in folders]

@@ -297,7 +297,8 @@ class FolderTree(Tree):
         return super().holds_images(top, above)
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and times of a file; follows links. Raises :class:`OSError` if nothing is there."""
+        """Returns size and times of a file, or that it is a directory; follows links. Raises :class:`OSError` if
+        nothing is there."""
         try:
             found = os.stat(f"{self.root}/{file}")  # noqa: PTH116 - one call for each of many files
         except ValueError as error:  # a null byte, as lists of files may have one

@@ -292,7 +292,8 @@ def looks_like_mask(name: str) -> bool:
 
 
 def _infer_by_type(name: str, value: Any) -> Field | None:
-    """Infers the field of a Pillow image or a torchvision tensor, or returns None for other types."""
+    """Infers the field of a Pillow image or a torchvision tensor (image, mask, boxes, keypoints). Returns None for
+    other types, and masks and keypoints of other shapes."""
     if is_pil(value):
         numbers = value.mode in ("P", "1", "I", "I;16") and not names_an_image(name)
         return Mask() if numbers or looks_like_mask(name) else Image()
@@ -311,7 +312,7 @@ def _infer_by_type(name: str, value: Any) -> Field | None:
 
 
 def _infer_file_field(name: str, value: Any) -> Field:
-    """Infers the field of a file by its name, path or first bytes."""
+    """Infers the field of a file from its name, path or first bytes: an image, a mask, or bytes."""
     if is_path(value):
         return Mask() if looks_like_mask(name) else Image()
     start = bytes(memoryview(value)[:16])

@@ -96,8 +96,8 @@ class CvatSource(DocumentSource):
             )
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts tags, shapes, and shapes of tracks that are not ``outside``; ``json`` has the entry with all of
-        them."""
+        """Converts tags, and shapes to objects or points; of tracks, only shapes that are not ``outside``. ``json`` has
+        the entry with all of them."""
         annotation = Annotation(json=raw)
         annotation.tags = [each["@label"] for each in as_list(raw.get("tag"))]
         tracked = [(each["kind"], each) for each in raw.get("track", ()) if each.get("@outside") != "1"]

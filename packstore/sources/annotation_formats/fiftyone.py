@@ -48,8 +48,8 @@ class FiftyOneFormat(AnnotationColumns):
             yield AnnotationEntry(sample["filepath"], sample, own[0] if split else None)
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts a sample with any label fields, or the labels of one image in ``labels.json``; ``json`` has the
-        sample or the labels."""
+        """Converts a sample with any label fields, or the labels of one image in ``labels.json``: classes to tags,
+        boxes and closed shapes to objects, keypoints to points. ``json`` has the sample or the labels."""
         if "filepath" in raw:
             annotation = Annotation(json=raw)
             for value in raw.values():
