@@ -175,7 +175,7 @@ def find_left_images(tree: Tree, paths: Iterable[str], keys: Callable[[], Iterab
 
 
 def _drop_repeated(found: Iterable[Finding]) -> list[Finding]:
-    """Keeps the last of findings with the same phrase."""
+    """Returns findings without repeated phrases: of several with one phrase, only the last."""
     return list({each.phrase: each for each in found}.values())
 
 

@@ -276,7 +276,7 @@ def _folder_and_split(entry: Entry) -> tuple[str, str]:
 
 
 def _count_folders(entry: Entry) -> int:
-    """Counts the folders above a frame, except that of its split."""
+    """Counts the folders above a frame, without the folder of its split."""
     folders = entry.key.split("/")[:-1]
     return len(folders) - bool(entry.split)
 

@@ -162,14 +162,14 @@ def _sort_unique(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def path_and_parents(path: str) -> Iterator[str]:
-    """Yields a path and the folders above it, without the root."""
+    """Yields a path and the folders above it, the nearest first, without the root."""
     while path:
         yield path
         path = path.rpartition("/")[0]
 
 
 def stem_of(name: str) -> str:
-    """Returns the name without its last suffix."""
+    """Returns the name without its last suffix; a name whose only dot comes first stays."""
     return name.rpartition(".")[0] or name
 
 

@@ -421,7 +421,7 @@ def _record_refs(entries: Iterable[Entry], ahead: list[Entry]) -> Iterator[Ref]:
 
 
 def _raise_used_up(path: Path) -> Iterator[Any]:
-    """Raises :class:`SourceError` when an iterable is read for the second time."""
+    """Raises :class:`SourceError` instead of the first item: the iterable has been read."""
     raise SourceError(f"{printable(str(path))} is an iterable, which can be read only once")
     yield
 

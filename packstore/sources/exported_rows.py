@@ -104,7 +104,7 @@ class ExportedRows(RowSource):
         return {}
 
     def claim_files(self, claims: Claims) -> None:
-        """Claims also the export manifest and the lines of the records."""
+        """Claims also the export manifest and the lines of the records, as annotations."""
         super().claim_files(claims)
         self.claim_paths(claims, [self.path / MANIFEST_FILE, self.path / ROWS_FILE], Role.ANNOTATION)
 

@@ -245,7 +245,7 @@ class FramesSource(FrameFilesSource):
         return found._replace(image=image, key=key)
 
     def pick_entries(self, split: str | None, records: int, count: int) -> Iterator[Entry]:
-        """Yields frames spread over the source, ready for :meth:`read`."""
+        """Yields ``count`` frames spread over the source, fewer if it has fewer, ready for :meth:`read`."""
         step = max(1, records // count)
         return self.fetch(islice(self.entries(split), 0, count * step, step))
 

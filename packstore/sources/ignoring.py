@@ -100,7 +100,7 @@ def active_rules(root: Path) -> IgnoreRules:
 
 
 def is_ignored(path: Path) -> bool:
-    """Tells if the active rules hide a path."""
+    """Tells if the active rules hide a path; False outside of the source that is being opened."""
     active = _active.get()
     inside = None if active is None or not active[1] else _relative_to(path, active[0])
     return active is not None and bool(inside) and active[1].hides(inside or "", path.is_dir())

@@ -368,7 +368,7 @@ def _list_classes(folders: Sequence[_SplitFolder]) -> tuple[str, ...]:
 
 
 def _count_loose_images(ignored: Counter[str] | None, images: int, kind: str) -> None:
-    """Counts images beside class or split folders in ``ignored``."""
+    """Counts images beside the folders of a kind (``class``, ``split``) in ``ignored``, unless that is None."""
     if ignored is not None and images:
         ignored[f"images beside the {kind} folders"] += images
 

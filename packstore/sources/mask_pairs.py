@@ -154,7 +154,7 @@ def list_unpaired_folders(tree: Tree, pairs: Mapping[str, MaskPair]) -> list[str
 
 
 def _contain_each_other(one: str, other: str) -> bool:
-    """Tells if one folder contains the other or equals it."""
+    """Tells if one folder contains the other or equals it; ``""`` contains all."""
     return not one or not other or f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 

@@ -159,7 +159,7 @@ class SegmentationSource(FileRowSource):
 
     @cached_property
     def _field_names(self) -> frozenset[str]:
-        """Names of all columns; masks that no image has are none."""
+        """Names of all declared columns, see :meth:`fields`."""
         return frozenset(self.fields())
 
     def _walk_images(self, top: str) -> Iterator[str]:

@@ -282,7 +282,7 @@ _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp"
 
 
 def names_an_image(name: str) -> bool:
-    """Tells if a name is usual for images."""
+    """Tells if a name, in any case, is usual for images (``image``, ``photo``, ``jpg``)."""
     return name.lower() in _IMAGE_NAMES
 
 
