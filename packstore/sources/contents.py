@@ -100,7 +100,8 @@ class FolderContents:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of all folders of a tree by path, breadth first, without hidden and system folders."""
+    """Counts and hashes of the names in all folders of a tree, by path, breadth first, without hidden and system
+    folders."""
 
     folders: dict[str, FolderContents]
 

@@ -44,12 +44,13 @@ Children = Mapping[str, "ObjectInfo | None"]
 
 
 class NeedsCopyError(SourceError):
-    """A URL is not a folder of images; if it is a source at all, only local copies can be read."""
+    """Raised for a URL that is not a folder of images: if it is a source at all, it can be read only from local
+    copies."""
 
 
 class Bucket:
-    """Lists directories of a bucket, and caches the last ones: with 200,000 names together, or a larger last one.
-    Thread-safe.
+    """Lists directories of a bucket and finds objects in it. Caches the last directories: with 200,000 names together,
+    or a larger last one. Thread-safe.
 
     Attributes:
         objects: All objects of the bucket.

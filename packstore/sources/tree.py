@@ -228,7 +228,7 @@ class Tree(ABC):
 
 
 class FolderTree(Tree):
-    """Folder on disk.
+    """Tree of the files in a folder on disk; follows links.
 
     Each thread keeps the directory of its last file open: opening a file relative to it takes two thirds of the
     time."""

@@ -18,7 +18,7 @@ from packstore.sources.annotation_formats.objects import (
 
 
 class CreateMLSource(DocumentSource):
-    """Source of images of Create ML's lists, one for each split."""
+    """Source of images with boxes in Create ML's lists, one for each split."""
 
     kind = "createml"
     title = "Create ML"

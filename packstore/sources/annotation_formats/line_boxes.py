@@ -21,8 +21,8 @@ _CLASSES = ("_classes.txt", "classes.txt")
 
 
 class LineBoxesSource(DocumentSource):
-    """Source of images of lists, one for each split; an image without boxes has 0. Without a file of class names, the
-    numbers of classes are their names."""
+    """Source of images with boxes in lists, one for each split; an image without boxes has 0. Without a file of class
+    names, the numbers of classes are their names."""
 
     kind = "line_boxes"
     title = "keras-yolo3"

@@ -13,7 +13,8 @@ from packstore.sources.archives.index import OpenFile
 
 
 class Spool:
-    """List of values, kept as JSON in a temporary file; takes 8 bytes of memory a value."""
+    """List of values that are written as JSON to a temporary file, and read back by number; takes 8 bytes of memory a
+    value."""
 
     def __init__(self, values: Iterable[Any]) -> None:
         """Writes all values. Raises :class:`OSError` if the file cannot be written."""
