@@ -61,8 +61,8 @@ def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tupl
 
 
 def _find_only_certain(places: Sequence[Path], certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Returns the only folder among ``places`` that is certainly of a kind, with the kind. Returns an empty list if none
-    is, several are, or there are more than four folders. Skips damaged ones."""
+    """Returns the only folder among ``places`` that is certainly of a kind, with the kind. Returns an empty list if
+    none is, several are, or there are more than four folders. Skips damaged ones."""
     folders = [place for place in places if place.is_dir()]
     found = []
     for place in folders if len(folders) <= _SHOWN else ():
