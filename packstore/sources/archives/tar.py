@@ -137,7 +137,7 @@ def _match_compression(start: bytes) -> str | None:
 class _PlainFiles:
     """Adds plain files whose headers follow one another to an index, thousands by one call of the engine. A call with
     the offset of a header adds the files from there on, and returns the offset of the first header that it left. With
-    ``may_be_tars``, leaves files beside a ``.tar``."""
+    ``may_be_tars``, leaves runs of files with a ``.tar`` among them."""
 
     def __init__(self, builder: IndexBuilder, descriptor: int, folder: str = "", *, may_be_tars: bool = False) -> None:
         self._builder = builder

@@ -76,9 +76,9 @@ class _OpenHdf5(OpenArrays):
             raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
 
     def _list_datasets(self) -> list[ArrayInfo]:
-        """Describes all datasets; visits each group once, to a depth of 16. Skips soft links to objects of the file,
-        which are listed under their own name. Raises :class:`SourceError` for links to other files or to nothing, and
-        for more than 10,000 datasets."""
+        """Describes all datasets; visits each group once, and leaves out groups deeper than 16 levels. Skips soft links
+        to objects of the file, which are listed under their own name. Raises :class:`SourceError` for links to other
+        files or to nothing, and for more than 10,000 datasets."""
         import h5py
 
         found: list[ArrayInfo] = []

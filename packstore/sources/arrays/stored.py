@@ -85,8 +85,8 @@ class Unwritten:
 def count_unwritten(
     shape: Sequence[int], chunk: Sequence[int], axis: int, places: Iterable[Sequence[int]]
 ) -> Unwritten | None:
-    """Counts the chunks of an array that were never written. ``places`` are the grid positions of the chunks that were.
-    Returns None if all were written."""
+    """Counts the chunks of an array that were never written. ``places`` are the grid positions of the chunks that were;
+    those outside the grid do not count. Returns None if all were written."""
     counts = [-(-size // step) for size, step in zip(shape, chunk, strict=True)]
     written = np.zeros(counts[axis], np.int64)
     for place in places:

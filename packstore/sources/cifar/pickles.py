@@ -113,7 +113,8 @@ class Span(NamedTuple):
 
 
 class _DType(StandIn):
-    """Stand-in for ``numpy.dtype``: stores its name and byte order. Raises :class:`BatchError` for other dtypes."""
+    """Stand-in for ``numpy.dtype``: stores its name and byte order. Raises :class:`BatchError` for dtypes other than
+    uint8, int32, int64 and float64."""
 
     __slots__ = ("name", "order")
 
@@ -208,7 +209,7 @@ def _refuse_ndarray(*_: Any) -> None:
 
 class _Encode:
     """Stand-in for ``_codecs.encode``: encodes Latin-1, up to as many bytes in all as the pickle has. Raises
-    :class:`BatchError` for more.
+    :class:`BatchError` for more, for another encoding, and for characters beyond Latin-1.
 
     A pickle has each byte string once, so only a hostile one exceeds this, by encoding one text again and again to fill
     the memory.

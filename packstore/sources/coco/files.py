@@ -163,7 +163,8 @@ def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
 def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
     """Finds the folder with most of the masks ``names`` of an annotation file, or returns None if no folder has any.
 
-    The folder has the name of the file plus ``end``. Without ``end``, it may also be the folder that holds the file.
+    The folder has the name of the file plus ``end``, and lies beside the file, one folder above, or in ``images``
+    there. Without ``end``, it may also be the folder that holds the file.
     """
     beside = file.path.rpartition("/")[0]
     stem = file.path.rpartition("/")[2].rpartition(".")[0]

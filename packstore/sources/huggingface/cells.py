@@ -38,7 +38,7 @@ class TableFile(NamedTuple):
 
 
 class ArrayCells:
-    """Cells of an array, each converted by a function of its Arrow scalar.
+    """Callable that converts a row of an array, given the row's number, by a function of its Arrow scalar.
 
     Attributes:
         rows: Number of rows.
@@ -173,7 +173,8 @@ def later_files_cells(array: Any) -> Cells:
 
 
 class _FileCells(ArrayCells):
-    """Cells of ``datasets.Image`` that know the address of their bytes, so that linked stores can locate them."""
+    """Callable that returns the :class:`TableFile` of a row, given the row's number. The address of its bytes allows
+    linked stores to locate them."""
 
     def __init__(self, array: Any) -> None:
         super().__init__(array, lambda scalar: scalar)

@@ -64,7 +64,7 @@ class TableColumn:
         name: Name of the field.
         column: Name of the column.
         field: Declaration of the field.
-        cells: Makes the cells of an array of the column, see :mod:`packstore.sources.huggingface.cells`.
+        cells: Function of an array of the column that returns a function of a row number.
         path: Name of the field for the paths of files; None if there is none.
     """
 

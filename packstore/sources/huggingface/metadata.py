@@ -54,7 +54,8 @@ class MetadataRow:
 
     def list_paths(self, name: str) -> list[str]:
         """Returns the paths in the tree of all files that a column names; none for an empty cell. Raises
-        :class:`SourceError` for a value that is no path, or leads out of the source."""
+        :class:`SourceError` for a value that is no path, or no list of paths in a column of lists, and for a path out
+        of the source."""
         value = self.values.get(name)
         if value is None or value == "":
             return []

@@ -290,7 +290,8 @@ class HfTableSource(ScannedTables):
 
 
 class _RowReader:
-    """Reads rows of one file in their order, and decodes each block once. Does not decode a damaged group again."""
+    """Reads rows of one file in their order, and decodes each block once. Does not decode a damaged group again. If the
+    file cannot be opened, every row is a :class:`FailedSample`."""
 
     def __init__(self, source: HfTableSource, number: int) -> None:
         self._source, self._number = source, number

@@ -23,7 +23,7 @@ _LINE = re.compile(r"(.+) \((\d+), ?(\d+)(?:, ?(\d+))?\) \d+")
 
 class BasicSrSource(LmdbSource):
     """Source of BasicSR's LMDBs, in the order of their lists, as in BasicSR. Listing raises :class:`SourceError` for an
-    invalid line, and if the LMDB has more or fewer images than its list."""
+    invalid or repeated line, and if the LMDB has more or fewer images than its list."""
 
     kind = "basicsr"
 
