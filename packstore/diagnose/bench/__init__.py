@@ -24,15 +24,14 @@ from packstore.core.manifest import Manifest
 from packstore.core.parallel import default_workers
 from packstore.core.progress import ProgressCallback, progress_callback
 from packstore.diagnose.bench.advice import Advice, Rates, Trial, Verdict, advise, find_limiting_stage
+from packstore.diagnose.bench.augmenting import measure_augmenting, measure_operations
 from packstore.diagnose.bench.measure import (
     Clock,
     EndToEnd,
     make_loader,
-    measure_augmenting,
     measure_copying,
     measure_decoding,
     measure_loader,
-    measure_operations,
     measure_reading,
     take_sample,
 )

@@ -1,0 +1,190 @@
+"""Measures the images a second of augmenting: of all operations together, and of each operation or view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packstore.diagnose.bench.measure import Clock, Sample
+from packstore.images.engine import OutputFormat, Requests, get_engine
+from packstore.images.programs import Program
+from packstore.training.augment.base import Crops
+from packstore.training.augment.detection import BatchBoxes
+from packstore.training.augment.operations import apply_operations, plan_operations
+from packstore.training.augment.unequal import DrawnOperations
+from packstore.training.loader import PackedLoader
+from packstore.training.loader.programs import Programs
+from packstore.training.random_draws import Draws
+
+
+def measure_augmenting(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+    """Measures the loader's operations on decoded pixels in images a second, with one thread; with views
+    (sets of crops), in records a second. Returns None without operations or views."""
+    operations = tuple(loader.options.augment)
+    if loader.pipeline.views is not None:
+        return _measure_views(clock, loader, sample)
+    if not operations:
+        return None
+    if loader.pipeline.one_by_one:
+        return _measure_one_by_one(clock, loader, sample)
+    here, programs = loader.pipeline.operations_at_decoding, loader.pipeline.programs
+    if here or programs:
+        crops = _plan_crops(loader, sample)
+        program = _draw_program(programs, sample, crops)
+        return clock.measure_rate("augment, 1 thread", _make_engine_work(sample, crops, program)[0])
+    batch = torch.from_numpy(np.stack(sample.pixels))
+    if loader.dataset.manifest.image.dtype == "bfloat16":
+        batch = batch.view(torch.bfloat16)
+    if loader.dataset.manifest.image.layout == "HWC":
+        batch = batch.permute(0, 3, 1, 2)
+    draws = Draws(0, 0, torch.tensor(sample.records[: len(batch)], device="cpu"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return clock.measure_rate("augment, 1 thread", lambda _: len(apply_operations(operations, batch, draws)))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measure_one_by_one(clock: Clock, loader: PackedLoader, sample: Sample) -> float:
+    """Measures augmenting of images that change to different sizes: plans and runs a whole batch at a time, with a
+    made-up box in each image."""
+    planes = loader.dataset.manifest.image.layout == "CHW"
+    images = [torch.from_numpy(np.array(image)) for image in sample.pixels]
+    images = [(image if planes else image.permute(2, 0, 1))[None] for image in images]
+    sizes = np.array([image.shape[2:] for image in images], np.int64)
+    ids = np.array(sample.records[: len(sizes)], np.int64)
+    boxes = BatchBoxes(
+        np.concatenate([sizes * 0.25, sizes * 0.75], 1)[:, [1, 0, 3, 2]].astype(np.float32), np.arange(len(ids))
+    )
+
+    def work(number: int) -> int:
+        course = DrawnOperations(sizes, loader.options.augment, Draws(0, number, ids), boxes)
+        for row, image in enumerate(images):
+            course.run_on_image(row, image)
+        return len(images)
+
+    return clock.measure_rate("augment, 1 thread", work)
+
+
+def _measure_views(clock: Clock, loader: PackedLoader, sample: Sample) -> float | None:
+    """Measures cutting all crops of a record's views (sets of crops), in records a second. Returns None if no views are
+    cut."""
+    cuts = [one for _, one, _ in _make_view_cutters(loader, sample)]
+
+    def work(number: int) -> int:
+        for one in cuts:
+            one(number)
+        return 1
+
+    return clock.measure_rate("augment, 1 thread", work) if cuts else None
+
+
+def _cut_crops(one: Callable[[int], int], count: int, number: int) -> int:
+    """Calls ``one`` for all ``count`` crops of record ``number``. Returns 1, the number of records."""
+    for crop in range(count):
+        one(number * count + crop)
+    return 1
+
+
+def _make_view_cutters(loader: PackedLoader, sample: Sample) -> list[tuple[str, Callable[[int], int], int]]:
+    """Returns for each view (set of crops) its name, a function that cuts its crops of a sampled record, and their
+    number.
+
+    Cuts each crop once, since the first write to new memory takes longer.
+    """
+    assert loader.pipeline.views is not None
+    found: list[tuple[str, Callable[[int], int], int]] = []
+    sizes = np.array([image.shape[:2] for image in sample.pixels], np.int64)
+    ids = np.array(sample.records[: len(sizes)], np.int64)
+    for plan in loader.pipeline.views.plans:
+        view, count = plan.view, plan.view.count
+        draws = Draws(view.derive_seed(0), 0, view.all_crop_ids(ids))
+        crops = plan_operations(plan.operations, np.repeat(sizes, count, 0), draws)
+        several = Sample(np.repeat(ids, count).tolist(), [], [image for image in sample.pixels for _ in range(count)])
+        one, _ = _make_engine_work(several, crops, plan.programs.draw_program(draws, plan.size))
+
+        found.append((view.name, partial(_cut_crops, one, count), count))
+        for number in range(len(ids)):  # the first write to new memory takes longer
+            found[-1][1](number)
+    return found
+
+
+def measure_operations(clock: Clock, loader: PackedLoader, sample: Sample) -> list[tuple[str, float]]:
+    """Measures each pixel operation of the decoding threads, or each view. Returns name and images a second with one
+    thread."""
+    programs = loader.pipeline.programs
+    if loader.pipeline.views is not None:
+        return [
+            (f"view {name} × {count}", clock.measure_rate(f"view {name}, 1 thread", cut, share=0.5))
+            for name, cut, count in _make_view_cutters(loader, sample)
+        ]
+    if not programs:
+        return []
+    crops = _plan_crops(loader, sample)
+    one, images = _make_engine_work(sample, crops, None)
+    for number in range(len(crops)):
+        one(number)
+    found = []
+    for place, operation in enumerate(programs.operations):
+        alone = Programs((operation,), programs.first + place)
+        found.append(
+            (type(operation).__name__, _measure_operation(clock, alone, _draw_program(alone, sample, crops), images))
+        )
+    return found
+
+
+def _measure_operation(clock: Clock, programs: Programs, program: Program | None, images: NDArray[Any]) -> float:
+    """Measures one pixel operation on copies of ``images``, in images a second with one thread. The time includes
+    making each copy."""
+    assert program is not None
+    pixels = images.copy()
+
+    def one(number: int) -> int:
+        index = number % len(pixels)
+        pixels[index] = images[index]  # fresh pixels: on its own output an operation may have less work
+        programs.run_on_image(pixels[index : index + 1], program[index : index + 1])
+        return 1
+
+    return clock.measure_rate(f"{type(programs.operations[0]).__name__}, 1 thread", one, share=0.5)
+
+
+def _draw_program(programs: Programs, sample: Sample, crops: Crops) -> Program | None:
+    """Draws the random values of pixel operations for the sampled records. Returns None if there is nothing to run."""
+    height, width = crops.window[0, 2:].tolist()
+    return programs.draw_program(Draws(0, 0, np.array(sample.records[: len(crops)], np.int64)), (height, width))
+
+
+def _make_engine_work(
+    sample: Sample, crops: Crops, program: Program | None
+) -> tuple[Callable[[int], int], NDArray[Any]]:
+    """Returns a function that augments a sampled image with the engine, by number, and the array to which it writes."""
+    pixels = [np.ascontiguousarray(image) for image in sample.pixels[: len(crops)]]
+    planes = pixels[0].dtype != np.uint8
+    height, width = crops.window[0, 2:].tolist()
+    out = np.empty((len(crops), 3, height, width) if planes else (len(crops), height, width, 3), pixels[0].dtype)
+    sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in pixels])
+    requests = Requests(pixels, sizes, pixels[0].dtype)
+    form = OutputFormat(planes, crops.pads, crops.fill)
+    requests.set_outputs(crops.box, crops.size, crops.window, crops.flip, out, form, program, crops.sampling)
+
+    def one(number: int) -> int:
+        index = number % len(pixels)
+        get_engine().run(requests, index, index + 1, 0)
+        return 1
+
+    return one, out
+
+
+def _plan_crops(loader: PackedLoader, sample: Sample) -> Crops:
+    """Plans the crops of the sampled images by the operations that run while decoding."""
+    planes = loader.dataset.manifest.image.layout == "CHW"
+    sizes = np.array([image.shape[1:] if planes else image.shape[:2] for image in sample.pixels], np.int64)
+    return plan_operations(
+        loader.pipeline.operations_at_decoding, sizes, Draws(0, 0, np.array(sample.records[: len(sizes)], np.int64))
+    )
