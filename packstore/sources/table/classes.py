@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Label, Labels
 from packstore.sources.table.box_cells import is_blank, parse_text_list
 from packstore.sources.table.columns import ColumnFacts, ColumnRoles, parse_flag
+from packstore.sources.table.image_rows import ImageRows
 
 UNCERTAIN, BLANK = "uncertain", "unmentioned"
 """Columns for classes with the cell -1, and for classes with a blank cell, as in CheXpert."""
@@ -65,24 +66,15 @@ class FlagColumns:
     """A column for each class, with 1, 0 or -1 for an uncertain class; refuses other values. Becomes ``label`` if each
     row has exactly one 1; else ``labels``, and columns for classes with -1 and with blank cells."""
 
-    def __init__(
-        self,
-        where: str,
-        names: Sequence[str],
-        facts: Mapping[str, ColumnFacts],
-        rows: Callable[[], Iterable[Any]],
-        records: int,
-        several: bool,
-    ) -> None:
-        """``rows`` yields place and cells of all ``records`` rows. ``several``: some image has several rows. Raises
-        :class:`SourceError` if a column has other values than 0, 1, -1 and blank cells."""
-        self._names, self._rows, self._several = names, rows, several
+    def __init__(self, where: str, names: Sequence[str], rows: ImageRows) -> None:
+        """Raises :class:`SourceError` if a column has other values than 0, 1, -1 and blank cells."""
+        self._names, self._rows = names, rows
         self._values: set[int | None] = set()
         for name in names:
-            each = facts[name]
+            each = rows.facts[name]
             if each.flags is None:
                 raise SourceError(f"{where}: column {printable(name)} has other values than 0, 1, -1")
-            self._values |= each.flags | ({None} if each.values.count < records else set())
+            self._values |= each.flags | ({None} if each.values.count < len(rows) else set())
 
     @cached_property
     def fields(self) -> dict[str, Field]:
@@ -90,8 +82,8 @@ class FlagColumns:
         such cells. Reads all rows."""
         if (
             self._values <= {0, 1}
-            and not self._several
-            and all(len(self._classes_flagged(1, [c])) == 1 for _, c in self._rows())
+            and not self._rows.images_with_several()
+            and all(len(self._classes_flagged(1, [c])) == 1 for _, c in self._rows)
         ):
             return {"label": Label(tuple(self._names))}
         found: dict[str, Field] = {"labels": Labels(tuple(self._names), of=False)}

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import tempfile
-from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +33,8 @@ from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import escape_pattern
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
-from packstore.sources.table.columns import ColumnFacts
 from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables
+from packstore.sources.table.image_rows import NamedRow
 from packstore.sources.table.reading import read_cells
 from packstore.sources.table.source import TableSource
 from packstore.sources.tree import Tree
@@ -104,11 +103,10 @@ class PixelTableSource(TableSource):
                 ],
             )
 
-    def _read_rows(self) -> Iterator[Any]:
-        """Yields place and other cells of each row; writes its pixels to a temporary file. Raises :class:`SourceError`
+    def _read_rows(self) -> Iterator[NamedRow]:
+        """Yields each row without its pixels; writes its pixels to a temporary file. Raises :class:`SourceError`
         for a row with too few or too many cells, and for pixels that :meth:`_write_pixels` refuses."""
-        table_of = array("q")
-        self._sizes = 0
+        self._sizes = images = 0
         with tempfile.TemporaryFile() as kept:
             for place, table in enumerate(self._tables):
                 rest = [n for n in range(len(table.names)) if n not in set(table.pixels)]
@@ -120,15 +118,10 @@ class PixelTableSource(TableSource):
                         raise SourceError(f"{where}: {len(cells)} fields, the first line has {len(table.names)}")
                     self._write_pixels(kept, cells, table.pixels, where)
                     values = {table.names[n]: cells[n] for n in rest}
-                    for name, value in values.items():
-                        self._facts.setdefault(name, ColumnFacts()).add_value(value, text=True)
-                    self._owners.append(len(self._names))
-                    self._names.append(b"%d" % len(self._names))
-                    table_of.append(place)
-                    yield [where, values]
+                    yield NamedRow(str(images), place, where, values)
+                    images += 1
             kept.flush()
             self._pixels: OpenFile | None = OpenFile(os.dup(kept.fileno()))
-        self._table_of = table_of
 
     def _write_pixels(self, file: Any, cells: Sequence[str], pixels: Sequence[int], where: str) -> None:
         """Checks the pixels of a row and writes them to the file. Raises :class:`SourceError` for other numbers than 0
@@ -172,7 +165,7 @@ class PixelTableSource(TableSource):
             raise ValueError("its source is closed")
         raw = self._pixels.read(self._sizes, ref * self._sizes)
         image: NDArray[np.uint8] = np.frombuffer(raw, np.uint8).reshape(self._shape)
-        return {"image": image} | self._build_values([cells for _, cells in self._image_rows(ref)], b"")
+        return {"image": image} | self._build_values(self._rows.cells_of(ref), b"")
 
     def claim_row(self, claims: Claims, row: Row) -> None:
         """Claims nothing: the pixels are in the table."""

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from packstore.core.errors import AmbiguousSourceError, Answer, SampleError, SourceError, printable
+from packstore.core.errors import SampleError, SourceError, printable
 from packstore.core.fields import Array, Boxes, Field, Image, Json, Keypoints, Label, Labels, Mask
 from packstore.core.progress import ProgressCallback, no_progress
 from packstore.images.decoders.orientation import read_orientation, swaps_sides
 from packstore.images.sniff import HeaderError, sniff
-from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.base import SourceOptions, Survey, find_split_in_path
 from packstore.sources.beside import infer_mask_field
 from packstore.sources.boxes import to_corners
@@ -31,13 +30,14 @@ from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_or
 from packstore.sources.table.box_cells import is_blank, parse_number_cell
 from packstore.sources.table.boxes import find_convention, read_row_boxes
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns
-from packstore.sources.table.columns import ColumnFacts, convert_runs, find_roles
+from packstore.sources.table.columns import convert_runs, find_roles
 from packstore.sources.table.finding import (
     find_sample_submissions,
     find_tables,
     refuse_unknown_image_column,
     separate_repeated_tables,
 )
+from packstore.sources.table.image_rows import ImageRows, NamedRow
 from packstore.sources.table.images import ImageIndex, batch_rows
 from packstore.sources.table.joining import JoinedRows, join_tables
 from packstore.sources.table.open_images import (
@@ -71,26 +71,16 @@ class TableSource(FileRowSource):
         given = parse_columns(options.columns)
         self._find_tables(given)
         self._missing: Counter[str] = Counter()
-        self._names: list[bytes] = []
+        self._rows = ImageRows(self.tree, self._tables, self._read_rows())
         self._split_names: list[str] = []
         self._split_of = bytearray()
-        self._facts: dict[str, ColumnFacts] = {}
-        self._owners = array("q")
-        try:
-            self._spool = Spool(self._read_rows())
-        except OSError as error:
-            raise SourceError(f"{self.tree.name()}: its rows need a temporary file: {error.strerror}") from None
-        owners = np.array(self._owners, np.int64)
-        self._order = np.argsort(owners, kind="stable")
-        self._starts = np.searchsorted(owners[self._order], np.arange(len(self._names) + 1))
-        self._several = bool((np.diff(self._starts) > 1).any())
         self._further = {name: 1 for table in self._tables for name in table.further}
-        for number in range(len(self._names)) if self._several and self._further else ():
-            for name, paths in self._list_further_images(number).items():
+        for number in self._rows.images_with_several() if self._further else ():
+            for name, paths in self._rows.list_different(number, self._further).items():
                 self._further[name] = max(self._further[name], len(paths))
         if max(self._further.values(), default=1) > _MOST_FURTHER:
             raise SourceError(f"{self.tree.name()}: an image has more than {_MOST_FURTHER} further images in its rows")
-        plain = {name: each for name, each in self._facts.items() if name not in self._further}
+        plain = {name: each for name, each in self._rows.facts.items() if name not in self._further}
         self._roles = find_roles(plain, given, all(t.header or suffix_of(t.file) not in TEXT for t in self._tables))
         self._assign_splits()
         self._convention = self._find_convention()
@@ -110,13 +100,11 @@ class TableSource(FileRowSource):
                 "--column image=COL"
             )
 
-    def _read_rows(self) -> Iterator[Any]:
-        """Yields place and cells of each row that names an image, with the cells of joined tables; then those of images
-        that only the joined tables name. Counts rows without an image in ``_missing``."""
+    def _read_rows(self) -> Iterator[NamedRow]:
+        """Yields each row that names an image, with the cells of joined tables; then those of images that only the
+        joined tables name. Counts rows without an image in ``_missing``."""
         index = ImageIndex(self.tree)
-        numbers: dict[bytes, int] = {}
-        self._table_of = array("q")
-        for place, table in enumerate(self._tables):
+        for number, table in enumerate(self._tables):
             joined = JoinedRows(self.tree, table, index)
             for block in batch_rows(table.rows(self.tree)):
                 images = list(table.naming.find_paths(index, [row.cells.get(table.image) for row in block]))
@@ -129,37 +117,10 @@ class TableSource(FileRowSource):
                         self._missing[table.file] += 1
                         continue
                     cells = {name: value for name, value in row.cells.items() if name != table.image}
-                    cells = joined.join_cells(image, cells)
-                    self._record_row(image, cells, place, numbers)
-                    yield [row.place, cells | {name: found[n] for name, found in others.items()}]
+                    cells = joined.join_cells(image, cells) | {name: found[n] for name, found in others.items()}
+                    yield NamedRow(image, number, row.place, cells)
             for image, cells in joined.remaining_images():
-                self._record_row(image, cells, place, numbers)
-                yield [self.tree.name(table.joined[0].file), cells]
-
-    def _record_row(self, image: str, cells: Mapping[str, Any], place: int, numbers: dict[bytes, int]) -> None:
-        """Assigns a row of the table at ``place`` to its image, and updates the facts about its columns. Raises
-        :class:`AmbiguousSourceError` for an image that another table names."""
-        table = self._tables[place]
-        raw = image.encode("utf-8", "surrogateescape")
-        number = numbers.setdefault(raw, len(numbers))
-        if number == len(self._names):
-            self._names.append(raw)
-            self._table_of.append(place)
-        elif self._table_of[number] != place:
-            raise self._named_twice_error(image, self._tables[self._table_of[number]].file, table.file)
-        text = suffix_of(table.file) in TEXT
-        for name, value in cells.items():
-            if name not in table.further:
-                self._facts.setdefault(name, ColumnFacts()).add_value(value, text=text)
-        self._owners.append(number)
-
-    def _named_twice_error(self, image: str, first: str, second: str) -> AmbiguousSourceError:
-        """Returns the error for an image that two tables name."""
-        return AmbiguousSourceError(
-            f"{self.tree.name(image)} is named by {printable(first)} and by {printable(second)}: leave one out with "
-            "--ignore",
-            [Answer(("--ignore", f"/{each}")) for each in (first, second)],
-        )
+                yield NamedRow(image, number, self.tree.name(table.joined[0].file), cells)
 
     def _assign_splits(self) -> None:
         """Assigns each image its split: by the column of splits, else by its table's path, else by its own path if the
@@ -167,15 +128,15 @@ class TableSource(FileRowSource):
         splits."""
         tables = [table.split for table in self._tables]
         by_path = not self._roles.split and not any(tables)
-        folders = (name.decode("utf-8", "surrogateescape").rpartition("/")[0] for name in self._names)
+        folders = (self._rows.image_path(number).rpartition("/")[0] for number in range(self._rows.image_count))
         own = list(map(find_split_in_path, folders)) if by_path else []
-        for number in range(len(self._names)):
-            split = tables[self._table_of[number]]
+        for number in range(self._rows.image_count):
+            split = tables[self._rows.table_of[number]]
             if self._roles.split:
-                values = {str(cells.get(self._roles.split) or "") for _, cells in self._image_rows(number)}
+                values = {str(cells.get(self._roles.split) or "") for cells in self._rows.cells_of(number)}
                 split = lower_known_split(min(values)) or split
                 if len(values) > 1:
-                    raise SourceError(f"{self._image_rows(number)[-1][0]}: its image is in two splits")
+                    raise SourceError(f"{self._rows.rows_of(number)[-1][0]}: its image is in two splits")
             elif own and all(own):
                 split = own[number]
             if split not in self._split_names:
@@ -183,16 +144,6 @@ class TableSource(FileRowSource):
             if len(self._split_names) > _MAX_SPLITS:
                 raise SourceError(f"{self.tree.name()}: more than {_MAX_SPLITS} splits in {self._roles.split!r}")
             self._split_of.append(self._split_names.index(split))
-
-    def _image_rows(self, number: int) -> list[Any]:
-        """Returns place and cells of the rows of an image, in order. Thread-safe."""
-        lines = self._order[self._starts[number] : self._starts[number + 1]].tolist()
-        return [self._spool.read_value(line) for line in lines]
-
-    def _list_further_images(self, number: int) -> dict[str, list[str]]:
-        """Returns the different paths of the further images of an image by column, from all its rows."""
-        rows = [cells for _, cells in self._image_rows(number)]
-        return {name: list(dict.fromkeys(c[name] for c in rows if c.get(name) is not None)) for name in self._further}
 
     def _describe_evidence(self) -> str:
         """Formats the tables, and their columns by role, as the evidence of the source."""
@@ -233,10 +184,10 @@ class TableSource(FileRowSource):
         number = self._split_names.index(split)
         for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
             values: dict[str, Any] = {"entry": image}
-            for name, paths in self._list_further_images(image).items() if self._further else ():
+            for name, paths in self._rows.list_different(image, self._further).items() if self._further else ():
                 for n, path in enumerate(paths, 1):
                     values[self._column_names[name if n == 1 else f"{name} {n}"]] = InTree(path)
-            yield FileRow(self._names[image].decode("utf-8", "surrogateescape"), values)
+            yield FileRow(self._rows.image_path(image), values)
 
     def fields(self) -> Mapping[str, Field]:
         """Declares image and further images; ``boxes``, with ``segmentations`` if these are masks; ``label`` or
@@ -276,7 +227,7 @@ class TableSource(FileRowSource):
         """Reads the image and its further images, and converts the cells of all its rows. Raises :class:`ValueError`
         for a missing file, and for a cell that cannot be converted."""
         found = dict(super().read_values(ref))
-        rows = [cells for _, cells in self._image_rows(found.pop("entry"))]
+        rows = self._rows.cells_of(found.pop("entry"))
         return found | self._build_values(rows, found[self.main])
 
     def _build_values(self, rows: list[dict[str, Any]], image: bytes) -> dict[str, Any]:
@@ -372,8 +323,8 @@ class TableSource(FileRowSource):
 
     def close(self) -> None:
         """Closes the temporary file of rows, too."""
-        if hasattr(self, "_spool"):
-            self._spool.close()
+        if hasattr(self, "_rows"):
+            self._rows.close()
         super().close()
 
     @cached_property
@@ -407,7 +358,7 @@ class TableSource(FileRowSource):
         in the first 512 rows has them; else images."""
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
-        rows = (self._spool.read_value(line)[1].get(name) for line in range(min(_MEASURED, len(self._spool))))
+        rows = (cells.get(name) for _, cells in islice(self._rows, _MEASURED))
         return infer_mask_field(self.tree, (path for path in rows if path is not None))
 
     @cached_property
@@ -417,8 +368,8 @@ class TableSource(FileRowSource):
 
     def _lacks_values(self, name: str) -> bool:
         """Tells if some row has no value of a column."""
-        facts = self._facts[name]
-        return facts.values.count < len(self._spool) or facts.values.missing > 0 or facts.empty
+        facts = self._rows.facts[name]
+        return facts.values.count < len(self._rows) or facts.values.missing > 0 or facts.empty
 
     @cached_property
     def _varying_columns(self) -> frozenset[str]:
@@ -426,8 +377,8 @@ class TableSource(FileRowSource):
         meaning."""
         found: set[str] = set()
         names = [*self._roles.rest, *([self._roles.label] if self._roles.label else [])]
-        for number in np.flatnonzero(np.diff(self._starts) > 1).tolist() if self._several else ():
-            rows = [cells for _, cells in self._image_rows(number)]
+        for number in self._rows.images_with_several():
+            rows = self._rows.cells_of(number)
             found.update(n for n in names if n not in found and any(c.get(n) != rows[0].get(n) for c in rows))
             if len(found) == len(names):
                 break
@@ -439,7 +390,7 @@ class TableSource(FileRowSource):
         values differ within an image becomes lists: numbers, or JSON."""
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
-            declared, convert = self._facts[name].values.declare_field("", None)
+            declared, convert = self._rows.facts[name].values.declare_field("", None)
             optional = self._lacks_values(name)
             if name in self._varying_columns:
                 number = isinstance(declared, Array) and not declared.ragged and declared.shape == ()
@@ -453,7 +404,7 @@ class TableSource(FileRowSource):
     @cached_property
     def _class_column(self) -> ClassColumn:
         """Classes of the column of labels."""
-        return ClassColumn(self.tree.name(), self._roles, self._facts[self._roles.label], self._class_titles)
+        return ClassColumn(self.tree.name(), self._roles, self._rows.facts[self._roles.label], self._class_titles)
 
     @cached_property
     def _class_titles(self) -> Mapping[str, str]:
@@ -470,22 +421,16 @@ class TableSource(FileRowSource):
     @cached_property
     def _flag_columns(self) -> FlagColumns:
         """Columns that are a class each."""
-
-        def rows() -> Iterator[Any]:
-            return (self._spool.read_value(line) for line in range(len(self._spool)))
-
-        where, flags = self.tree.name(), self._roles.flags
-        return FlagColumns(where, flags, self._facts, rows, len(self._spool), self._several)
+        return FlagColumns(self.tree.name(), self._roles.flags, self._rows)
 
     @cached_property
     def _has_tags(self) -> bool:
         """True if some row has a class and no box."""
         roles = self._roles
-        rows = (self._spool.read_value(line)[1] for line in range(len(self._spool)))
         return any(
             self._class_column.all_classes(cells.get(roles.label))
             and (is_blank(cells.get(roles.runs)) if roles.runs else not read_row_boxes(cells, roles.boxes))
-            for cells in rows
+            for _, cells in self._rows
         )
 
     @cached_property
@@ -498,22 +443,22 @@ class TableSource(FileRowSource):
         :class:`AmbiguousSourceError` if several fit, and :class:`SourceError` for a row without a valid box."""
         if not self._roles.boxes:
             return ""
-        where, rows = self.tree.name(self._tables[0].file), (self._spool.read_value(n) for n in range(len(self._spool)))
-        return find_convention(where, self._roles, rows, self._measured_sides, self.options.layout)
+        where = self.tree.name(self._tables[0].file)
+        return find_convention(where, self._roles, iter(self._rows), self._measured_sides, self.options.layout)
 
     @cached_property
     def _measured_sides(self) -> dict[int, tuple[int, int]]:
         """(width, height), upright, of about 512 images, spread over all, by the number of each of their rows. They
         exclude conventions that put boxes outside an image. Images without a readable header are left out."""
         found: dict[int, tuple[int, int]] = {}
-        step = max(1, len(self._names) // _MEASURED)
-        for image in range(0, len(self._names), step):
-            start = self.tree.first_bytes(self._names[image].decode("utf-8", "surrogateescape"), _HEADER)
+        step = max(1, self._rows.image_count // _MEASURED)
+        for image in range(0, self._rows.image_count, step):
+            start = self.tree.first_bytes(self._rows.image_path(image), _HEADER)
             with suppress(HeaderError, SampleError, ValueError):
                 info = sniff(start)
                 turned = swaps_sides(read_orientation(start, info))
                 sides = (info.height, info.width) if turned else (info.width, info.height)
-                found |= dict.fromkeys(self._order[self._starts[image] : self._starts[image + 1]].tolist(), sides)
+                found |= dict.fromkeys(self._rows.numbers_of(image), sides)
         return found
 
 
