@@ -31,8 +31,8 @@ _LIKE_SPLIT = re.compile(
 
 
 def find_nested(path: Path, certain: Callable[[Path], Kind | None]) -> list[tuple[Path, Kind]]:
-    """Finds datasets nested in a folder, with their kinds. Takes each path in the folder that is certainly of a kind,
-    else the only folder below that path, down to three levels, that is.
+    """Finds datasets nested in a folder, with their kinds. Takes each path in the folder that is certainly of a kind;
+    for any other path, the only folder of such a kind within three levels below it.
 
     Tests only the first 16 paths of each suffix. ``certain`` returns the kind of a path, or None; damaged files, for
     which it raises :class:`PackstoreError`, are skipped.
