@@ -146,8 +146,8 @@ class Mixture:
         )
 
     def _count_draws_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Counts the records that the first 0, 1, … stores together have before each window that begins at
-        ``positions``: ``(n, stores + 1)``."""
+        """Counts the records before each window, which begins at one of ``positions``, that belong to the first 0, 1,
+        2, … stores: ``(n, stores + 1)``."""
         total = self.count
         exact = np.minimum(positions, total)[:, None] * np.cumsum([0, *self.draws])
         rounded: NDArray[np.int64] = (exact + total // 2) // total
@@ -168,8 +168,8 @@ class Mixture:
 
 
 def apportion(weights: Sequence[float], count: int) -> tuple[int, ...]:
-    """Divides ``count`` records among stores in the ratio of ``weights``, in whole numbers by the largest remainders,
-    of equal ones the first.
+    """Divides ``count`` records among stores in the ratio of ``weights``. Rounds by the largest remainders; if these
+    are equal, the first store gets the record.
 
     Raises :class:`UsageError` if a store would get none.
     """

@@ -139,8 +139,14 @@ def _permute_by_sorting(positions: Array, length: int, seed: int, epoch: int, st
 
 @dataclass(frozen=True)
 class _FeistelNetwork:
-    """Feistel network, a keyed permutation of [0, ``length``): one for all values, or one per value; then ``keys`` is
-    ``(rounds, n)``."""
+    """Feistel network, a keyed permutation of [0, ``length``): one for all values, or one per value, with arrays.
+
+    Attributes:
+        length: Number of values.
+        shift: Number of bits of the low digit.
+        radix: Radix of the high digit.
+        keys: Keys of the rounds, ``(rounds,)``; with one network per value ``(rounds, n)``.
+    """
 
     length: Any
     shift: Any

@@ -37,8 +37,8 @@ def sampling_indices(interpolation: str, antialias: bool) -> set[int]:
 
 
 def draw_sampling(operation: GeometricOperation, draws: Draws, draw: int) -> Array | None:
-    """Draws the interpolation of each image, an index in :data:`SAMPLINGS` ``(B,)``, if an operation has two; else
-    repeats the one. Returns None for bilinear."""
+    """Returns the interpolation of each image, an index in :data:`SAMPLINGS` ``(B,)``; draws it if the operation has
+    two. Returns None if it is bilinear alone."""
     numbers = sorted(operation.samplings)
     if numbers == [0]:
         return None

@@ -38,10 +38,19 @@ from packstore.training.pictures import ImageListReader, read_stored_array, read
 @dataclass(eq=False)
 class MaskRows(TensorRows):
     """Masks, volumes or clips of a batch, ``(B, …, h, w)``; or if they differ in shape, one after the other in
-    ``host``."""
+    ``host``.
+
+    Attributes:
+        column: The column.
+        stored: The file or array of each row; None for a missing or failed one.
+        headers: The header of each row's file; None for arrays and rows without a value.
+        fill_value: Value outside the image.
+        shapes: Final shape of each row, ``(B, axes)``; None if all have one shape.
+        form: ``"list"`` or ``"padded"`` if they differ in shape.
+    """
 
     column: Column
-    stored: list[Any]  # of each row the file or array
+    stored: list[Any]
     headers: list[MaskHeader | None]
     fill_value: int
     shapes: NDArray[np.int64] | None = None
@@ -228,7 +237,15 @@ def pad_to_largest(values: Sequence[torch.Tensor], sizes: torch.Tensor, fill: fl
 
 @dataclass(eq=False)
 class ImageRows(ColumnRows):
-    """Images of a batch in a column beside the main one, in a buffer like the buffer of the main images."""
+    """Images of a batch in a column beside the main one, in a buffer like the buffer of the main images.
+
+    Attributes:
+        host: The buffer.
+        missing: True for records without an image; None if the column is not optional.
+        assembler: Assembler that writes the images.
+        prepared: The batch, as the assembler has planned it.
+        finish: Augments and normalises images on the device.
+    """
 
     host: torch.Tensor
     missing: NDArray[np.bool_] | None
@@ -310,7 +327,13 @@ class ImageField(BatchField):
 
 @dataclass(eq=False)
 class ImageListRows(ColumnRows):
-    """Lists of images of a batch, decoded and otherwise unchanged."""
+    """Lists of images of a batch, decoded and otherwise unchanged.
+
+    Attributes:
+        lists: Reader of the column.
+        files: The files of each row; None for a row without a list.
+        images: The decoded images of each row; empty until they are decoded.
+    """
 
     lists: ImageListReader
     files: list[Sequence[Buffer] | None]

@@ -230,8 +230,8 @@ class RecordAssembler(Assembler):
             prepared.sizes[unread] = np.maximum(prepared.sizes.max(0), self.shape[:2])
 
     def _request_rows(self, prepared: PreparedBatch, requests: Requests | None) -> Requests | None:
-        """Draws the programs into ``prepared``, and adds crops, outputs and programs to ``requests``; for None makes
-        requests for stored arrays of pixels.
+        """Draws the programs into ``prepared``, and adds crops, outputs and programs to ``requests``. If ``requests``
+        is None, makes requests for stored arrays of pixels.
 
         Returns None if the engine cannot do them, or if an image comes out in another size than the rows."""
         crops, sizes, out = prepared.crops, prepared.sizes, as_numpy(prepared.out)

@@ -68,7 +68,14 @@ class ViewPlan:
 
 @dataclass(frozen=True, eq=False)
 class _PlannedView:
-    """Drawn crops of one view for all records of a batch; crops of a record are adjacent."""
+    """Drawn crops of one view for all records of a batch; crops of a record are adjacent.
+
+    Attributes:
+        plan: Operations and format of the view.
+        crops: The crops.
+        program: Pixel operations on each crop; None for none.
+        out: The view's part of the batch buffer.
+    """
 
     plan: ViewPlan
     crops: Crops
