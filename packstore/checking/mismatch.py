@@ -34,7 +34,7 @@ def compute_row_checksums(
 
     Args:
         columns: Columns of the store.
-        data: The columns of a row, by name.
+        data: Stored values of the columns that a row checksum covers, by name.
         start: The first record.
         stop: One after the last record.
 
@@ -70,8 +70,8 @@ def compute_row_checksums(
 def are_checksums_damaged(stored: NDArray[Any], bad: dict[int, Mismatch], column: Column) -> bool:
     """Returns whether the stored column of checksums is damaged, and not the records ``bad`` that differ from it.
 
-    It is if the column matches its digest with these records' actual checksums in it. Returns False if one of the
-    records cannot be read.
+    The column is damaged if it matches its digest once it has the actual checksums of these records. Returns False if
+    one of the records cannot be read.
     """
     if any(mismatch.found is None for mismatch in bad.values()):
         return False
@@ -87,5 +87,6 @@ def describe_damaged_checksum(name: str, mismatch: Mismatch) -> str:
 
 
 def describe_mismatch(mismatch: Mismatch, name: str) -> str:
-    """Returns why a record cannot be read, or its actual and expected checksum ``name``."""
+    """Returns the text of a problem: the reason why a record cannot be read; else its checksum ``name`` and the
+    expected one."""
     return mismatch.why or f"{name} {mismatch.found or 0:016x}, expected {mismatch.expected:016x}"

@@ -204,7 +204,8 @@ class ExportSuite:
 
     @pytest.mark.slow
     def test_jpeg_and_png_are_made_only_when_asked(self, folder: Path, tmp_path: Path) -> None:
-        """With ``encode``, an import has files of that format: PNG with the same digest, JPEG with another."""
+        """With ``encode``, an import has files of that format: PNG with the same digest, JPEG with another. A
+        kind without files refuses both."""
         store = tmp_path / "in.lmdb"
         digest = convert(folder, store, encoding="uint8").manifest.dataset_digest
         for number, (encode, form) in enumerate({"png": "uint8", "jpeg": "jpeg"}.items()):
@@ -379,7 +380,7 @@ class ExportSuite:
     @pytest.mark.slow
     def test_a_changed_export_is_refused(self, store: Path, tmp_path: Path) -> None:
         """Importing an export with a changed ``packstore.json``, a missing record line or an added image raises
-        :class:`SourceError`."""
+        :class:`SourceError`. Skipped for an export of one file."""
         out = self.destination(tmp_path)
         self.export(store, out)
         if not out.is_dir():
@@ -422,7 +423,7 @@ class ExportSuite:
 
 
 class Stop:
-    """Progress callback that interrupts a run once more than ``done`` records are done."""
+    """Progress callback that raises :class:`KeyboardInterrupt` once more than ``done`` records are done."""
 
     def __init__(self, done: int) -> None:
         self.done = done
@@ -433,7 +434,8 @@ class Stop:
 
 
 def kill(at: WorkDirectory | ExportStaging, *_: object) -> None:
-    """Replaces a method that publishes or removes a work directory: releases the lock and interrupts the run."""
+    """Replaces a method that publishes or removes a work directory: releases the lock and raises
+    :class:`KeyboardInterrupt`."""
     (at.work if isinstance(at, ExportStaging) else at).release()
     raise KeyboardInterrupt
 

@@ -43,7 +43,9 @@ class Candidate:
 
 
 def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int | None) -> list[Candidate]:
-    """Returns packing options that may be faster for a store of image files. Returns none for a store of pixels.
+    """Returns packing options that may be faster for a store of image files: with a seek index if it lacks one and
+    crops are taken; as uint8; shrunk, as jpeg and uint8, if the images are much larger than the crops. Returns none for
+    a store of pixels or without ``sizes``.
 
     Args:
         manifest: The store's manifest.

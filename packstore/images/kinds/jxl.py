@@ -63,7 +63,8 @@ class _Bits:
         return found
 
     def read_u32(self, *choices: tuple[int, int]) -> int:
-        """Reads a number in the coding U32: two bits choose an offset and the number of bits to add to it."""
+        """Reads a number in the coding U32: two bits choose one of four pairs (offset, bits). Returns the offset plus
+        the number in the next ``bits`` bits."""
         offset, bits = choices[self.read(2)]
         return offset + self.read(bits)
 
@@ -73,14 +74,14 @@ class _Bits:
 
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
-    """Parses the header; ``whole`` also checks the sizes of boxes. Raises :class:`HeaderError` for channels besides
-    colours and alpha."""
+    """Parses the header; ``whole`` also checks the sizes of boxes. Raises :class:`HeaderError` for a damaged file, for
+    channels besides colours and alpha, and for too many bits; :class:`IndexError` for a truncated header."""
     found = _parse_header(data, whole)
     return ImageInfo("jxl", found.width, found.height, found.colours + found.has_alpha, found.bits)
 
 
 def find_mode(data: bytes, info: ImageInfo) -> Mode:
-    """Returns a mode of float32, uint8 or uint16 by the header's bits."""
+    """Returns the mode by the header: float32 for floating point, uint8 up to 8 bits, else uint16."""
     from packstore.core.modes import mode_of
 
     found = _parse_header(data, False)
@@ -89,7 +90,7 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 def decode(data: bytes, info: ImageInfo, frame: int) -> NDArray[Any]:
     """Decodes a frame with imagecodecs; float16 becomes float32. Raises :class:`DecodeError` without the library or the
-    frame."""
+    frame, and the library's own errors for a damaged image."""
     import numpy as np
 
     from packstore.core.errors import DecodeError
@@ -156,8 +157,8 @@ def import_library() -> Any:
 
 
 def _parse_header(data: bytes, whole: bool) -> _JxlHeader:
-    """Parses the codestream's header. Raises :class:`HeaderError` for features that packstore does not read,
-    :class:`IndexError` for a truncated header."""
+    """Parses the codestream's header. Raises :class:`HeaderError` without a codestream, and for channels and bits that
+    packstore does not read; :class:`IndexError` for a truncated header."""
     head = data[:_HEAD] if data.startswith(_CODESTREAM) else b"".join(_list_codestream_parts(data, whole))[:_HEAD]
     if head[:2] != _CODESTREAM:
         raise HeaderError("is damaged: a JPEG XL file without a codestream")

@@ -76,7 +76,8 @@ class Guard:
         self, scope: Message, headers: dict[str, str]
     ) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
         """Returns status, reason and headers for a request that is refused: 405 for other methods than GET, 421 for
-        another host, 403 from another page or without the token. Returns None to permit it."""
+        another host, 403 from another page (unless the browser follows a link there) or without the token. Returns
+        None to permit it."""
         if scope["method"] != "GET":
             return 405, "only GET is allowed: this server changes nothing", [(b"allow", b"GET")]
         host = headers.get("host", "")
