@@ -36,8 +36,8 @@ _FAULTS = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, ValueError, 
 
 
 def count_independently(path: Path) -> dict[str, int]:
-    """Counts the files at ``path``, or the entries of an archive there, by suffix (see :func:`suffix_of`), and their
-    rows.
+    """Counts the files at ``path``, or the entries of an archive there, by suffix (see :func:`suffix_of`).
+    Outside archives also counts the rows of Parquet and HDF5 files, under :data:`ROWS`.
 
     Counts the content of a tar in a tar, and a name that occurs twice once. Memory is 8 bytes an entry; for zip, some
     600 bytes in :mod:`zipfile`. Raises :class:`SourceError` if a library finds damage.
@@ -57,7 +57,8 @@ def count_independently(path: Path) -> dict[str, int]:
 
 
 def suffix_of(name: str) -> str:
-    """Returns the last suffix in lower case with its dot, or ``""`` for none, a number, or more than 12 characters."""
+    """Returns the last suffix in lower case with its dot, or ``""`` for none, a hidden name such as ``.x``, a number,
+    or more than 12 characters."""
     stem, _, suffix = posixpath.basename(name).rpartition(".")
     return f".{suffix.lower()}" if stem and 0 < len(suffix) <= _LONGEST_SUFFIX and not suffix.isdigit() else ""
 
@@ -121,7 +122,7 @@ def _is_tar(path: Path) -> bool:
 
 @contextmanager
 def _open_decompressed(path: Path) -> Iterator[IO[bytes] | Any]:
-    """Opens a file for reading, decompressed if it is compressed."""
+    """Opens a file for reading, decompressed if it is gzip, bzip2, xz or zstandard."""
     with ExitStack() as opened:
         file: Any = opened.enter_context(path.open("rb"))
         start = file.peek(6)[:6]
@@ -145,7 +146,8 @@ def _count_table_rows(file: Path) -> int:
 
 
 def _count_array_rows(file: Path) -> dict[str, int]:
-    """Returns the first dimensions of all datasets of an HDF5 file, by name."""
+    """Returns the first dimension of each dataset of an HDF5 file but scalars, by :data:`ROWS`, a colon and its
+    name."""
     import h5py
 
     counts: dict[str, int] = {}

@@ -88,7 +88,8 @@ class SourceListingSuite(SourceFixtures):
         assert {len(entry.labels) for entry in entries} == {len(survey.labels)}
 
     def test_the_ledger_adds_up(self, path: Path, source: Source) -> None:
-        """The ledger counts every file once, and another opening gives the same ledger."""
+        """The ledger counts every file once, and another opening gives the same ledger. It is empty for a source
+        without files."""
         if not self.has_files:
             assert source.survey().ledger.total == 0
             return

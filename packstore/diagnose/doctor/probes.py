@@ -165,8 +165,8 @@ def _probe_cuda() -> Answer:
     """Examines torch's CUDA and measures copies to the first GPU.
 
     Returns ``built`` and ``driver`` (versions or None), ``devices`` (``name``, ``free`` and ``total`` bytes of each),
-    ``reason`` why there is none, and ``pinned`` (bytes a second from ``pinned`` and ``pageable`` memory, or
-    ``error``).
+    ``reason`` (an error text if there is none although torch is built for CUDA, else None), and ``pinned`` (bytes a
+    second from ``pinned`` and ``pageable`` memory, or ``error``; empty without a GPU).
     """
     torch: Any = importlib.import_module("torch")
     reason = None
@@ -213,7 +213,7 @@ def _measure_copy_rate(torch: Any, host: Any) -> float:
 
 def _find_driver_version() -> str | None:
     """Returns the version of the NVIDIA driver, from ``/proc`` or else from ``nvidia-smi``, which it runs for up to 20
-    seconds. Returns None if there is none."""
+    seconds. Returns None if there is none, and ``of unknown version`` if ``/proc`` does not tell."""
     file = Path("/proc/driver/nvidia/version")
     if file.exists():
         found = re.search(r"\b(\d{3}\.\d+(?:\.\d+)?)\b", file.read_text())

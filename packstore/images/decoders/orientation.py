@@ -40,9 +40,10 @@ class _Unusual(Exception):  # noqa: N818 - Pillow decides then
 
 
 def read_orientation(data: Buffer, info: ImageInfo | None = None) -> int:
-    """Reads the EXIF orientation of an image file, 1 … 8. Returns 1 if it is missing or unreadable.
+    """Reads the orientation of an image file, 1 … 8, from EXIF, else from XMP. Returns 1 if it is missing or
+    unreadable.
 
-    Always 1 for TIFF and HEIF, whose decoders apply the orientation themselves.
+    Always 1 for TIFF and HEIF, whose decoders apply the orientation themselves, and for kinds without EXIF.
 
     Args:
         data: The bytes of one image file.

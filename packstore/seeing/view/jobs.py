@@ -52,8 +52,8 @@ class Jobs:
         self._closed = False
 
     def start(self, key: Hashable, what: str, total: int, work: Callable[[Report], Any]) -> Job:
-        """Returns the job with this key. Starts it if there is none, or if its failure was delivered. Forgets the
-        oldest results beyond six."""
+        """Returns the job with this key. Starts it if there is none, or if its failure was delivered. If there are
+        more than six jobs, forgets the finished ones that were asked for least recently."""
         with self._lock:
             job = self._jobs.get(key)
             if job is None or (job.delivered and job.future.exception() is not None):
