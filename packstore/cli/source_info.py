@@ -126,7 +126,7 @@ def describe_source(source: Source, survey: Survey, command: str) -> str:
 
 def count_modes(source: Source, survey: Survey) -> Counter[str]:
     """Reads up to eight image files and counts them by mode; files of several frames count as ``RGB of 3 frames``.
-    Skips bad ones. Empty for arrays, and if reading would consume the samples."""
+    Skips bad ones. Empty for arrays, if the samples are not counted, and if reading would consume them."""
     from packstore.images.decoders import native
     from packstore.images.sniff import HeaderError, sniff
 
@@ -185,8 +185,8 @@ def describe_column(column: Column) -> str:
 
 
 def describe_targets(columns: Sequence[Column]) -> list[tuple[str, str]]:
-    """Returns name and description of each column other than image, label and internal ones; ``labels: none`` if there
-    is no label either."""
+    """Returns name and description of each column other than image, label, key and internal ones. If there are none,
+    and no label, returns one row ``labels: none``."""
     beside = [c for c in user_columns(columns) if c.name not in ("image", "label", "key", *_INTERNAL_MEANINGS)]
     rows = [(c.name, describe_column(c)) for c in beside]
     return rows if rows or any(c.name == "label" for c in columns) else [("labels", "none")]

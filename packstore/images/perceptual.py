@@ -45,8 +45,8 @@ CROPS: tuple[Window, ...] = tuple(
 
 
 def shrink_to_side(image: Pixels) -> Pixels:
-    """Shrinks an image, uint8 ``(H, W, 3)``, to ``(64, 64, 3)`` by box averages; ignores the aspect ratio. Returns an
-    image of that size itself."""
+    """Scales an image, uint8 ``(H, W, 3)``, to ``(64, 64, 3)`` by box averages, also a smaller one; ignores the aspect
+    ratio. Returns an image of that size itself."""
     from PIL import Image
 
     if image.shape[:2] == (SIDE, SIDE):

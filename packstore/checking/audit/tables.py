@@ -24,13 +24,14 @@ _OUTSIDE = 1.0
 
 
 class RecordTable:
-    """Checksums, splits and labels of all records, read file by file. Collects damage, double keys and labels without a
-    class as findings.
+    """Checksums, splits and labels of all records, read file by file. Adds findings of damage, double keys and labels
+    without a class to ``collector``.
 
     Attributes:
         checksums: ``uint64``, checksums of the images.
         there: Mask of the records whose checksum could be read.
-        rows: Splits and labels; -1 for labels that are missing, unreadable or without a class.
+        rows: Splits and labels; -1 for labels that are missing, unreadable or without a class. All are -1 if ``label``
+            is not one class a record.
     """
 
     def __init__(self, reader: Reader, collector: FindingCollector) -> None:

@@ -67,7 +67,7 @@ class Rates:
 
     @property
     def from_disk(self) -> bool:
-        """True if the first reading waited for the disk."""
+        """True if the first reading was slower than the second, and much of it came from the disk."""
         return self.disk_share >= FROM_DISK and self.read_first < self.read_again
 
     @property
@@ -160,7 +160,7 @@ def compute_efficiency(rates: Rates) -> float:
 
 
 def count_cores_for(rate: float, rates: Rates) -> int:
-    """Computes the number of cores for ``rate`` images a second, at the loader's measured efficiency."""
+    """Computes the number of cores, at least 1, for ``rate`` images a second at the loader's measured efficiency."""
     return max(1, math.ceil(rate * sum(compute_core_seconds(rates).values()) / compute_efficiency(rates) - 1e-9))
 
 
@@ -196,7 +196,8 @@ def find_limiting_stage(rates: Rates) -> Verdict:
 def advise(
     rates: Rates, verdict: Verdict, trials: Sequence[Trial], *, format: str, payload_bytes: float, disk_bytes: float
 ) -> list[Advice]:
-    """Returns advice that the measurements support, the most useful first. May be empty.
+    """Returns advice that the measurements support, the most useful first. May be empty. If the model limits, says
+    only that, and whether small images waste space on disk.
 
     Args:
         rates: The measured rates.
@@ -250,8 +251,8 @@ def _advise_threads(rates: Rates, verdict: Verdict) -> list[Advice]:
 
 def _advise_packing(rates: Rates, verdict: Verdict, trials: Sequence[Trial]) -> list[Advice]:
     """Advises packing options with which a sample loaded at least 1.15 times as fast, the fastest first. If the
-    disk limits, compares the bytes of a record instead of rates. Returns none if neither reading, decoding, augmenting
-    nor assembling limits."""
+    disk limits, compares the bytes of a record instead of rates. Returns none without trials, and if neither reading,
+    decoding, augmenting nor assembling limits."""
     if len(trials) < 2 or verdict.stage not in (*CPU_STAGES, "loader"):
         return []
     now, others = trials[0], trials[1:]

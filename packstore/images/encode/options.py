@@ -105,12 +105,14 @@ class EncodeOptions:
 
     @property
     def changes_pixels(self) -> bool:
-        """True if pixels may change before they are encoded: by resizing or EXIF transposition."""
+        """True if pixels may change before they are encoded: by resizing, or by EXIF transposition if the encoding does
+        not keep EXIF."""
         return self.resizes or (self.exif_transpose and not ENCODINGS[self.encoding].keeps_exif)
 
 
 def keeps_exif(manifest: Manifest) -> bool:
-    """Tells if a store's image files still contain the EXIF orientation of the source's files."""
+    """Tells if a store's image files still contain the EXIF orientation of the source's files. False if they were
+    resized, or for an unknown encoding."""
     resized = any(manifest.options.get(name) is not None for name in ("size", "resize", "max_side"))
     return manifest.encoding in ENCODINGS and ENCODINGS[manifest.encoding].keeps_exif and not resized
 
@@ -134,7 +136,8 @@ def encodings_that_accept(option: str) -> list[str]:
 
 
 def check_encoding(what: str, value: object) -> None:
-    """Raises :class:`UsageError`, which lists the encodings, if ``value`` is none; ``what`` names the argument."""
+    """Raises :class:`UsageError`, which lists the encodings, unless ``value`` names one; ``what`` names the
+    argument."""
     if not isinstance(value, str) or value not in ENCODINGS:
         check_choice(what, value, tuple(ENCODINGS))
 

@@ -72,7 +72,8 @@ class BrowserImages:
     def get_thumbnail(self, record: int, side: int, drawn: bool = False) -> WebFile:
         """Returns a thumbnail of a record, at most ``side`` pixels wide and high, from the cache if it is there.
 
-        With ``drawn``, masks, boxes and keypoints are drawn over it. Errors of damaged images are cached, too.
+        With ``drawn``, masks, boxes and keypoints are drawn over it. PNG for small images, else JPEG. Errors of damaged
+        images are cached, too.
 
         Raises:
             CorruptRecordError: The image does not match its checksum.
