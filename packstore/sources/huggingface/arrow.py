@@ -146,10 +146,6 @@ class ArrowSource(HfTableSource):
 
     kind = "arrow"
 
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        self._mapped: set[Path] = set()
-        super().__init__(path, options)
-
     def find_tables(self) -> Iterator[tuple[str, Path]]:
         """Yields split and path of each file that ``state.json`` names; for an Arrow file, only the file itself, with
         the split ``""``. Raises :class:`SourceError` if a ``state.json`` is damaged, names a file outside its folder,
