@@ -16,7 +16,7 @@ import torch
 
 import packstore
 from packstore.augment import RandomResizedCrop
-from packstore.core.errors import PackstoreError, SourceError, StoreError, UsageError
+from packstore.core.errors import PackstoreError, SampleError, SourceError, StoreError, UsageError
 from packstore.sources.folder import FolderSource
 from packstore.stores import open_store
 from tests.makers.linked import make_files, make_more, make_source, spoil
@@ -106,6 +106,15 @@ def test_source_that_changes_is_an_error_with_a_name(tmp_path: Path, container: 
     assert not any("record" in problem.what for problem in report.problems)
     with pytest.raises(PackstoreError, match=r"class\d/\d.jpg"):
         packstore.convert(store, tmp_path / "copy.lmdb")
+
+
+def test_a_file_in_a_zip_without_its_header_is_an_error_with_a_name(tmp_path: Path) -> None:
+    source = make_source(tmp_path, "zip")
+    data = bytearray(source.read_bytes())
+    data[data.find(b"PK\x03\x04", 4)] = 0
+    source.write_bytes(data)
+    with pytest.raises(SampleError, match="cannot be read from the archive: there is no file at byte"):
+        link(source, tmp_path / "a.lmdb")
 
 
 def test_touched_and_longer_files_are_read_if_their_bytes_are_the_same(tmp_path: Path) -> None:

@@ -154,13 +154,16 @@ class ArchiveTree(Tree):
 
     def locate(self, key: str) -> Location | None:
         """Locates the data of a member. Returns None if the member is missing, compressed or no plain file, or the
-        archive was decompressed as a whole. Raises :class:`ValueError` if its header in a zip is damaged."""
+        archive was decompressed as a whole. Raises :class:`SampleError` if its header in a zip is damaged."""
         member = self._find_member(key)
         if member is None or self._index.file is not None:  # a decompressed copy
             return None
         if member.place == NOWHERE or member.method != STORED:
             return None
-        return Location(self.root, self._find_data(member.place) if self._index.zipped else member.place)
+        try:
+            return Location(self.root, self._find_data(member.place) if self._index.zipped else member.place)
+        except (OSError, ValueError) as error:
+            raise SampleError(key, f"cannot be read from the archive: {error}") from None
 
     def stamp(self) -> str:
         """Returns size and times of the archive. Raises :class:`SourceError` if it is missing."""
