@@ -12,6 +12,7 @@ from packstore.sources.annotations import find_all_annotations
 from packstore.sources.archives import open_tree
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.contents import Contents, FolderContents, list_contents
+from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.labels import LabelsFile
 from packstore.sources.mask_folders import (
     Finding,
@@ -58,15 +59,13 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
     patterns = list(dict.fromkeys(pattern for each in found for pattern in each.patterns))
     ignore = ""
     if patterns and len(patterns) <= _NAMED:
-        answers = [*answers, Answer(_make_ignore_arguments(patterns))]
+        answers = [*answers, Answer(ignore_patterns(patterns))]
         ignore = "; leave it out on purpose with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
         if len(patterns) > 1 and {*patterns} <= {
             *(mask_ignore_pattern(contents, masks, place) for place in masks),
             *list_ending_patterns(contents),
         }:
-            answers += [
-                Answer(_make_ignore_arguments([other for other in patterns if other != kept])) for kept in patterns
-            ]
+            answers += [Answer(ignore_patterns([other for other in patterns if other != kept])) for kept in patterns]
             ignore += ", or all but one of them"
     return AmbiguousSourceError(
         f"{printable(str(path))} {why}. Pack the images alone {alone}; "
@@ -75,11 +74,6 @@ def _question_error(path: Path, why: str, kind: str, found: Sequence[Finding]) -
         [*labels, *answers],
         path,
     )
-
-
-def _make_ignore_arguments(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the command line options that ignore patterns."""
-    return tuple(part for pattern in patterns for part in ("--ignore", pattern))
 
 
 def _propose_labels_files(path: Path, contents: Contents) -> list[Answer]:

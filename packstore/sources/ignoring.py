@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -78,6 +78,16 @@ def escape_pattern(path: str) -> str:
     """Returns the pattern that matches exactly this name anywhere or, with a slash, this path."""
     path = re.sub(r"([\\\[*?])", r"\\\1", path)
     return f"[{path[0]}]{path[1:]}" if path[0] in "!#" else path
+
+
+def ignore_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Returns the command-line options that ignore what patterns match."""
+    return tuple(part for pattern in patterns for part in ("--ignore", pattern))
+
+
+def ignore_paths(paths: Iterable[str]) -> tuple[str, ...]:
+    """Returns the command-line options that ignore files or folders, by their paths in a source."""
+    return ignore_patterns(f"/{escape_pattern(path)}" for path in paths)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from packstore.core.fields import Field, Image, Labels, Mask
 from packstore.images.decoders import get_decoder
 from packstore.images.masks import decode_mask, read_mask_header
 from packstore.sources.beside import join, number_repeated_names
-from packstore.sources.ignoring import escape_pattern
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.palette_files import read_class_colours
 from packstore.sources.tree import Tree
@@ -112,7 +112,7 @@ def find_palette(tree: Tree, folders: Sequence[str]) -> Palette | None:
         raise AmbiguousSourceError(
             f"{tree.name()}: {printable(pair[0])} and {printable(pair[1])} define different classes of masks: leave "
             "one out with --ignore",
-            [Answer(("--ignore", f"/{escape_pattern(each)}")) for each in pair],
+            [Answer(ignore_paths([each])) for each in pair],
         )
     return Palette(first.names, first.colours, tuple(file for each in found for file in each.files))
 

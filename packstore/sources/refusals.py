@@ -10,6 +10,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.images.sniff import IS_LFS_POINTER, LFS_POINTER, HeaderError, sniff
 from packstore.sources.base import Kind
+from packstore.sources.ignoring import ignore_patterns
 from packstore.sources.listing import no_images_message
 from packstore.sources.tree import Tree
 
@@ -52,7 +53,7 @@ def incomplete_error(path: Path, kind: Kind, found: Sequence[tuple[str, Sequence
     patterns = list(dict.fromkeys(pattern for _, each in found for pattern in each))
     answers, ignore = [Answer(("--source", kind.name))], ""
     if 0 < len(patterns) <= _SHOWN and all(each for _, each in found):
-        answers.insert(0, Answer(tuple(part for pattern in patterns for part in ("--ignore", pattern))))
+        answers.insert(0, Answer(ignore_patterns(patterns)))
         ignore = ", or leave that out with " + " ".join(f"--ignore {pattern!r}" for pattern in patterns)
     return AmbiguousSourceError(
         f"{printable(str(path))} is {short_help(kind)}, and would be packed without what else is there: "

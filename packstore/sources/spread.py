@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.base import SPLIT_ORDER
-from packstore.sources.ignoring import escape_pattern
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
@@ -61,7 +61,7 @@ def find_spread(
         raise AmbiguousSourceError(
             f"{tree.name()}: the images that {printable(lister)} names are in {places}: leave all but one out with "
             "--ignore",
-            [Answer(_make_ignore_arguments(others)) for group, others in answers if not _would_hide(others, group)],
+            [Answer(ignore_paths(sorted(others))) for group, others in answers if not _would_hide(others, group)],
         )
     if not groups:
         return None
@@ -143,8 +143,3 @@ def _folder_words(folder: str) -> list[str]:
 def _would_hide(ignored: Iterable[str], group: Iterable[str]) -> bool:
     """Tells if ignoring some folders hides one of a group."""
     return any(not each or f"{folder}/".startswith(f"{each}/") for each in ignored for folder in group)
-
-
-def _make_ignore_arguments(folders: Iterable[str]) -> tuple[str, ...]:
-    """Returns the command line options that ignore folders."""
-    return tuple(part for folder in sorted(folders) for part in ("--ignore", f"/{escape_pattern(folder)}"))

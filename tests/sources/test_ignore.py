@@ -12,7 +12,14 @@ import pytest
 
 from packstore import AmbiguousSourceError, SampleError, SourceError, UsageError, append, convert, repair, verify
 from packstore.sources import open_source
-from packstore.sources.ignoring import IGNORED, active_rules, apply_ignore_rules, compile_ignore_rules, is_ignored
+from packstore.sources.ignoring import (
+    IGNORED,
+    active_rules,
+    apply_ignore_rules,
+    compile_ignore_rules,
+    ignore_paths,
+    is_ignored,
+)
 from packstore.sources.listing import Listing
 from tests.makers.all_layouts import corpus
 from tests.makers.annotated import fill, jpeg, mask
@@ -188,3 +195,11 @@ def test_patterns_of_a_part_of_the_source_are_those_from_its_top(tmp_path: Path)
         assert (inside.hides("b.txt"), inside.hides("x.txt"), inside.hides("c")) == (True, False, True)
         assert not active_rules(tmp_path.parent)
         assert not is_ignored(tmp_path.parent / "c")
+
+
+def test_arguments_ignore_exactly_the_paths() -> None:
+    patterns = ignore_paths(["a[1].json", "b/*.csv"])[1::2]
+    rules = compile_ignore_rules(patterns)
+    hidden = [path for path in ("a[1].json", "a1.json", "b/*.csv", "b/x.csv", "c/a[1].json") if rules.hides(path)]
+    assert hidden == ["a[1].json", "b/*.csv"]
+    assert ignore_paths(["a", "b"])[::2] == ("--ignore", "--ignore")

@@ -22,6 +22,7 @@ from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_text
 from packstore.sources.contents import path_and_parents
 from packstore.sources.encodings import convert_start
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import FileRow, Row, in_packing_order
 from packstore.sources.tree import Tree
@@ -192,7 +193,7 @@ class DocumentSource(AnnotatedSource):
         differ, an :class:`AmbiguousSourceError` that suggests to ignore one."""
         if first == second:
             return SourceError(f"{self.tree.name(first)} has two annotations of {printable(image)}: remove one")
-        answers = [Answer(("--ignore", f"/{each}")) for each in (first, second)]
+        answers = [Answer(ignore_paths([each])) for each in (first, second)]
         return AmbiguousSourceError(
             f"{self.tree.name(image)} is annotated twice, by {printable(first)} and {printable(second)}: leave one "
             "out with --ignore",

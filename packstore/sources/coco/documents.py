@@ -11,6 +11,7 @@ from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, pri
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.beside import clean_path, read_json
 from packstore.sources.coco.files import AnnotationFile
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30
@@ -178,7 +179,7 @@ class SplitAnnotations:
                 raise AmbiguousSourceError(
                     f"{where} has two panoptic masks of {_describe_entry(found['image'])}, and an image has one: "
                     "leave the file out with --ignore",
-                    [Answer(("--ignore", f"/{file.path}"))],
+                    [Answer(ignore_paths([file.path]))],
                 )
             try:
                 annotation["file_name"] = clean_path(_strip_absolute(str(annotation.get("file_name"))))

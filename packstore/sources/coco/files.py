@@ -11,6 +11,7 @@ from pathlib import Path
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.beside import find_base_folder, join, read_whole
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
 from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
@@ -97,7 +98,7 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
         raise AmbiguousSourceError(
             f"{tree.name(odd[0].path)}: its name has no split, but others have one: rename it "
             "(instances_train.json), or take it out of the folder",
-            [Answer(_make_ignore_arguments(each)) for each in (odd, others)],
+            [Answer(ignore_paths(file.path for file in each)) for each in (odd, others)],
         )
     for kinds in found.values():
         if "stuff" in kinds and not {"instances", "keypoints"} & kinds.keys():
@@ -113,7 +114,7 @@ def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSo
     folders = [file.path.rpartition("/")[0] for file in files]
     answers = [Answer(source=Path(tree.root, folder)) for folder in folders if folder and Path(tree.root).is_dir()]
     if len(set(folders)) < len(folders):
-        answers = [_answer_keeping(files, kept) for kept in files]
+        answers = [Answer(ignore_paths(each.path for each in files if each is not kept)) for kept in files]
         return AmbiguousSourceError(
             f"{tree.name()} is annotated twice, by {named}, whose names have no split: leave one out with --ignore",
             answers,
@@ -121,16 +122,6 @@ def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSo
     return AmbiguousSourceError(
         f"{tree.name()} has {named}, whose names have no split: give one of their folders", answers
     )
-
-
-def _answer_keeping(files: list[AnnotationFile], kept: AnnotationFile) -> Answer:
-    """Makes the answer that ignores all ``files`` but ``kept``."""
-    return Answer(_make_ignore_arguments([file for file in files if file is not kept]))
-
-
-def _make_ignore_arguments(files: list[AnnotationFile]) -> tuple[str, ...]:
-    """Returns the command-line options ``--ignore /PATH`` for files."""
-    return tuple(part for file in files for part in ("--ignore", f"/{file.path}"))
 
 
 def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:

@@ -252,7 +252,7 @@ class NiftiSource(HeaderScanSource):
         return {
             path: each
             for path, each in self._all_files.items()
-            if not folders.isdisjoint(_possible_image_folders(path))
+            if not folders.isdisjoint(_sibling_folders(path, _IMAGE_FOLDERS))
         }
 
     @cached_property
@@ -296,11 +296,6 @@ def _possible_mask_paths(path: str) -> Iterator[str]:
     for folder in _sibling_folders(path, _MASK_FOLDERS):
         yield join(folder, name)
         yield join(folder, _CHANNEL.sub("", name))
-
-
-def _possible_image_folders(path: str) -> list[str]:
-    """Lists possible folders of images for a file in a folder of labels; none for a file elsewhere."""
-    return _sibling_folders(path, _IMAGE_FOLDERS)
 
 
 def _sibling_folders(path: str, words: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.sources.annotation_formats.spool import Spool
 from packstore.sources.contents import suffix_of
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.table.columns import ColumnFacts
 from packstore.sources.table.reading import TEXT
 from packstore.sources.tree import Tree
@@ -118,5 +119,5 @@ class ImageRows:
         return AmbiguousSourceError(
             f"{self._tree.name(image)} is named by {printable(first)} and by {printable(second)}: leave one out with "
             "--ignore",
-            [Answer(("--ignore", f"/{each}")) for each in (first, second)],
+            [Answer(ignore_paths([each])) for each in (first, second)],
         )

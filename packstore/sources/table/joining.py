@@ -8,7 +8,7 @@ from typing import Any
 
 from packstore.core.errors import AmbiguousSourceError, Answer, printable
 from packstore.sources.contents import suffix_of
-from packstore.sources.ignoring import escape_pattern
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.table.finding import Table
 from packstore.sources.table.images import ImageIndex, batch_rows
 from packstore.sources.table.reading import TEXT
@@ -102,5 +102,5 @@ class JoinedRows:
         return AmbiguousSourceError(
             f"{self._tree.name()}: {' and '.join(map(printable, files))} name as many images, but not the same, or "
             f"have a column in common ({printable(image)}): leave one out with --ignore",
-            [Answer(("--ignore", f"/{escape_pattern(file)}")) for file in files],
+            [Answer(ignore_paths([file])) for file in files],
         )

@@ -30,7 +30,7 @@ from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import list_contents, suffix_of
 from packstore.sources.dataset import index_key
-from packstore.sources.ignoring import escape_pattern
+from packstore.sources.ignoring import ignore_paths
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.rows import Row
 from packstore.sources.table.finding import SAMPLE, find_sample_submissions, list_possible_tables
@@ -97,10 +97,7 @@ class PixelTableSource(TableSource):
             raise AmbiguousSourceError(
                 f"{self.tree.name()} has {len(named)} tables of pixels, {' and '.join(map(printable, named[:3]))}, "
                 "whose names do not tell different splits: leave all but one out with --ignore",
-                [
-                    Answer(tuple(p for each in named if each != kept for p in ("--ignore", f"/{escape_pattern(each)}")))
-                    for kept in named[:8]
-                ],
+                [Answer(ignore_paths(each for each in named if each != kept)) for kept in named[:8]],
             )
 
     def _read_rows(self) -> Iterator[NamedRow]:
