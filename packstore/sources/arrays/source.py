@@ -133,8 +133,9 @@ class ArraySource(RowSource):
         return Certainty.CERTAIN if found else Certainty.NO
 
     def assign_columns(self, infos: Sequence[Sequence[ArrayInfo]]) -> tuple[ArrayRoles, tuple[str, ...] | None]:
-        """Chooses the arrays that are columns, and the names of classes if labels are texts. Raises the errors of
-        :meth:`assign_roles`, and :class:`SourceError` for damaged names of classes."""
+        """Chooses the arrays that are columns, and the names of classes if labels are texts, else None for these.
+        Raises :class:`AmbiguousSourceError` if an option has to decide, and :class:`SourceError` for no images or
+        damaged names of classes."""
         roles = self.assign_roles(infos)
         try:
             return assign_text_labels(roles, self._read_texts)

@@ -183,8 +183,8 @@ def name_values_by_type(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
 
 
 def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that gives the values of a sample the ``names``, in order, and drops None and values beyond
-    the names. ``convert`` has functions that convert some values, by name."""
+    """Returns a function that names the values of a sample by ``names``, in order. The function drops None, and values
+    beyond the names. ``convert`` has functions that convert some values, by name."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         found = {name: value for name, value in zip(names, others, strict=False) if value is not None}
@@ -194,8 +194,8 @@ def namer_in_order(*names: str, **convert: Callable[[Any], Any]) -> NameValues:
 
 
 def namer_by_target(names: Mapping[str, str], **convert: Callable[[Any], Any]) -> NameValues:
-    """Returns a function that names the values of a sample by ``dataset.target_type``, and drops None. ``names``
-    translates its entries; ``convert`` has functions that convert some values."""
+    """Returns a function that names the values of a sample by the entries of ``dataset.target_type``, which ``names``
+    translates. The function drops None. ``convert`` has functions that convert some values, by translated name."""
 
     def name_values(dataset: Any, others: Sequence[Any]) -> dict[str, Any]:
         return namer_in_order(*(names[target] for target in dataset.target_type), **convert)(dataset, others)

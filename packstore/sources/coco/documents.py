@@ -223,7 +223,8 @@ def parse_boxes(annotations: Iterable[Any]) -> list[list[float]]:
 
 
 def parse_segments(annotation: Any) -> list[Any]:
-    """Returns the ``segments_info`` of a panoptic mask. Raises :class:`ValueError` if a segment has no integer id."""
+    """Returns the ``segments_info`` of a panoptic mask. Raises :class:`ValueError` if it is no list of segments with
+    integer ids."""
     found = annotation.get("segments_info")
     if not isinstance(found, list) or not all(isinstance(each, dict) and type(each.get("id")) is int for each in found):
         raise ValueError(f"its panoptic mask has the segments_info {found!r:.60}; expected a list of segments with ids")

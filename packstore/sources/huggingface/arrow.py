@@ -73,8 +73,8 @@ class _ArrowFile(OpenTable):
         return overview
 
     def _summarise_column(self, overview: TableOverview, name: str, column: Any, feature: Any) -> None:
-        """Adds the column ``name`` to the sets of an overview: to those of columns with nulls, with paths of files and
-        with negative labels, if ``column``, an array of it, has such values."""
+        """Notes in an overview if the column ``name`` has nulls, paths of files or negative labels. ``column`` is an
+        array of its values."""
         parts = {}
         inner = column.flatten() if is_list(column.type) else column
         if self._pa.types.is_struct(inner.type):

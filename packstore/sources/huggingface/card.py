@@ -121,8 +121,8 @@ def _config_folder(config: dict[Any, Any], folder: Path) -> Path | None:
 
 
 def _read_data_files(value: Any, data_dir: Any) -> dict[str, list[str]] | None:
-    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``); ``train`` is the split of patterns
-    without one. Without patterns, takes all files of ``data_dir`` as ``train``; returns None without ``data_dir``, too.
+    """Reads the patterns of each split (``datasets.data_files.sanitize_patterns``); patterns without a split belong to
+    ``train``. Without patterns, takes all files of ``data_dir`` as ``train``; returns None without ``data_dir``, too.
     Raises :class:`ValueError` for malformed entries, and patterns that lead out of the folder."""
     if value is None:
         return None if data_dir is None else {"train": [_prefix_data_dir(f"{data_dir}/**", None)]}

@@ -262,7 +262,7 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _splits(self) -> tuple[str, ...]:
-        """Splits of all samples, in packing order."""
+        """Splits of all samples, in packing order; ``("",)`` without splits."""
         if self._patterns is None:
             return ("",)
         return in_packing_order({lower_known_split(self._find_split(file)) for file in self._main_files()})

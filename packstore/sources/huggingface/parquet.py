@@ -64,9 +64,9 @@ class _ParquetFile(OpenTable):
         return overview
 
     def _summarise_chunk(self, overview: TableOverview, group: int, leaf: Any, top: str, chunk: Any) -> None:
-        """Adds the column ``top`` to the sets of an overview, of columns with nulls, paths and negative numbers, if a
-        chunk of it may have such values by its statistics. Reads a chunk of lists to find nulls. ``leaf`` is the
-        chunk's column in Parquet's schema, which is ``top`` or a part of it."""
+        """Notes in an overview if the column ``top`` may have nulls, paths or negative numbers, by the statistics of a
+        chunk. Reads a chunk of lists to find nulls. ``leaf`` is the chunk's column in Parquet's schema: ``top`` or a
+        part of it."""
         statistics = chunk.statistics if chunk.is_stats_set else None
         nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
         if leaf.path in (f"{top}.path", f"{top}.list.element.path", f"{top}.list.item.path"):

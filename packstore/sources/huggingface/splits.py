@@ -122,7 +122,7 @@ def refuse_missing_shards(path: Path, names: Sequence[str]) -> None:
 
 def choose_word_patterns(list_files: Callable[[], Iterable[str]], shown: str, path: Path) -> Patterns | None:
     """Chooses the patterns that give each file exactly one split: words in the names of folders, else in those of
-    files. Returns None if those in names of files give some file none or two.
+    files. Returns None if the words in names of files give some file no split or two.
 
     Raises :class:`AmbiguousSourceError` if words in the names of folders give some files a split, and others none or
     two. ``shown`` and ``path`` are those of the source.

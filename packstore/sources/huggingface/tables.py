@@ -113,7 +113,8 @@ class HfTableSource(ScannedTables):
                     claims.claim(name)
 
     def left_reason(self, folder: str, name: str) -> str | None:
-        """Returns a reason for Parquet files: they belong to no split. For other files, returns the base's reason."""
+        """Returns the reason for Parquet files of no split, and for images that are no samples; None for other
+        files."""
         return "Parquet files of no split" if name.endswith(".parquet") else super().left_reason(folder, name)
 
     def fields(self) -> dict[str, Field]:

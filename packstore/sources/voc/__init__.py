@@ -238,7 +238,7 @@ def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
 
 def _find_sets(tree: Tree, base: str) -> dict[str, str]:
     """Finds the list of images of each split, in the first folder that has any; leaves out ``trainval`` beside
-    ``train`` and ``val``. Returns paths by split."""
+    ``train`` and ``val``. Returns paths by split, ``{}`` without lists."""
     for place in ("ImageSets/Main", "ImageSets/Segmentation", "ImageSets", "Main"):
         folder = join(base, place)
         names = (name for name in tree.names(folder).files if name.endswith(".txt"))
