@@ -240,12 +240,16 @@ class Linker:
         )
 
     def check_files(self, states: Mapping[str, FileState]) -> None:
-        """Raises :class:`SourceError` if a file on this machine changed since its state was noted, and
-        :class:`OSError` if it is gone."""
+        """Raises :class:`SourceError` if a file on this machine changed since its state was noted, or is gone. A source
+        at a URL looks at its objects in the end."""
         for path, state in states.items():
-            if (
-                not is_url_link(path) and read_file_state(path) != state
-            ):  # a source at a URL looks at its objects in the end
+            if is_url_link(path):
+                continue
+            try:
+                same = read_file_state(path) == state
+            except OSError:
+                same = False
+            if not same:
                 raise SourceError(f"{printable(path)} changed while it was read; link it when nothing writes to it")
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -338,17 +339,20 @@ def test_repair_links_again(tmp_path: Path, format: str, damage: str) -> None:
         assert reader.manifest.dataset_digest == digest
 
 
-def test_a_file_that_changes_while_it_is_linked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", [lambda file: os.utime(file, (1, 1)), Path.unlink], ids=["touched", "gone"])
+def test_a_file_that_changes_while_it_is_linked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+) -> None:
     folder = make_files(tmp_path / "files")
     read = FolderSource.read
 
-    def read_and_touch(self: Any, entry: Any) -> Any:
+    def read_and_change(self: Any, entry: Any) -> Any:
         found = read(self, entry)
         if entry.key == "class1/5.jpg":
-            os.utime(folder / "class0" / "0.jpg", (1, 1))
+            change(folder / "class0" / "0.jpg")
         return found
 
-    monkeypatch.setattr(FolderSource, "read", read_and_touch)
+    monkeypatch.setattr(FolderSource, "read", read_and_change)
     monkeypatch.setattr(FolderSource, "read_together", lambda self, entries: [None] * len(entries))
     with pytest.raises(SourceError, match="changed while"):
         link(folder, tmp_path / "a.lmdb")
