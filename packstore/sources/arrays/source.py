@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from packstore.core.column import ITEM_SIZE
 from packstore.core.errors import AmbiguousSourceError, Answer, SourceError, printable
 from packstore.core.fields import Array, Bytes, Field, Image, Label, Mask, Text
-from packstore.core.modes import Mode, mode_of
 from packstore.images.sniff import excess_pixels_message, max_file_bytes
 from packstore.sources.arrays.choosing import (
     IMAGE_WORDS,
@@ -29,6 +28,14 @@ from packstore.sources.arrays.choosing import (
 )
 from packstore.sources.arrays.classes import assign_text_labels, parse_class_names
 from packstore.sources.arrays.stored import ArrayInfo, BlockCache, OpenArrays, bytes_per_row, rows_per_block
+from packstore.sources.arrays.values import (
+    MASK_DTYPES,
+    cast_exactly,
+    decode_text,
+    is_jpeg_or_png,
+    pixel_mode,
+    to_class_number,
+)
 from packstore.sources.base import SPLIT_ORDER, Certainty, Source, SourceOptions
 from packstore.sources.dataset import index_key
 from packstore.sources.ignoring import visible_paths
@@ -277,7 +284,7 @@ class ArraySource(RowSource):
                 reason = excess_pixels_message(width, height, self.options.max_pixels)
                 if reason is not None:
                     raise SourceError(f"{printable(str(self.path))}: {image.info.shown}: {reason}")
-                mode = _pixel_mode(image)
+                mode = pixel_mode(image)
                 size = (height, width)
                 shapes.add((mode.channels, *size) if mode.dtype == "float32" else (*size, mode.channels))
             else:
@@ -319,16 +326,16 @@ class ArraySource(RowSource):
         :class:`SourceError` if no column holds its dtype."""
         info = chosen.info
         if name == "image":
-            mode = None if info.content == "files" else _pixel_mode(chosen)
+            mode = None if info.content == "files" else pixel_mode(chosen)
             return Image("original" if mode is None else mode.dtype, mode=None if mode is None else mode.name)
         if name == "label":
             return Label(self._classes)
         if info.content == "texts":
             return Text()
         if info.content == "files":
-            return Image() if _is_jpeg_or_png(self._read_first_file(chosen)) else Bytes()
+            return Image() if is_jpeg_or_png(self._read_first_file(chosen)) else Bytes()
         if "mask" in name and len(info.shape) == 3 and info.dtype.kind in "uib" and info.dtype.itemsize <= 4:
-            return Mask(_MASK_DTYPES.get(info.dtype.name))
+            return Mask(MASK_DTYPES.get(info.dtype.name))
         if info.dtype.name not in ITEM_SIZE:
             raise SourceError(f"{printable(str(self.path))}: {info.shown}: no type of column holds {info.dtype}")
         return Array(info.dtype.name, info.shape[1:])
@@ -347,16 +354,14 @@ class ArraySource(RowSource):
         if name == "image":
             return self._convert_image_row(chosen, value)
         if name == "label":
-            return (
-                _to_class_number(value) if info.content == "numbers" else self._find_label_number(_decode_text(value))
-            )
+            return to_class_number(value) if info.content == "numbers" else self._find_label_number(decode_text(value))
         if info.content == "files":
             limit = max_file_bytes(self.options.max_pixels)
             if len(value) > limit:
                 raise ValueError(f"{name} has {len(value)} bytes, more than {limit} within max_pixels")
             return bytes(value)
         if info.content == "texts":
-            return _decode_text(value)
+            return decode_text(value)
         native = np.asarray(value).astype(info.dtype.newbyteorder("="), copy=True)
         return native.astype(np.uint8) if "mask" in name and native.dtype == np.bool_ and native.ndim == 2 else native
 
@@ -369,7 +374,7 @@ class ArraySource(RowSource):
                 raise ValueError(f"it has {len(value)} bytes, more than the {limit} of an image within max_pixels")
             return bytes(value)
         pixels = np.transpose(value, [axis - (axis > chosen.axis) for axis in chosen.order])
-        return np.ascontiguousarray(_cast_exactly(pixels, _pixel_mode(chosen).dtype))
+        return np.ascontiguousarray(cast_exactly(pixels, pixel_mode(chosen).dtype))
 
     @cached_property
     def _classes(self) -> tuple[str, ...] | None:
@@ -421,7 +426,7 @@ class ArraySource(RowSource):
         file, info = self._blocks.open_file(chosen.file), chosen.info
         for start in range(0, info.shape[0], _TEXTS):
             yield [
-                _decode_text(text) for text in file.read_rows(info.name, 0, start, min(start + _TEXTS, info.shape[0]))
+                decode_text(text) for text in file.read_rows(info.name, 0, start, min(start + _TEXTS, info.shape[0]))
             ]
 
     @cached_property
@@ -443,13 +448,7 @@ class ArraySource(RowSource):
         return self._blocks.open_file(chosen.file).read_rows(chosen.info.name, 0, 0, chosen.length)
 
 
-def _decode_text(text: Any) -> str:
-    """Decodes bytes as UTF-8, and converts any other value to a text. Raises :class:`ValueError` for other bytes."""
-    return text.decode("utf-8") if isinstance(text, bytes) else str(text)
-
-
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
-_MASK_DTYPES = {"bool": "uint8", "uint8": "uint8", "int8": "int32", "uint16": "uint16", "int16": "int32"}
 
 
 def recognise_arrays(open: Callable[[Path, SourceOptions], Source], path: Path, options: SourceOptions) -> Certainty:
@@ -468,51 +467,3 @@ def _make_optional(field: Field) -> Field:
     if isinstance(field, Image):
         return field
     return replace(field, optional=True)
-
-
-def _is_jpeg_or_png(data: bytes) -> bool:
-    """Tells if data begin like a JPEG or PNG file."""
-    return data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"))
-
-
-def _to_class_number(value: Any) -> int:
-    """Converts a label to a class number. Raises :class:`ValueError` for a fraction, or several numbers."""
-    array = np.asarray(value)
-    if array.size != 1:
-        raise ValueError(f"label: found {array.size} numbers, expected one")
-    number = array.reshape(-1)[0].item()
-    if number != int(number):
-        raise ValueError(f"label: found {number}, expected a whole number")
-    return int(number)
-
-
-def _pixel_mode(chosen: ColumnArray) -> Mode:
-    """Returns the mode (channels and dtype) in which an array of images is stored. Integers of 32 or 64 bits become
-    int32, floating-point numbers float32, int8 int16 and booleans uint8. Values beyond are bad samples."""
-    channels = chosen.info.shape[chosen.order[2]] if len(chosen.order) == 3 else 1
-    return mode_of(channels, _PIXEL_DTYPES.get(chosen.info.dtype.name, "uint8"))
-
-
-_PIXEL_DTYPES = {
-    "bool": "uint8",
-    "uint8": "uint8",
-    "int8": "int16",
-    "uint16": "uint16",
-    "int16": "int16",
-    **dict.fromkeys(("int32", "uint32", "int64", "uint64"), "int32"),
-    **dict.fromkeys(("float16", "float32", "float64"), "float32"),
-}
-"""Dtype of the mode by dtype of the array."""
-
-
-def _cast_exactly(pixels: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Converts values to a dtype. Raises :class:`ValueError` if that would change a value."""
-    if pixels.dtype == dtype:
-        return pixels
-    found = pixels.astype(dtype)
-    if not np.array_equal(found, pixels, equal_nan=pixels.dtype.kind == "f"):
-        raise ValueError(
-            f"image: found {pixels.dtype} from {pixels.min()} to {pixels.max()}, which {dtype} does not hold: write "
-            f"the array again as {dtype}"
-        )
-    return found
