@@ -1,0 +1,540 @@
+"""``PackedLoader``: threads, memory, options, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import packstore
+from packstore import DecodeError, PackedDataset, PackedLoader, UsageError
+from packstore.training.augment import (
+    Cutout,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from packstore.training.augment.base import Crops
+from packstore.training.augment.resample import resize_by_products
+from packstore.training.loader.assemble import Assembler
+from packstore.training.loader.rows import RowWriter, _as_planes
+from packstore.training.single_threaded import is_single_threaded, make_single_threaded, single_threaded
+from tests.conftest import Stores
+from tests.makers.batches import FIXED, RAGGED, same
+from tests.makers.datasets import write_image
+
+
+def loader_threads() -> list[str]:
+    """Those that ask object stores stay, for the next requests."""
+    names = [t.name for t in threading.enumerate() if t.name.startswith("packstore")]
+    return [name for name in names if name != "packstore-request"]
+
+
+def test_nothing_holds_the_first_batch_back(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, others = [], threading.Event()
+    prepare = Assembler.prepare_batch
+
+    def watched(self: Assembler, *arguments: Any, **options: Any) -> Any:
+        begun.append(len(begun))
+        if len(begun) > 1:
+            others.set()
+            return prepare(self, *arguments, **options)
+        prepared = prepare(self, *arguments, **options)
+        assert not others.wait(0.2)
+        return prepared
+
+    monkeypatch.setattr(Assembler, "prepare_batch", watched)
+    for _ in PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, resident=False, augment=RAGGED, workers=3):
+        pass
+    assert len(begun) > 3
+
+
+@pytest.mark.slow
+def test_an_early_break_leaves_no_thread(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED, workers=3)
+    for _ in range(5):
+        for _ in loader:
+            break
+    gc.collect()
+    assert loader_threads() == []
+
+
+@pytest.mark.slow
+def test_a_forgotten_iterator_leaves_no_thread(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED)
+    iterator = iter(loader)
+    next(iterator)
+    assert loader_threads() != []
+    del iterator
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_several_iterations_at_once(stores: Stores) -> None:
+    ds = PackedDataset(stores("files.lmdb"), "train")
+    loader = PackedLoader(ds, 4, augment=RAGGED)
+    loader.set_epoch(0)
+    wanted = list(loader)
+    loader.set_epoch(0)
+    one = iter(loader)
+    loader.set_epoch(0)
+    two = iter(loader)
+    mixed = [(next(one), next(two)) for _ in range(len(loader))]
+    assert same([a for a, _ in mixed], wanted)
+    assert same([b for _, b in mixed], wanted)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Twelve images, of which two do not decode."""
+    for i in range(12):
+        write_image(tmp_path / "photos" / f"{i:02}.png", 40, 50, i)
+    for i in (4, 9):
+        data = bytearray((tmp_path / "photos" / f"{i:02}.png").read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        (tmp_path / "photos" / f"{i:02}.png").write_bytes(data)
+    packstore.convert(tmp_path / "photos", tmp_path / "d.lmdb")
+    return tmp_path / "d.lmdb"
+
+
+@pytest.mark.slow
+def test_a_record_that_does_not_decode_is_named(damaged: Path) -> None:
+    loader = PackedLoader(PackedDataset(damaged), 2, augment=RAGGED)
+    seen = []
+    with pytest.raises(DecodeError, match=r"record 4 \(04\.png\)"):
+        seen += [len(images) for images in loader]
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_skip_leaves_it_out_and_counts_it(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ds = PackedDataset(damaged, columns=("image", "key"))
+    loader = PackedLoader(ds, 4, augment=RAGGED, on_error="skip")
+    batches = list(loader)
+    assert [len(images) for images, _ in batches] == [4, 3, 3]
+    assert [k for _, keys in batches for k in keys] == [k for k in ds.keys if k not in ("04.png", "09.png")]
+    assert loader.stats()["skipped"] == 2
+    assert "record 4 (04.png)" in caplog.text
+    clean = [i for i in range(12) if i not in (4, 9)]
+    wanted = PackedLoader(ds, 4, augment=RAGGED, indices=clean)
+    assert torch.equal(torch.cat([i for i, _ in batches]), torch.cat([i for i, _ in wanted]))
+
+
+@pytest.mark.parametrize("augment", [[], [RandomHorizontalFlip()]])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("kind", ["files", "pixels"])
+def test_images_of_differing_sizes_make_no_batch(
+    stores: Stores, kind: str, on_error: Literal["raise", "skip"], augment: list[Any]
+) -> None:
+    loader = PackedLoader(PackedDataset(stores(f"{kind}.lmdb"), "train"), 64, augment=augment, on_error=on_error)
+    with pytest.raises(UsageError, match=r"differ in size \(\d+x\d+, \d+x\d+\), so they make no batch: add an"):
+        list(loader)
+
+
+def test_images_of_differing_sizes_need_an_operation(stores: Stores) -> None:
+    with pytest.raises(UsageError, match="RandomResizedCrop"):
+        list(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4))
+    with pytest.raises(UsageError, match=r"collate={'image': 'list'}"):
+        list(PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=[Resize(20)]))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"prefetch": 0}, "prefetch"),
+        ({"workers": 0}, "workers"),
+        ({"resident": "maybe"}, "resident"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"dtype": torch.uint8}, "floating point"),
+        ({"dtype": "float16"}, "torch.float16"),
+        ({"normalize": "mnist"}, "imagenet, cifar10"),
+        ({"sampler": [1], "shuffle": True}, "sampler"),
+        ({"block": 4}, "shuffle=True"),
+        ({"rank": 1}, "go together"),
+        ({"rank": 2, "world_size": 2}, "from 0 to 1"),
+        ({"indices": [100]}, "from 0 to 99"),
+        ({"indices": [0.5]}, "whole numbers"),
+        ({"augment": [3]}, "not callable"),
+    ],
+)
+def test_wrong_options(stores: Stores, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        PackedLoader(PackedDataset(stores("cifar.h5"), "train"), **{"batch_size": 4, **options})
+
+
+def test_datasets_that_work_item_by_item_are_refused(stores: Stores) -> None:
+    path = stores("cifar.h5")
+    for options in ({"transform": abs}, {"output": "pil"}, {"dtype": torch.float32}, {"columns": ("label",)}):
+        with pytest.raises(UsageError):
+            PackedLoader(PackedDataset(path, "train", **options), 4)
+    with pytest.raises(UsageError, match="normalised already"):
+        PackedLoader(PackedDataset(stores("floats.pth"), "train"), 4, normalize="cifar10")
+
+
+@pytest.mark.parametrize(
+    ("size", "augment", "mode", "reason"),
+    [
+        (64, [], "resident", "free memory of cpu"),
+        (64, [RandomHorizontalFlip()], "resident", "free memory of cpu"),
+        (64, [RandomResizedCrop(32)], "resident", "free memory of cpu"),
+        (64, [RandomCrop(56), Resize(32)], "resident", "free memory of cpu"),
+        (65, [], "streaming", "12,675 bytes .over 12,288. are faster by streaming"),
+        (65, [RandomHorizontalFlip()], "streaming", "over 12,288"),
+        (65, [RandomCrop(65, padding=4)], "streaming", "over 12,288"),
+    ],
+)
+def test_the_cpu_streams_where_that_is_faster(
+    tmp_path: Path, size: int, augment: list[Any], mode: str, reason: str
+) -> None:
+    write_image(tmp_path / "photos" / "a.png", size, size, 0)
+    packstore.convert(tmp_path / "photos", tmp_path / "a.pth", encoding="uint8", size=size)
+    loader = PackedLoader(PackedDataset(tmp_path / "a.pth"), 1, augment=augment)
+    assert loader.mode == mode
+    assert re.search(reason, loader.mode_reason)
+    assert PackedLoader(PackedDataset(tmp_path / "a.pth"), 1, augment=augment, resident=True).mode == "resident"
+
+
+def test_resident_that_does_not_fit_says_both_numbers(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packstore.training.loader.residence.free_memory", lambda device: 1000)
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    with pytest.raises(UsageError, match=r"307,200 bytes .* 1,000 are free"):
+        PackedLoader(ds, 4, resident=True)
+    loader = PackedLoader(ds, 4)
+    assert loader.mode == "streaming"
+    assert "250 allowed" in loader.mode_reason
+    with pytest.raises(UsageError, match="one shape"):
+        PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, resident=True)
+
+
+def test_stats_say_where_the_time_goes(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=RAGGED)
+    list(loader)
+    stats = loader.stats()
+    assert stats["images"] == 21
+    assert stats["batches"] == 6 == len(loader)
+    for name in ("seconds", "images_per_second", "decode_seconds", "read_seconds"):
+        assert stats[name] > 0
+    loader.reset_stats()
+    assert loader.stats()["images"] == 0
+
+
+@pytest.mark.parametrize("name", ["files.lmdb", "pixels.h5", "cifar.h5", "floats.pth"])
+@pytest.mark.parametrize("resident", [False, "auto"])
+def test_in_inference_mode_as_elsewhere(stores: Stores, name: str, resident: Any) -> None:
+    """It holds for the consumer's thread alone, and memory that was made in it for no other."""
+    augment = RAGGED if name in ("files.lmdb", "pixels.h5") else FIXED
+    options: dict[str, Any] = {"augment": augment, "resident": resident, "workers": 2}
+    if name != "floats.pth":
+        options["normalize"] = "imagenet"
+    loader = PackedLoader(PackedDataset(stores(name), "train"), 4, **options)
+    before = [(images.clone(), labels) for images, labels in loader]
+    loader.set_epoch(0)
+    with torch.inference_mode():
+        inside = [(images.clone(), labels) for images, labels in loader]
+    loader.set_epoch(0)
+    after = list(loader)
+    assert same(before, inside)
+    assert same(before, after)
+    after[0][0].mul_(2)  # not of inference mode
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("augment", [[], [RandomHorizontalFlip()]])
+def test_batches_are_the_consumers_to_change(stores: Stores, resident: bool, augment: list[Any]) -> None:
+    """Of autograd, too: no batch is a view of something that others are."""
+    ds = PackedDataset(stores("bfloats.h5"), "train")
+    batches = iter(PackedLoader(ds, 4, resident=resident, augment=augment))
+    weights = torch.ones(10, requires_grad=True)
+    loss = torch.zeros(())
+    for (images, labels), _ in zip(batches, range(4), strict=False):
+        images += torch.zeros(1, requires_grad=True).to(images.dtype)
+        labels.clamp_(max=8)
+        loss = loss + (weights * images.float().mean()).index_select(0, labels).sum()
+        assert labels.untyped_storage().nbytes() == labels.nbytes
+    loss.backward()
+    assert weights.grad is not None
+
+
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("where", ["augment", "transform"])
+def test_a_view_by_numpy_is_not_written_over(
+    stores: Stores, resident: bool, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins where no buffer does."""
+    monkeypatch.setitem(packstore.training.loader.resident._PIXELS_AT_ONCE, "cpu", 8 * 32 * 32)
+
+    def view(images: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(images.numpy()[..., 1:, :])
+
+    ds = PackedDataset(stores("cifar.h5"), "train")
+    options: dict[str, Any] = {where: [view] if where == "augment" else view}
+    kept = [images for images, _ in PackedLoader(ds, 4, resident=resident, **options)]
+    plain = [images[..., 1:, :] for images, _ in PackedLoader(ds, 4, resident=resident)]
+    assert all(torch.equal(a, b) for a, b in zip(kept, plain, strict=True))
+
+
+def test_buffers_do_not_grow_over_epochs(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    empty = packstore.training.ring.HostTransport.allocate
+
+    def counting(self: Any, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        tensor = empty(self, shape, dtype)
+        made.append(tensor.nbytes)
+        return tensor
+
+    monkeypatch.setattr(packstore.training.ring.HostTransport, "allocate", counting)
+    ds = PackedDataset(stores("files.lmdb"), "train")
+    loader = PackedLoader(ds, 2, augment=[*RAGGED, lambda x: x.float()], prefetch=2)
+    list(loader)
+    assert len(made) <= 3  # prefetch + 1 slots, for eleven batches
+
+
+def test_memory_of_one_epoch_serves_the_next(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each page of new memory costs a fault: a fifth of the time of small epochs."""
+    made: list[int] = []
+    take = packstore.training.ring.HostTransport._take_buffer
+
+    def counting(self: Any, nbytes: int) -> Any:
+        before = len(self._returned)
+        memory = take(self, nbytes)
+        made.extend([nbytes] * (len(self._returned) == before))
+        return memory
+
+    monkeypatch.setattr(packstore.training.ring.HostTransport, "_take_buffer", counting)
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 4, augment=RAGGED, drop_last=True, prefetch=2)
+    batches = 0
+    for _ in range(4):
+        for images, _ in loader:
+            del images
+            batches += 1
+    assert batches > 12
+    assert 1 <= len(made) <= 4  # prefetch + 1 slots, and the batch that the caller had last
+
+
+@pytest.mark.slow
+def test_a_process_ends_while_an_iterator_lives(stores: Stores) -> None:
+    code = (
+        "import sys\nfrom packstore import PackedDataset, PackedLoader\n"
+        "from packstore.training.augment import RandomResizedCrop\n"
+        "loader = PackedLoader(PackedDataset(sys.argv[1], 'train'), 2, augment=[RandomResizedCrop(32)])\n"
+        "iterator = iter(loader)\nnext(iterator)\nprint('ending')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(stores("files.lmdb"))],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ending\n", "")
+
+
+@pytest.mark.slow
+def test_an_exception_in_the_consumer_ends_the_threads(stores: Stores) -> None:
+    loader = PackedLoader(PackedDataset(stores("files.lmdb"), "train"), 2, augment=RAGGED)
+
+    def train() -> None:
+        for _ in loader:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    gc.collect()
+    assert loader_threads() == []
+
+
+def test_block_shuffle_reads_blocks_together(stores: Stores) -> None:
+    ds = PackedDataset(stores("cifar.h5"), "train", columns=("image", "key"))
+    keys = [k for _, part in PackedLoader(ds, 10, shuffle=True, block=10) for k in part]
+    assert sorted(keys) == sorted(ds.keys)
+    assert keys != sorted(keys)
+    np.testing.assert_array_equal(np.sort([ds.keys.index(k) for k in keys]), np.arange(100))
+
+
+@given(
+    st.tuples(st.integers(1, 90), st.integers(1, 90)),
+    st.tuples(st.integers(1, 60), st.integers(1, 60)),
+    st.integers(0, 2**32 - 1),
+)
+def test_mirrored_before_resizing_or_after_is_the_same(
+    size: tuple[int, int], target: tuple[int, int], seed: int
+) -> None:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    pixels.flags.writeable = False  # as from a map
+    before = pixels.copy()
+    rows = np.zeros((2, *target, 3), np.uint8)
+    alone = np.zeros_like(rows)
+    for row, flip in enumerate((False, True)):
+        box, window = np.array([[0, 0, *size]]), np.array([[0, 0, *target]])
+        crops = Crops(box, np.array([target]), window, np.array([flip]))
+        RowWriter(torch.from_numpy(rows[row : row + 1]), crops).write_box(0, pixels)
+        there = RowWriter(torch.from_numpy(alone[row : row + 1]), crops)
+        in_thread(lambda r=there: r.write_box(0, pixels))  # type: ignore[misc]
+    assert np.array_equal(rows[1], rows[0][:, ::-1])
+    assert np.array_equal(alone, rows)
+    assert np.array_equal(pixels, before)
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize("flip", [True, False])
+def test_boxes_and_targets_of_one_pixel_are_resized_like_others(writable: bool, flip: bool) -> None:
+    """torch's kernel for bytes asserts or mixes planes up for one pixel's width in other memory layouts."""
+    image = np.random.default_rng(1).integers(0, 256, (30, 30, 3), np.uint8)
+    image.flags.writeable = writable
+    sides = (1, 2, 9)
+    for box, target in itertools.product(itertools.product(sides, sides), repeat=2):
+        if box == target:
+            continue
+        window = np.array([[0, 0, *target]] * 2)
+        crops = Crops(np.array([[7, 5, *box]] * 2), np.array([target] * 2), window, np.array([flip] * 2))
+        found = np.zeros((2, 2, *target, 3), np.uint8)
+        rows = RowWriter(torch.from_numpy(found[0]), crops)
+        alone = RowWriter(torch.from_numpy(found[1]), crops)
+        rows.write_image(1, image)
+        in_thread(lambda r=alone: r.write_image(1, image))  # type: ignore[misc]
+        wide = torch.tensor(image[7 : 7 + box[0], 5 : 5 + box[1]]).permute(2, 0, 1)[None]
+        expected = resize_by_products(wide, torch.tensor([[0, 0, *box]]), target)[0].permute(1, 2, 0).int().numpy()
+        for each in found[:, 1]:
+            assert np.abs(each.astype(int) - (expected[:, ::-1] if flip else expected)).max() <= 1, (box, target)
+        assert not found[:, 0].any()
+
+
+def test_pixels_that_may_not_be_written_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where numpy before 2.1 gives no tensor over them: torch 2.4 wrote out of bounds for planes of another layout."""
+
+    def refuse(array: Any) -> None:
+        raise BufferError
+
+    monkeypatch.setattr("packstore.training.loader.rows.from_dlpack", refuse)
+    pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
+    pixels.flags.writeable = False
+    planes = _as_planes(pixels)
+    assert planes.is_contiguous(memory_format=torch.channels_last)
+    assert np.array_equal(planes[0].permute(1, 2, 0).numpy(), pixels)
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """What ``function`` gives in a thread in which torch works alone."""
+    with ThreadPoolExecutor(1, initializer=make_single_threaded) as pool:
+        return pool.submit(function).result()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where else OpenMP can be found is not known")
+def test_torch_works_alone_in_our_threads_and_as_before_in_others() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert in_thread(is_single_threaded)
+        assert in_thread(torch.get_num_threads) == 1
+        assert not is_single_threaded()
+        assert torch.get_num_threads() == 2
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+            assert not pool.submit(is_single_threaded).result()
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where else OpenMP can be found is not known")
+def test_torch_works_alone_for_a_while_and_other_threads_as_before() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with single_threaded():
+            assert torch.get_num_threads() == 1
+            with ThreadPoolExecutor(1) as pool:
+                assert pool.submit(torch.get_num_threads).result() == 3
+        assert torch.get_num_threads() == 3
+        with pytest.raises(ZeroDivisionError), single_threaded():
+            _ = 1 / 0
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torch_works_alone_for_a_while_without_openmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packstore.training.single_threaded._find_openmp_libraries", lambda: ())
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with single_threaded():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+_LEFT_OPEN = """
+import sys, torch
+from packstore import PackedDataset, PackedLoader
+loader = PackedLoader(PackedDataset(sys.argv[1], "train"), 4, resident=sys.argv[2] == "True", workers=2)
+torch.kept = iter(loader)  # outlives packstore's modules
+next(torch.kept)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("resident", [True, False])
+def test_an_iterator_may_be_left_open_at_exit(stores: Stores, resident: bool) -> None:
+    command = [sys.executable, "-c", _LEFT_OPEN, str(stores("cifar.h5")), str(resident)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("options", [{}, {"normalize": "cifar10"}, {"augment": [RandomHorizontalFlip(), Cutout(4)]}])
+def test_batches_train_a_plain_model_without_a_warning(stores: Stores, options: Any, resident: bool) -> None:
+    """DistributedDataParallel warns of gradients whose strides are not those of their weights."""
+    batch, _ = next(iter(PackedLoader(PackedDataset(stores("cifar.h5"), "train"), 4, resident=resident, **options)))
+    assert batch.is_contiguous()
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1))
+    model(batch.float()).sum().backward()
+    for weight in model.parameters():
+        assert weight.grad is not None
+        assert weight.grad.stride() == weight.stride()
+
+
+def test_what_is_no_dataset_of_ours_is_told(stores: Stores) -> None:
+    subset = torch.utils.data.Subset(PackedDataset(stores("cifar.lmdb"), "train"), [1, 2])
+    for other in (subset, str(stores("cifar.lmdb"))):
+        with pytest.raises(UsageError, match=f"got {type(other).__name__}; indices= takes a part"):
+            PackedLoader(other, 4)  # type: ignore[arg-type]
+
+
+def test_options_of_dataloader_are_told_apart(stores: Stores) -> None:
+    path = stores("cifar.lmdb")
+    dataset = PackedDataset(path, "train")
+    for name, meant in (
+        ("num_workers", "workers= says"),
+        ("threads", "workers= says"),
+        ("pin_memory", "page-locked"),
+        ("generator", "seed="),
+        ("interpolation", "RandomResizedCrop"),
+        ("batchsize", "it is batch_size="),
+        ("colour", "help"),
+    ):
+        with pytest.raises(UsageError, match=f"PackedLoader has no argument {name}: .*{meant}") as caught:
+            PackedLoader(dataset, 4, **{name: 2})
+        assert isinstance(caught.value, TypeError)
+    for name, meant in (("num_workers", "workers="), ("batch_size", "PackedLoader has it"), ("tranform", "transform=")):
+        with pytest.raises(TypeError, match=f"PackedDataset has no argument {name}: .*{meant}"):
+            PackedDataset(path, "train", **{name: 2})
+    with pytest.raises(TypeError, match=r"augment\.Resize has no argument max_size: .*one size"):
+        Resize(8, max_size=3)  # type: ignore[call-arg]
+    assert pickle.loads(pickle.dumps(Resize(size=8))) == Resize(8)
