@@ -95,7 +95,7 @@ class _ColumnResults(NamedTuple):
         start: Number of the file's first record in the store.
         checksums: The stored checksums of images; None if they cannot be read.
         unsound: Columns that do not match their digest, each with its actual one.
-        explained: Columns whose damage reported problems explain.
+        explained: Damaged columns that need no problem of their own: reported problems name their damaged records.
     """
 
     start: int

@@ -175,8 +175,9 @@ def _print_source(path: Path, as_json: bool, options: dict[str, Any]) -> None:
 
 
 def store_to_json(reader: Reader, counted: bool = False) -> dict[str, Any]:
-    """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted.
-    Counts if ``counted``, or if the store is local and has at most 100 shards; never lists of classes."""
+    """Converts manifest, size on disk and class counts to JSON values; ``class_counts`` is None if not counted, empty
+    without class names. Counts if ``counted``, or if the store is local and has at most 100 shards; never lists of
+    classes."""
     manifest = reader.manifest
     plain: dict[str, Any] = json.loads(manifest.to_json())
     counts = (
@@ -310,6 +311,6 @@ def _count_classes(reader: Reader) -> dict[str, int]:
 
 
 def _format_range(counts: list[int]) -> str:
-    """Formats the least and the most of some counts: ``12 to 40``."""
+    """Formats the least and the most of some counts: ``12 to 40``, ``12`` if equal, ``0`` without counts."""
     low, high = min(counts, default=0), max(counts, default=0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"

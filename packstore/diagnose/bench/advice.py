@@ -142,8 +142,8 @@ def compute_core_seconds(rates: Rates) -> dict[str, float]:
 
 
 def find_ceilings(rates: Rates) -> dict[str, float]:
-    """Returns the rates that do not depend on the number of cores, by stage, in images a second: copying, the disk if
-    every epoch waits for it, the model if its rate is known."""
+    """Returns the rates that do not depend on the number of cores, by stage, in images a second: ``copy``;
+    ``read``, only if every epoch waits for the disk; ``model``, only if the model's rate is known."""
     found = {"copy": rates.copy}
     if rates.disk_limits:
         found["read"] = rates.read_first

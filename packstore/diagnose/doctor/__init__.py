@@ -141,7 +141,8 @@ def find_matching_torchvision(torch_version: str) -> str | None:
 
 
 def _library_fact(library: Library, found: dict[str, Any], torch_version: str = "") -> Fact:
-    """Returns the fact about a library from the answer of its probe: version, or a problem if it is missing or broken.
+    """Returns the fact about a library from the answer of its probe: version, not installed, or broken. Has a problem
+    if it is broken, or if packstore needs it and it is not installed.
 
     ``torch_version`` decides which torchvision to install.
     """
@@ -172,7 +173,8 @@ def _plug_in_facts(found: dict[str, Any]) -> list[Fact]:
 
 
 def _gpu_facts(cuda: dict[str, Any], torch: dict[str, Any]) -> list[Fact]:
-    """Returns facts about the GPUs and the speed of copies to them, or why torch uses none."""
+    """Returns facts about the GPUs and the speed of copies to them, or why torch uses none. Problems: an NVIDIA
+    driver that torch does not use, a probe that failed, and page-locked memory that does not work."""
     if "error" in cuda:
         text = "unknown, since torch does not work" if "error" in torch else "unknown"
         return [Fact("GPU", "CUDA", None, text, None if "error" in torch else cuda["error"])]

@@ -86,7 +86,7 @@ def parse_number(name: str, text: str, least: int = 0) -> int:
 
 def _parse_range(name: str, text: str) -> tuple[float, float]:
     """Parses a range such as ``"10:20"``; either end may be missing, and is then infinite. Raises :class:`UsageError`
-    for other text."""
+    for other text, but not for ends in the wrong order."""
     low, colon, high = text.partition(":")
     try:
         ends = float(low or "-inf"), float(high or "inf")

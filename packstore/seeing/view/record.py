@@ -170,8 +170,8 @@ def _describe_comparison(what: str, stored: int, found: int) -> dict[str, Any]:
 
 
 def _read_exif(reader: Reader, record: int) -> dict[str, str]:
-    """Reads the EXIF values by tag name, at most 80, cut to 200 letters, without bytes. Empty for pixels. Raises
-    :class:`DecodeError` if EXIF is damaged."""
+    """Reads the EXIF values by tag name, at most 80, cut to 200 letters, without bytes; ``GPS`` precedes the names of
+    that directory's tags. Empty for pixels. Raises :class:`DecodeError` if EXIF is damaged."""
     if reader.manifest.image.layout is not None:
         return {}
     from PIL import ExifTags, Image
