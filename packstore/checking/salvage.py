@@ -131,7 +131,8 @@ def salvage(
 
 @dataclass(slots=True)
 class _PendingRecords:
-    """Records on their way into the new store; the lists are parallel."""
+    """Records of one split on their way into the new store: an image, and in each list of ``values`` a value, of
+    each."""
 
     split: str = ""
     images: list[Buffer] = field(default_factory=list)

@@ -53,7 +53,7 @@ def _complete_topics(start: str) -> list[str]:
 
 
 def format_page(page: str, columns: int) -> str:
-    """Formats a Markdown page for a terminal: wraps text to ``columns``, turns tables into lists, keeps code."""
+    """Formats a Markdown page for a terminal: wraps text to ``columns``, turns tables into lists, keeps code blocks."""
     lines: list[str] = []
     for number, part in enumerate(re.split(r"^(```.*?^```)\n", page, flags=re.MULTILINE | re.DOTALL)):
         lines += [part] if number % 2 else _format_text(part, columns)

@@ -128,8 +128,8 @@ def refuse_losses(key: str, losses: dict[str, str], reading: Reading) -> None:
 
 
 def _describe_lost_channels(found: Mode, wanted: Mode, may_lose: bool) -> str | None:
-    """Describes the channels of ``found`` that ``wanted`` cannot store. Returns None if it stores all, or if channels
-    may be lost."""
+    """Describes a number of colour channels of ``found`` that does not fit ``wanted``: too many, unless ``may_lose``;
+    or too few, unless gray becomes colour. Returns None if it fits."""
     colours, room = (mode.channels - mode.has_alpha for mode in (found, wanted))
     if colours > room:
         if may_lose:

@@ -94,8 +94,8 @@ class SourceImages:
         return get_decoder(options.decoder, max_pixels=options.max_pixels, reading=options.reading)
 
     def check_file(self, key: str, image: ImageData) -> tuple[bytes | memoryview, ImageInfo | None]:
-        """Checks the header of an image file; decodes the file if its header does not tell all. Returns its bytes and
-        header, and caches both for this thread. If checks are off, does nothing and returns None as the header.
+        """Checks header and end of an image file; decodes the file if its header does not tell all. Returns its bytes
+        and header, and caches both for this thread. If checks are off, does nothing and returns None as the header.
 
         Raises:
             SampleError: ``image`` is an array.
@@ -280,8 +280,8 @@ class Encoding(ABC):
         return describe_value_difference(np.abs(values - wanted), allowed, f"{allowed} of {int(self.mode.white)}")
 
     def versions(self) -> dict[str, str]:
-        """Returns name and version of each library on which the records' bytes depend, by its role. Loads the
-        libraries; raises :class:`UsageError` if one is not available.
+        """Returns name and version of each library on which the records' bytes depend, by its role. By default only
+        that of the decoder. Loads the libraries; raises :class:`UsageError` if one is not available.
 
         The manifest records them; an interrupted conversion resumes only with the same versions.
         """
@@ -351,7 +351,8 @@ class Encoding(ABC):
 
     def compare(self, key: str, image: ImageData, found: memoryview, shape: Sequence[int] | None = None) -> str | None:
         """Encodes ``image`` again and describes how the record ``found`` differs. Returns None if it is right: the same
-        bytes, or within the tolerance of :meth:`difference` unless records are stored unchanged."""
+        bytes, or within the tolerance of :meth:`difference` unless records are stored unchanged. ``shape`` is the
+        stored shape, which must be right, too; None if it is not known."""
         expected = self.keep_unchanged(key, image) if self.passes_through else self.encode(key, image)
         if shape is not None and expected.shape is not None and tuple(shape) != expected.shape:
             return f"its shape is {tuple(int(n) for n in shape)}, expected {expected.shape}"

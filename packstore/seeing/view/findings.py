@@ -95,7 +95,7 @@ def verify_and_mark(reader: Reader, findings: Findings, report: Callable[[int], 
 
 def read_findings(audit: Path | None, verified: Path | None, manifest: Manifest) -> Findings:
     """Reads findings from report files. Ignores record numbers that the store does not have; a finding with no other
-    number becomes a note. Keeps the first five texts of a record.
+    number becomes a note. Keeps the first five texts of a record, each with at most three other records.
 
     Args:
         audit: Report of ``packstore audit --json FILE``; None for none.

@@ -38,9 +38,9 @@ def count_classes(reader: Reader, report: Report, fetch: bool = True) -> dict[st
 
     Returns:
         A JSON object: ``column`` (its name), ``classes`` (their number), ``splits`` (of each: ``name``, ``counts`` by
-        class, numbers of ``missing`` and ``unreadable`` labels), ``seen`` (number of counted records), ``together``
-        (the result of :func:`_count_pairs` for lists of classes, else None). Only ``{"column": None}`` in a store
-        without classes.
+        class, numbers of ``missing`` and ``unreadable`` labels; unreadable lists count as missing), ``seen`` (number of
+        counted records), ``together`` (the result of :func:`_count_pairs` for lists of classes, else None). Only
+        ``{"column": None}`` in a store without classes.
     """
     manifest = reader.manifest
     column = find_class_column(manifest)
