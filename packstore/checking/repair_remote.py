@@ -90,7 +90,8 @@ def repair_at_url(url: UrlPath, source: Path, repair: Repair, progress: Progress
 
 
 def _is_shard_intact(objects: ObjectStore, shard: Shard) -> bool:
-    """Reads the object of a shard; returns whether it has the right size and SHA-256."""
+    """Reads the object of a shard; returns whether it has the right size and SHA-256. False if it is
+    missing."""
     digest, nbytes = hashlib.sha256(), 0
     try:
         for piece in objects.stream(shard_object_name(shard)):
@@ -102,7 +103,8 @@ def _is_shard_intact(objects: ObjectStore, shard: Shard) -> bool:
 
 
 def _locate_shards(source: Path) -> dict[str, str]:
-    """Returns the path or URL of each shard of the store at ``source``, by digest; empty if no store is there."""
+    """Returns the path or URL of each shard of the store at ``source``, by digest; empty if no store of
+    shards is there."""
     try:
         with open_store(source) as reader:
             table = reader.manifest.shards

@@ -23,7 +23,8 @@ def parse_normalization(value: object, mode: Mode = RGB) -> Normalization | None
         mode: Mode of the images. If its values have no upper bound, pixels are not scaled, and any means are accepted.
 
     Raises:
-        UsageError: ``value`` is none of these, or of pixels of another scale, such as 0 … 255.
+        UsageError: ``value`` is none of these, or of pixels of another scale, such as 0 … 255. The number of
+            channels is not checked.
     """
     if isinstance(value, str):
         return _parse_text(value, mode)

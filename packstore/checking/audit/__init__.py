@@ -150,7 +150,8 @@ class _Audit:
 
     def inspect_images(self, table: RecordTable) -> NDArray[np.int32]:
         """Decodes and inspects all images, collects findings and duplicates; to find near ones, writes a temporary
-        file. Grey images are findings only if they are fewer than half. Returns height and width of each image, zeros
+        file. Grey images are findings only if they are fewer than half. Compares images that cannot be decoded by
+        their bytes. Returns height and width of each image, zeros
         for those that cannot be decoded."""
         options, collector, manifest = self.options, self.collector, self.reader.manifest
         count = len(self.reader)

@@ -28,7 +28,7 @@ _SHORTEST, _LONGEST = 8, 0x7FFF
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
     """Parses the size; ``whole`` has no effect, since only decoding finds the end. Raises :class:`HeaderError` for
-    colours that are not RGB."""
+    colours that are not RGB and for a broken size, :class:`IndexError` for a truncated header."""
     size = _match_size(data)
     columns, rows = int(size[6]), int(size[3])
     width, height = (columns, rows) if size[2] == b"Y" else (rows, columns)
@@ -44,7 +44,7 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[np.float32]:
     """Decodes the scanlines to float32 ``(H, W, 3)``, upright. Raises :class:`HeaderError` for truncated or damaged
-    runs."""
+    data, :class:`IndexError` for a run that is cut off."""
     import numpy as np
 
     size = _match_size(data)

@@ -80,7 +80,8 @@ class SampleLoader:
     def load(self, request: LoadRequest) -> LoadedRecord:
         """Loads a record, or returns it from the cache.
 
-        Raises :class:`UsageError` for wrong augmentations, and the loader's errors."""
+        Raises :class:`UsageError` for wrong augmentations, for a seed or an epoch of more than 63 bits, and if the
+        store has been replaced; also the loader's errors."""
         with self._lock:  # one at a time, since images may be large
             if request not in self._kept:
                 self._kept[request] = self._load_uncached(request)
@@ -198,7 +199,8 @@ def _python_code(
 ) -> str:
     """Returns Python code that loads a record with the columns that the page shows.
 
-    With augmentations the code loads no JSON and no lists of images; with ``no_further``, no images but the main one.
+    With augmentations the code loads no JSON and no lists of images; with ``no_further``, no images but the main one;
+    with a recipe of several views, only the main image.
     """
     operations = request.augment.strip()
     several = operations in RECIPES and recipe(operations).views is not None

@@ -37,7 +37,8 @@ def read_mask(reader: Reader, column: Column, record: int) -> NDArray[Any]:
 def color_mask(values: NDArray[Any]) -> WebFile:
     """Converts a mask ``(H, W)`` to an RGBA picture; 0, usually the background, is transparent.
 
-    Floating point values, such as depth, become gray through their 1st and 99th percentile. A mask of more than 2**24
+    Floating point values, such as depth, become an opaque gray picture, black and white at their 1st and 99th
+    percentile. A mask of more than 2**24
     pixels is thinned out.
     """
     step = 1 + math.isqrt(max(0, values.size - 1) // _MOST_PIXELS)
@@ -50,7 +51,7 @@ def color_mask(values: NDArray[Any]) -> WebFile:
 
 
 def list_values(values: NDArray[Any]) -> list[int]:
-    """Returns the values that occur in a mask, ascending, at most 256. Returns none for floating point."""
+    """Returns the smallest 256 of the values that occur in a mask, ascending. Returns none for floating point."""
     if values.dtype.kind == "f":
         return []
     return [int(n) for n in np.unique(values)[:_MOST_LISTED]]

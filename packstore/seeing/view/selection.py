@@ -70,7 +70,7 @@ def select_records(
     Args:
         reader: The store.
         query: Conditions and order.
-        headers: ImageHeaders of all images, needed if :attr:`Query.needs_headers`.
+        headers: Headers of all images, needed if :attr:`Query.needs_headers`; else None.
         marks: Records by finding.
         report: Called with the number of records done.
 
