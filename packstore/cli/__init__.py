@@ -121,7 +121,7 @@ for command in (
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line, then exits: 0 success, 1 failure, 2 wrong usage, 3 success but records are missing
     (skipped, lost or not salvaged), 128 plus the number of the signal that stopped the run. Prints errors on standard
-    error.
+    error, and for an ambiguous source the commands that resolve it.
 
     Sets signal handlers, the garbage collector and an environment variable for the process."""
     arguments = sys.argv[1:] if arguments is None else arguments

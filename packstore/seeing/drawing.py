@@ -85,7 +85,7 @@ def make_further_thumbnails(
     pictures: ImageReader, reader: Reader, record: int, side: int, most: int, window: Window | None = None
 ) -> tuple[list[Pixels], int]:
     """Returns thumbnails of the first ``most`` images of a record's list, as :func:`make_thumbnail` makes one, and the
-    number of images left.
+    number of images left. Returns none, and 0, for a missing list.
 
     Raises :class:`DecodeError` and :class:`StoreError` as that function does.
     """

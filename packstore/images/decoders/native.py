@@ -111,7 +111,8 @@ def decode(data: memoryview, max_pixels: int, frame: int = 0, *, gray: bool = Fa
 
 
 class FrameReader:
-    """Decodes frames of one file as :func:`decode`, and keeps the file open. Not thread-safe.
+    """Decodes frames of one file as :func:`decode`, and keeps the file open. Not thread-safe. Raises
+    :class:`DecodeError` for a damaged header and a file of too many pixels.
 
     A frame of a GIF, PNG or WebP is drawn over the frames before it, so reading them in order is fastest.
     """
@@ -376,8 +377,8 @@ def _find_jp2_mode(data: memoryview, info: ImageInfo, found: pillow.PillowDescri
 
 
 def _decode_jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
-    """Decodes a JPEG 2000 of more than 8 bits or four components, by imagecodecs. Raises :class:`DecodeError` if it is
-    damaged, or a value does not fit the mode."""
+    """Decodes a JPEG 2000 that Pillow cannot represent (more bits or components, signed values), by imagecodecs. Raises
+    :class:`DecodeError` if it is damaged, or a value does not fit the mode."""
     mode = _find_jp2_mode(data, info, pillow.describe_file(data))
     try:
         array = np.asarray(_import_imagecodecs(_DEEP_JP2).jpeg2k_decode(bytes(data)))
@@ -393,7 +394,7 @@ def _decode_jp2(data: memoryview, info: ImageInfo) -> tuple[NDArray[Any], Mode]:
 
 
 def _import_imagecodecs(what: str) -> Any:
-    """Imports imagecodecs. Raises :class:`DecodeError` that names ``what`` needs it if it is missing."""
+    """Imports imagecodecs. Raises :class:`DecodeError` if it is missing: ``what`` names the image that needs it."""
     try:
         return importlib.import_module("imagecodecs")
     except ImportError:

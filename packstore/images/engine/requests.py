@@ -203,7 +203,7 @@ class Requests:
 
     def write_to(self, out: NDArray[Any]) -> None:
         """Sets the rows to write, in the format of :meth:`set_outputs`. Raises :class:`ValueError` for rows of another
-        format or number."""
+        format or number, or not contiguous."""
         if self._row != (out.shape[1:], out.dtype) or len(out) != len(self) or not out.flags.c_contiguous:
             raise ValueError(
                 f"{len(out)} rows of {out.shape[1:]}, {out.dtype}; {len(self)} of {self._row} are expected"
