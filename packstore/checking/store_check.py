@@ -204,7 +204,8 @@ class StoreCheck:
 
     def _check_columns(self, file: StoreFile) -> Generator[Problem, None, _ColumnResults]:
         """Checks columns, rows (all fields but the image) and the records digest of one file. Yields problems, returns
-        facts for the check of its images; fills :attr:`key_digests`, :attr:`damaged` and :attr:`unproven`."""
+        facts for the check of its images; fills :attr:`key_digests`, :attr:`damaged` and :attr:`unproven`.
+        A quick check leaves out large columns."""
         columns: dict[str, ColumnData] = {}
         unsound: dict[str, str] = {}
         described = [c for c in file.reader.manifest.columns[1:] if not (self._quick and c.one_by_one)]
@@ -253,7 +254,8 @@ class StoreCheck:
 
     def _check_rows(self, file: StoreFile, columns: dict[str, ColumnData], unsound: set[str]) -> _Explained:
         """Yields a problem for each record whose fields do not match their row checksum, or whose row checksum itself
-        is damaged; fills :attr:`rows`. Returns the columns whose damage these problems explain."""
+        is damaged; fills :attr:`rows`. Returns the damaged columns that these problems
+        account for. Does nothing without row checksums, or if a column cannot be read."""
         manifest = file.reader.manifest
         fields = [c.name for c in row_columns(manifest.columns)]
         if ROW_CHECKSUM.name not in columns or not columns.keys() >= set(fields):
@@ -336,8 +338,8 @@ class StoreCheck:
         return bad_of
 
     def _report_images(self, file: StoreFile, columns: _ColumnResults, bad: dict[int, Mismatch]) -> Iterator[Problem]:
-        """Yields a problem for each of the file's records ``bad``, and for each damaged column that no damaged record
-        explains; adds them to :attr:`images` and :attr:`unproven`."""
+        """Yields a problem for each of the file's records ``bad``, and for each damaged column without a damaged
+        record; adds them to :attr:`images` and :attr:`unproven`."""
         unsound = "checksum" in columns.unsound
         explained = columns.explained | ({"checksum"} if bad else set())
         checksums_damaged = (

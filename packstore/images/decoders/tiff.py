@@ -35,8 +35,8 @@ class TiffPages:
         return [page for page in file.pages if not page.is_reduced]
 
     def read_tags(self, number: int) -> dict[int, Any]:
-        """Returns the tags of a page by code. Returns none for a damaged file, whose fault is reported when it is
-        decoded. Raises :class:`DecodeError` without tifffile."""
+        """Returns the tags of a page by code. Returns none for a missing page and a damaged file, whose fault is
+        reported when it is decoded. Raises :class:`DecodeError` without tifffile."""
         import_tifffile()
         try:
             return {tag.code: tag.value for tag in self._pages[number].tags}

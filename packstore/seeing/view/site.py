@@ -81,7 +81,8 @@ class Site:
         self.reader.close()
 
     def parse_record(self, request: Request) -> int:
-        """Parses the record number in the address. Raises :class:`NotThereError` if the store has no such record."""
+        """Parses the record number in the address. Raises :class:`NotThereError` if the store has no such record,
+        :class:`UsageError` for another text."""
         number = parse_number("record", request.path_params["record"])
         if number >= len(self.reader):
             raise NotThereError(f"there is no record {number}: the store has {len(self.reader):,}")
@@ -156,8 +157,8 @@ class Site:
         return self._sample_loader
 
     def note_damage(self, record: int, error: PackstoreError | IndexError) -> None:
-        """Marks a record as damaged if ``error`` means damage. Does nothing for other errors, and beyond 10,000 marked
-        records."""
+        """Marks a record as damaged if ``error`` means damage, as each IndexError does. Does nothing for other errors,
+        and beyond 10,000 marked records."""
         if isinstance(error, PackstoreError) and not is_damage(error):
             return
         if len(self.findings.records.get(DAMAGE, ())) < MOST_MARKED:
