@@ -279,9 +279,15 @@ def test_labels_that_are_no_numbers_of_classes_keep_their_name(tmp_path: Path) -
     report = convert(path, tmp_path / "o.h5")
     assert report.manifest.column("y").shape == (2,)
     assert not report.manifest.has_column("label")
-    one = write(tmp_path / "b.h5", {"x": pixels(3, 4, 4, 3), "y": [0.0, 1.0, 1.5]})
-    with pytest.raises(SampleError, match=r"found 1\.5, expected a whole number"):
-        convert(one, tmp_path / "p.h5", label_key="y")
+    for odd in (1.5, np.inf, np.nan):
+        one = write(tmp_path / "b.h5", {"x": pixels(3, 4, 4, 3), "y": [0.0, 1.0, odd]})
+        with pytest.raises(SampleError, match=rf"found {odd}, expected a whole number"):
+            convert(one, tmp_path / "p.h5", label_key="y")
+
+
+def test_datasets_in_deep_groups_are_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.h5", {"x": pixels(3, 4, 4, 3), "g/" * 20 + "deep": np.arange(3) / 2})
+    assert convert(path, tmp_path / "o.h5").manifest.has_column("g_" * 20 + "deep")
 
 
 def test_a_split_without_labels(tmp_path: Path) -> None:

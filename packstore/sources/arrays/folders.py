@@ -20,7 +20,7 @@ from packstore.sources.base import stamp_files
 from packstore.sources.ignoring import visible_paths
 from packstore.sources.ledger import Claims, Role
 
-_MAX_JSON, _MAX_FOLDERS, _MAX_DEPTH = 1 << 24, 1000, 8
+_MAX_JSON, _MAX_FOLDERS = 1 << 24, 1000
 _GROUP_FILES = ("zarr.json", ".zgroup", ".zattrs", ".zmetadata", "attributes.json")
 _METADATA = ("zarr.json", ".zarray", ".zattrs", "attributes.json")
 _CHUNK = re.compile(r"c|(c[./])?[0-9]+([./][0-9]+)*")
@@ -90,8 +90,7 @@ def walk_arrays(
     *,
     groups: bool,
 ) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Yields name, folder and metadata of each array at and below ``root``. Skips hidden folders, and those deeper than
-    eight levels.
+    """Yields name, folder and metadata of each array at and below ``root``. Skips hidden folders.
 
     Args:
         root: Folder of an array or a group.
@@ -102,18 +101,18 @@ def walk_arrays(
     Raises:
         SourceError: There are more than 1,000 folders.
     """
-    waiting, count = [("", root, 0)], 0
+    waiting, count = [("", root)], 0
     while waiting:
-        name, folder, depth = waiting.pop(0)
+        name, folder = waiting.pop(0)
         found = read(folder)
         count += 1
         if count > _MAX_FOLDERS:
             raise SourceError(f"{printable(str(root))} holds more than {_MAX_FOLDERS:,} arrays and groups")
         if found is not None and is_array(found):
             yield name, folder, found
-        elif (found is not None or groups) and depth < _MAX_DEPTH:
+        elif found is not None or groups:
             inside = sorted(each.name for each in visible_paths(folder) if each.is_dir() and each.name[0] != ".")
-            waiting += [(f"{name}/{each}" if name else each, folder / each, depth + 1) for each in inside]
+            waiting += [(f"{name}/{each}" if name else each, folder / each) for each in inside]
 
 
 def refuse_unwritten(shown: str, info: ArrayInfo, folder: Path) -> None:

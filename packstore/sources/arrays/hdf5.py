@@ -27,7 +27,7 @@ from packstore.sources.refusals import first_bytes, refuse_page
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _STARTS = (0, 512, 1024, 2048)
-_MAX_DATASETS, _MAX_DEPTH = 10_000, 16
+_MAX_OBJECTS = 10_000
 _MAX_RATIO = 1100
 """Greatest ratio of deflate: a dataset with a greater one was never written."""
 _UNWRITTEN = 1 << 28
@@ -69,23 +69,23 @@ class _OpenHdf5(OpenArrays):
 
     def list_arrays(self) -> list[ArrayInfo]:
         """Describes all datasets. Raises :class:`SourceError` for a damaged file, links to other files or to nothing,
-        values in files of other folders, datasets that were never written, and more than 10,000 datasets."""
+        values in files of other folders, datasets that were never written, and more than 10,000 datasets and groups."""
         try:
             return self._list_datasets()
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # as h5py finds damage
             raise SourceError(f"{self._shown} is damaged: {printable(str(error))[:200]}") from None
 
     def _list_datasets(self) -> list[ArrayInfo]:
-        """Describes all datasets; visits each group once, and leaves out groups deeper than 16 levels. Skips soft links
-        to objects of the file, which are listed under their own name. Raises :class:`SourceError` for links to other
-        files or to nothing, and for more than 10,000 datasets."""
+        """Describes all datasets; visits each group once. Skips soft links to objects of the file, which are listed
+        under their own name. Raises :class:`SourceError` for links to other files or to nothing, and for more than
+        10,000 datasets and groups."""
         import h5py
 
         found: list[ArrayInfo] = []
-        waiting: list[tuple[str, int]] = [("", 0)]
+        waiting = [""]
         seen = set()
         while waiting:
-            name, depth = waiting.pop(0)
+            name = waiting.pop(0)
             group = self._file[name] if name else self._file
             for child in group:
                 inside = f"{name}/{child}" if name else child
@@ -103,14 +103,14 @@ class _OpenHdf5(OpenArrays):
                         )
                     continue
                 item = group.get(child)
-                if isinstance(item, h5py.Group) and depth < _MAX_DEPTH:
+                if isinstance(item, h5py.Group):
                     if item.id not in seen:
                         seen.add(item.id)
-                        waiting.append((inside, depth + 1))
+                        waiting.append(inside)
                 elif isinstance(item, h5py.Dataset):
                     found.append(self._describe_dataset(inside, item))
-                if len(found) > _MAX_DATASETS:
-                    raise SourceError(f"{self._shown} holds more than {_MAX_DATASETS:,} datasets")
+                if len(found) + len(seen) > _MAX_OBJECTS:
+                    raise SourceError(f"{self._shown} holds more than {_MAX_OBJECTS:,} datasets and groups")
         return found
 
     def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:

@@ -384,7 +384,8 @@ class ArraySource(RowSource):
         if self._text_classes is not None:
             return self._text_classes
         try:
-            most = max((int(self._read_labels(part).max(initial=0)) for part in self._roles.parts), default=0)
+            labels = map(self._read_labels, self._roles.parts)
+            most = max((int(each[np.isfinite(each)].max(initial=0)) for each in labels), default=0)
             for shown, names, is_certain in self._find_class_names():
                 if names is not None and most < len(names) and (is_certain or most + 1 == len(names)):
                     return names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def to_class_number(value: Any) -> int:
     if array.size != 1:
         raise ValueError(f"label: found {array.size} numbers, expected one")
     number = array.reshape(-1)[0].item()
-    if number != int(number):
+    if not math.isfinite(number) or number != int(number):
         raise ValueError(f"label: found {number}, expected a whole number")
     return int(number)
 
