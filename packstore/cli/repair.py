@@ -72,7 +72,8 @@ def report_to_json(report: RepairReport) -> dict[str, Any]:
 
 
 def describe_report(report: RepairReport) -> str:
-    """Formats the report as text: the first 50 replaced and the first 50 lost records, and counts."""
+    """Formats the report as text: the first 50 replaced and the first 50 lost records, and counts; one sentence for
+    an undamaged store."""
     damaged = printable(str(report.damaged))
     if not report.problem_count:
         return f"{damaged}: undamaged, so nothing was written"

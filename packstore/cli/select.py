@@ -21,7 +21,7 @@ class Shares(click.ParamType):  # type: ignore[type-arg]  # generic only from cl
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
         """Parses ``train=0.9,val=0.1`` to shares by split; the last share of a repeated split counts. Fails for other
-        text."""
+        text. Does not check the size of a share."""
         if isinstance(value, dict):
             return value
         shares: dict[str, float] = {}

@@ -62,7 +62,8 @@ def _find_with_symbols(wanted: str | None, symbols: tuple[str, ...]) -> str | No
 
 def turbo_version(name: str | None = None) -> str | None:
     """Reads the version of a libturbojpeg, by default the system's, from the text in its file, else in that of any such
-    library in this process. Loads the library. Returns None if unknown."""
+    library in this process. Loads the library; raises :class:`OSError` if it does not load. Returns None if the version
+    is unknown."""
     name = name or ctypes.util.find_library("turbojpeg")
     if name is None:
         return None

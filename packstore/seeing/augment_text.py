@@ -29,8 +29,8 @@ def parse_augment(text: str) -> list[Operation]:
     """Parses ``text`` to operations: calls as in Python, separated by commas, or the name of a recipe. Executes no code
     of the text.
 
-    Raises :class:`UsageError` for anything but calls of :data:`OPERATIONS` with small numbers, strings or tuples of
-    them, and for more than 2,000 letters.
+    Raises :class:`UsageError` for anything but calls of :data:`OPERATIONS` with small numbers, strings, None, such
+    calls or tuples of them, and for more than 2,000 letters.
     """
     if text.strip() in RECIPES:
         return list(as_operations(text.strip()))

@@ -12,7 +12,8 @@ from packstore.stores.base import Reader
 
 
 def find_parts_within(reader: Reader, start: int, stop: int) -> range:
-    """Returns the numbers of the store's parts (shards) that hold records from ``start`` to ``stop - 1``."""
+    """Returns the numbers of the store's parts (shards) that hold records from ``start`` to ``stop - 1``.
+    Empty for an empty range."""
     if start >= stop:
         return range(0)
     first, last = np.searchsorted(reader.part_starts, (start, stop - 1), "right").tolist()

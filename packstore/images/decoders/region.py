@@ -34,7 +34,8 @@ class DecodeRegion(Protocol):
     """Decodes ``box`` (top, left, height, width) of a JPEG of ``height`` by ``width`` pixels to uint8 ``(h, w, 3)``,
     a view of a wider array.
 
-    Raises for any flaw down to the last row of the box, and for chroma subsampling unknown to TurboJPEG.
+    Raises :class:`ValueError` for any flaw down to the last row of the box, and for chroma subsampling unknown to
+    TurboJPEG.
     """
 
     def __call__(
