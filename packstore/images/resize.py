@@ -150,7 +150,7 @@ def resize_to_fit(image: Pixels, size: Size, mode: str = "crop") -> Pixels:
 
 
 def resize_centre(image: Pixels, covering: tuple[int, int], size: tuple[int, int]) -> Pixels:
-    """Computes the middle of ``resize(image, *covering)`` with equal pixels, without computing the rest.
+    """Computes the central ``size`` of ``resize(image, *covering)`` with equal pixels, without computing the rest.
 
     Args:
         image: uint8 ``(H, W, C)``.

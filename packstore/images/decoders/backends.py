@@ -124,7 +124,7 @@ def _load_jpeg4py() -> DecoderLibrary:
 
 
 def _load_opencv() -> DecoderLibrary:
-    """Loads OpenCV, which gets only JPEG files that are complete."""
+    """Loads OpenCV. The function raises :class:`ValueError` for a JPEG file that is not complete."""
     cv2 = importlib.import_module("cv2")
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 

@@ -18,8 +18,8 @@ from packstore.images.sniff import HeaderError
 
 
 class Encoder:
-    """Encodes images of a source as records, and compares records with images. Raises :class:`SampleError` for a
-    damaged image. Thread-safe.
+    """Encodes images of a source as records, and compares records with images. Raises :class:`UsageError` if
+    the source cannot be converted to the encoding, :class:`SampleError` for a damaged image. Thread-safe.
 
     Attributes:
         options: The encode options.
@@ -86,7 +86,8 @@ class Encoder:
             raise SampleError(key, error.reason) from error
 
     def possible_sizes(self, image: ImageData, shape: tuple[int, ...] | None) -> Sequence[tuple[int, int]]:
-        """Returns the possible (height, width) of an image, as stored and upright. Empty if headers are not checked.
+        """Returns the possible (height, width) of an image, as stored and upright; for an image that was decoded,
+        only that of its record. Empty if headers are not checked.
 
         Args:
             image: Image that this thread has just encoded.
