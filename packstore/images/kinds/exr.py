@@ -48,7 +48,7 @@ class _ExrHeader(NamedTuple):
 
 def read_header(data: bytes, whole: bool) -> ImageInfo:
     """Parses the header; ``whole`` also checks that the last chunk lies within the file. Raises :class:`HeaderError`
-    for deep pixels, several parts and subsampled channels."""
+    for damage, deep pixels, several parts and subsampled channels."""
     found = _parse_header(data)
     if whole:
         if found.end + 8 * found.chunks > len(data):
@@ -74,7 +74,7 @@ def find_mode(data: bytes, info: ImageInfo) -> Mode:
 
 def decode(data: bytes, info: ImageInfo) -> NDArray[Any]:
     """Decodes the channels with OpenEXR to ``(H, W, C)``. Raises :class:`DecodeError` without the library, or for
-    values that the mode cannot represent."""
+    values that the mode cannot represent; for a damaged file, the library's own errors."""
     import numpy as np
 
     from packstore.images.mode_dtypes import to_mode_dtype

@@ -186,8 +186,8 @@ def _describe_row(site: Site, record: int, here: bool) -> dict[str, Any]:
     """Describes a record for its tile: ``record``, ``key`` (its first 300 letters), ``class`` (of a list of classes the
     five lowest numbers) if the store has classes, and ``marks`` if there are any.
 
-    With ``here`` False, reads nothing and returns ``record``, ``absent`` and ``marks``. If reading finds damage, marks
-    the record and adds ``error``.
+    With ``here`` False, reads nothing and returns ``record``, ``absent`` and ``marks``. If reading fails, adds
+    ``error``, and marks the record if it is damaged.
     """
     reader = site.reader
     row: dict[str, Any] = {"record": record}
@@ -295,7 +295,7 @@ async def _get_mask_picture(site: Site, request: Request) -> Response:
 
 
 async def _get_mask_values(site: Site, request: Request) -> Response:
-    """Answers with the size of a mask, and up to 256 values that occur in it."""
+    """Answers with the size of a mask, and the smallest 256 values that occur in it."""
     record, column = site.parse_record(request), _find_column(site, request, ("mask",))
     values = await site.run_in_thread(lambda: read_mask(site.reader, column, record))
     height, width = values.shape
@@ -398,7 +398,7 @@ def _python_code(reader: Reader, record: int) -> str:
 
 
 def _quote_path(reader: Reader) -> str:
-    """Returns the store's path, quoted for a shell."""
+    """Returns the store's path, made printable and quoted for a shell."""
     return shlex.quote(printable(str(reader.path)))
 
 
