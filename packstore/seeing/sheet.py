@@ -147,7 +147,7 @@ def draw_sheet(store: str | os.PathLike[str], options: SheetOptions, rows: int =
 
 def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
     """Chooses the records to show by the seed: a row of each class; without one class a record, ``per_class`` rows of
-    any records.
+    ``per_class`` records each.
 
     For a store at a URL, first chooses a few shards and fetches only those. The first records of shards whose labels
     cannot be read get a row of their own.

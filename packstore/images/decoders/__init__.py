@@ -281,7 +281,8 @@ class Decoder:
         return image
 
     def _decode_by_pillow(self, data: memoryview) -> NDArray[Any]:
-        """Decodes a file of 8 bits as RGB; a TIFF that Pillow cannot decode (of compression WebP) by tifffile."""
+        """Decodes a file of 8 bits as RGB; a TIFF that Pillow cannot decode (such as one of compression
+        WebP) by tifffile."""
         try:
             return _pillow.decode(data, self.max_pixels)
         except DecodeError:
@@ -310,8 +311,8 @@ class Decoder:
 def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> Decoder:
     """Returns the decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
 
-    For a ``reading`` other than 8-bit RGB, Pillow and tifffile decode, whatever the name; only the decoder ``engine``
-    decodes JPEG files in mode ``L`` itself.
+    For a ``reading`` other than 8-bit RGB, Pillow and tifffile decode, whatever the name. Only JPEG files in mode ``L``
+    are decoded by the decoder ``engine`` itself, and for other names by simplejpeg if it is installed.
 
     Raises:
         UsageError: An unknown name, ``max_pixels`` below 1, or a decoder that is not available here (with the reason);
