@@ -179,7 +179,8 @@ class Comparison:
     @property
     def ledger_summary(self) -> str | None:
         """Phrase with the numbers of files in the source and of those left out, and, after :meth:`compare_summaries`,
-        that an independent count agrees if it does. None for a source without files, such as a store."""
+        that an independent count agrees if it does. Says if other files are left out than at packing. None for a source
+        without files, such as a store."""
         then, now = self.reader.manifest.origin.files, self.survey.ledger
         if not now.total:
             return None
@@ -192,7 +193,8 @@ class Comparison:
 
     def has_same_shards(self) -> bool:
         """Returns whether the source is a store with the same shards, by their SHA-256 in both manifests, and splits.
-        Opens no shard: the check of the structure proves this store's digests.
+        False if the store was packed from one split. Opens no shard: the check of the structure proves this store's
+        digests.
         """
         other, own = self.survey.store, self.reader.manifest
         if other is None or self.split is not None or other.shards is None or own.shards is None:
@@ -201,7 +203,7 @@ class Comparison:
         return np.array_equal(*digests) and own.splits == other.splits
 
     def _compare_columns(self) -> Iterator[Difference]:
-        """Yields missing columns, and columns with other classes than in the source."""
+        """Yields missing columns, columns with other classes than in the source, and labels that the source lacks."""
         manifest = self.reader.manifest
         for column in self.survey.columns:
             if not manifest.has_column(column.name):

@@ -160,7 +160,8 @@ class SourceSuite(SourceListingSuite):
             shutil.rmtree(copy)
 
     def use(self, path: Path, kind: str | None) -> None:
-        """Reads the source as a conversion does, skipping bad samples. Raises :class:`PackstoreError`."""
+        """Reads the first samples of the source as a conversion does, skipping bad ones. Raises
+        :class:`PackstoreError`."""
         with closing(open_source(path, kind=kind, **self.options(path))) as source:
             source.survey()
             for entry in islice(source.entries(), 10 * FEW):
