@@ -324,7 +324,7 @@ class _Salvage:
         image_column = self.manifest.image
         nbytes = memoryview(image).nbytes
         shape = values.get("shape") if image_column.layout is not None and image_column.kind == "ragged" else None
-        if shape is not None and nbytes != int(np.prod(np.asarray(shape, np.int64))):
+        if shape is not None and nbytes != image_column.record_nbytes * int(np.prod(np.asarray(shape, np.int64))):
             raise _LostError(f"its image has {nbytes} bytes, which does not fit its shape")
         if doubted:
             one = {

@@ -112,7 +112,7 @@ class EncodingSuite:
         assert issubclass(encoding, Encoding)
         assert encoding.name == self.encoding
         assert encoding.layout in (None, "HWC", "CHW")
-        assert ("float" in encoding.dtype) if encoding.layout == "CHW" else (encoding.dtype == "uint8")
+        assert ("float" in encoding.dtype) if encoding.layout == "CHW" else (encoding.dtype in ("uint8", "uint16"))
         assert encoding.accepts <= {field.name for field in dataclasses.fields(EncodeOptions)}
 
     @pytest.mark.parametrize("source", ["original", "uint8"])

@@ -144,6 +144,19 @@ def test_a_store_with_a_broken_beginning_and_end(source: Path, tmp_path: Path, s
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+def test_pixels_of_16_bits_and_different_sizes(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / "scans").mkdir()
+    for number in range(4):
+        Image.new("I;16", (9 + number, 12), 4000 + number).save(tmp_path / "scans" / f"{number}.png")
+    store = tmp_path / f"a.{suffix}"
+    packstore.convert(tmp_path / "scans", store, encoding="uint16", mode="keep")
+    report = packstore.salvage(store, tmp_path / "fixed")
+    assert (report.recovered, report.missing_count) == (4, 0)
+    with open_store(store) as whole, open_store(tmp_path / "fixed") as fixed:
+        assert fixed.manifest.dataset_digest == whole.manifest.dataset_digest
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_damaged_records_are_left_out_and_listed(source: Path, tmp_path: Path, suffix: str) -> None:
     store = tmp_path / f"a.{suffix}"
     packstore.convert(source, store, encoding="original")
