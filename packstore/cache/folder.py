@@ -181,7 +181,8 @@ class CacheFolder:
         file.
 
         Returns:
-            The registered descriptor and its path; None if the other process has finished, or given up.
+            The file's descriptor, which the folder has registered, and the file's path. None if the other process has
+            finished or given up.
         """
         path = self.part / f"{name}.{files.machine_id()}"
         descriptor = self._create_file(path)

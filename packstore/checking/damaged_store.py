@@ -71,8 +71,8 @@ class DamagedStore:
 
     @property
     def whole_store_counts(self) -> dict[str, int]:
-        """Options that count records, such as ``exif_oriented``, which only the whole store's manifest has. Empty for a
-        single file, or if no shard's manifest is known."""
+        """Counts of records by option name, such as ``exif_oriented``: the options that the whole store's manifest has
+        and the shards' manifests lack. Empty for a single file, or if no shard's manifest is known."""
         shard = next((m for m in map(_find_recovered_manifest, self.files) if m is not None), None)
         if shard is None or self.shard_size is None:
             return {}

@@ -176,5 +176,5 @@ class Donor:
 
 
 def _encode_key(entry: Entry) -> bytes:
-    """Returns an entry's key as stores keep it: UTF-8, surrogates as their bytes."""
+    """Encodes an entry's key as UTF-8, as stores do. A surrogate becomes the byte that it stands for."""
     return entry.key.encode("utf-8", "surrogateescape")

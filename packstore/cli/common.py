@@ -198,8 +198,9 @@ def suggest_commands(error: AmbiguousSourceError, arguments: Sequence[str]) -> l
     """Returns command lines that resolve an ambiguous source, one for each answer of the error. Empty if the error
     names no source.
 
-    A line is ``arguments`` with the answer's options and source. It is a ``convert`` command if ``arguments`` do not
-    name the source, or if their command does not take the options.
+    If ``arguments`` name the source and their command takes the answer's options, the line is ``arguments`` with the
+    answer's options and source. Else the line is a new ``packstore convert SOURCE NAME.lmdb`` with the answer's options
+    alone.
     """
     if error.source is None:
         return []

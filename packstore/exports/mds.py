@@ -51,7 +51,7 @@ class MdsExport(Export):
     shard_bytes = 1 << 26
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns the names of all columns."""
+        """Returns the names of all the user's columns, without ``image``."""
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:

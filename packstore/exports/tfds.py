@@ -52,7 +52,7 @@ class TfdsExport(Export):
     keeps_keys = True
 
     def exact_columns(self) -> Sequence[str]:
-        """Returns the names of all columns."""
+        """Returns the names of all the user's columns, without ``image``."""
         return [column.name for column in self.columns]
 
     def losses(self) -> Sequence[str]:

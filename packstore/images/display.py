@@ -40,7 +40,8 @@ def to_display(pixels: NDArray[Any], mode: Mode, window: Window | None = None) -
 
     Args:
         pixels: ``(H, W, C)`` of the mode.
-        mode: Mode of the pixels. Of ``multi``, the first three channels become red, green and blue, or the first gray.
+        mode: Mode of the pixels. ``multi`` shows its first three channels as red, green and blue. With fewer channels,
+            it shows the first as gray.
         window: Window of values other than uint8; None for :func:`find_window`.
     """
     if mode.name.startswith("multi"):

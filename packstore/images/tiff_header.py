@@ -81,8 +81,8 @@ def parse_tiff_header(data: bytes, whole: bool) -> ImageInfo:
 def _check_pixels(data: bytes, offsets: tuple[str, int, int], counts: tuple[str, int, int]) -> None:
     """Raises :class:`HeaderError` if strips or tiles lie beyond the end of the file.
 
-    ``offsets`` and ``counts`` are format, number and place of the values. They may be as many as the file has bytes, so
-    numpy compares them, in uint64 without overflow.
+    ``offsets`` and ``counts`` are format, number and place of the values. A file may hold millions of values, so numpy
+    compares them, in uint64 without overflow.
     """
     import numpy as np
 

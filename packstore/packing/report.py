@@ -76,7 +76,8 @@ class ConvertReport:
 
 
 def read_conversion_counts(manifest: Manifest) -> dict[str, int]:
-    """Reads from the manifest how many images of other modes were converted without loss, by conversion."""
+    """Reads the counts of losslessly converted images from the manifest. Returns them by name of the conversion
+    (:data:`UNIFIED`); names without a count are left out."""
     return {name: count for name in UNIFIED if isinstance(count := manifest.options.get(name), int)}
 
 

@@ -97,15 +97,15 @@ class PositionTracker:
         palette: Sequence[int] = (),
         unified: Sequence[tuple[int, str]] = (),
     ) -> None:
-        """Counts entries that were read. Keeps them in memory until :meth:`digest_entries`.
+        """Counts entries that were read. Keeps the entries in memory until :meth:`digest_entries`. Does not count an
+        image in ``oriented``, ``palette`` or ``unified`` again if an interrupted run has counted it.
 
         Args:
             seen: The entries, skipped ones included.
             skipped: Those that were skipped, with the reasons.
             oriented: Positions in ``seen`` of images whose EXIF orientation asks for a rotation or flip.
             palette: Positions in ``seen`` of images with a palette, counted by their class.
-            unified: Positions in ``seen`` of images that were converted to the dataset's mode, and how. Positions of
-                these three that an interrupted run has counted are not counted again.
+            unified: Positions in ``seen`` of images that were converted to the dataset's mode, and how.
         """
         first = self._counted_upto - self.consumed
         self.oriented += sum(place >= first for place in oriented)

@@ -46,8 +46,11 @@ class ConcatReader(Reader):
     """Reads open stores as one: each split has the records of the first store, then those of the second, and so on.
 
     Columns are joined as by ``merge``: classes are matched by name, and class numbers are those of the joined classes
-    (-1 for a number without a class). A file with several splits counts as several parts. Each store checks its own
-    records. :meth:`close` closes all of them.
+    (-1 for a number without a class). The manifest has the first store's options and skipped samples. Each store checks
+    its own records. :meth:`close` closes all stores.
+
+    Raises:
+        StoreError: The stores do not fit together.
     """
 
     def __init__(self, readers: Sequence[Reader]) -> None:

@@ -439,6 +439,6 @@ def _close_files(files: dict[int, int], promised: int) -> None:
 
 
 def _require_table(manifest: Manifest) -> ShardTable:
-    """Returns the table of shards, which the manifest must have."""
+    """Returns the table of shards, which every manifest of a sharded store has. Asserts that, no more."""
     assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards

@@ -99,7 +99,8 @@ class SparinglyCheckedReader(CheckedReader):
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
     def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
-        """Reads a value and proves it by its hash of an earlier read, or else by the row checksum; then keeps the hash.
+        """Reads a value and verifies it. Compares its hash with the hash of an earlier read; if that is missing or
+        differs, checks the row checksum and remembers the new hash.
 
         Raises :class:`CorruptRecordError` if the record does not match its row checksum. In a store without row
         checksums, raises :class:`StoreError` if any column does not match its digest.

@@ -200,8 +200,8 @@ def interrupt_write(path: Path, records: Records, error: BaseException, **option
 
 
 def expected_columns(records: Records) -> tuple[tuple[Column, ...], dict[str, Any]]:
-    """Computes, without packstore's code, the columns with sizes and digests, and the values of all but ``image``.
-    The value of a ragged column is a pair of bytes and offsets."""
+    """Computes the columns that a store of ``records`` must have, with sizes and digests, and their values by name,
+    without ``image``. Does not use packstore's code. The value of a ragged column is a pair of bytes and offsets."""
     data: dict[str, Any] = {}
     columns = []
     for column in records.columns:

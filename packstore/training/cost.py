@@ -74,7 +74,9 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
 def _epoch_in_lanes(manifest: Manifest, nbytes: int, budget: int, nodes: int, batch_size: int) -> Cost:
     """Simulates the fetches of the first epoch in lanes (each node reads its own shards), on all nodes.
 
-    A single file that exceeds the cache is fetched again for each record."""
+    On one node, the window is the largest that fits the cache. A store of one file is taken to exceed the cache: each
+    record fetches the file again.
+    """
     table = manifest.shards
     if table is None:
         return Cost("epoch in lanes", manifest.records, manifest.records * nbytes)  # larger than the cache

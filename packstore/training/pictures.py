@@ -208,7 +208,8 @@ class ImageListReader:
 
 
 def read_stored_files(reader: Reader, column: Column, record: int) -> Sequence[Buffer]:
-    """Reads the list of image files that a column has for a record. Raises :class:`StoreError` if it is damaged."""
+    """Reads a record's value of a column of image files. Returns the encoded bytes of each file. Raises
+    :class:`StoreError` if the value is damaged."""
     return column.traits.files(column, reader.value(column.name, record))
 
 

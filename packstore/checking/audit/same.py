@@ -138,9 +138,10 @@ class RecordHashes:
 
 
 def _allocate_file(file: int, size: int) -> None:
-    """Makes a file ``size`` bytes long and allocates them. Raises :class:`OSError` if the disk is too full.
+    """Sets a file's length to ``size`` and reserves the disk space. Raises :class:`OSError` if the disk is too full.
 
-    Writing to a map of a file without allocated blocks would crash the process instead.
+    A write to a memory map without reserved space would crash the process. Systems that cannot reserve space (macOS)
+    only set the length.
     """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file, 0, size)

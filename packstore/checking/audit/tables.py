@@ -125,8 +125,8 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
     """Adds findings to ``collector``: classes without records, classes that a split lacks, and splits whose largest
     class has at least ``most_ratio`` times the records of its smallest class.
 
-    Adds nothing if the store has no column ``label`` of one class a record, or one without class names and with numbers
-    of 1,000,000 or more. Without class names, no class is without records.
+    Adds nothing if the store has no column ``label`` of one class a record. Adds nothing either if the column has no
+    class names and a number of 1,000,000 or more. Without class names, no class is reported as without records.
     """
     if not _has_label(manifest):
         return

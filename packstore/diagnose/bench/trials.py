@@ -43,9 +43,15 @@ class Candidate:
 
 
 def choose_candidates(manifest: Manifest, sizes: Sequence[tuple[int, int]], crop: int | None) -> list[Candidate]:
-    """Returns packing options that may be faster for a store of image files: with a seek index if it lacks one and
-    crops are taken; as uint8; shrunk, as jpeg and uint8, if the images are much larger than the crops. Returns none for
-    a store of pixels or without ``sizes``.
+    """Returns packing options that may be faster for a store of image files. Returns none for a store of pixels, or
+    without ``sizes``.
+
+    A store of original files without a seek index gets that index if training takes crops. Each store gets the first
+    of these that applies:
+
+    - uint8 with ``--size``, if all images have one small size;
+    - shrunk images as jpeg and as uint8, if images are much larger than the crops;
+    - uint8.
 
     Args:
         manifest: The store's manifest.

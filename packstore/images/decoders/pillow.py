@@ -173,8 +173,8 @@ class OpenImage:
             raise DecodeError(f"damaged image: {_format_error(error)}") from error
 
     def read_tags(self, page: int) -> Any:
-        """Returns the tags of a TIFF page. Returns None if Pillow cannot read the tags, or cannot decode a page with
-        alpha, and for files other than TIFF."""
+        """Returns the tags of a TIFF page. Returns None for files other than TIFF, and if Pillow cannot read the tags.
+        Decodes a page that has alpha or a transparent colour; returns None if that fails."""
         try:
             with _without_warnings(Warning):
                 image = self._seek_frame(page)

@@ -23,14 +23,15 @@ _NOT_PILLOWS = (50001,)
 
 
 class TiffPages:
-    """Reads pages of a TIFF with tifffile, without smaller versions of others, and keeps the file open."""
+    """Reads the pages of a TIFF with tifffile and keeps the file open. Skips pages that are smaller copies of other
+    pages."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
 
     @cached_property
     def _pages(self) -> list[Any]:
-        """The pages without smaller versions. Raises tifffile's errors for a damaged file."""
+        """The pages that are no smaller copies of other pages. Raises tifffile's errors for a damaged file."""
         file = import_tifffile().TiffFile(io.BytesIO(self._data))
         return [page for page in file.pages if not page.is_reduced]
 

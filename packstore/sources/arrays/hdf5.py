@@ -114,9 +114,14 @@ class _OpenHdf5(OpenArrays):
         return found
 
     def _describe_dataset(self, name: str, dataset: Any) -> ArrayInfo:
-        """Describes a dataset; as unreadable if no column can hold its values. Strings are files if the first one
-        begins like an image. Raises :class:`SourceError` if the values are in a file of another folder, or were never
-        written."""
+        """Describes a dataset, as unreadable if the dataset is empty or no column can hold its values.
+
+        Byte arrays of varying length and opaque values are files. Strings are files if the first string begins like an
+        image, else texts.
+
+        Raises:
+            SourceError: The values are in a file of another folder, or more than 256 MiB of them were never written.
+        """
         import h5py
 
         shape = dataset.shape

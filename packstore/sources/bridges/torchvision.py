@@ -165,8 +165,8 @@ def _read_coco(data: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _read_kitti(data: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields, for each image of KITTI, sorted by path, its path and the raw annotation for :class:`Objects`: objects,
-    and annotations as read; None for test images."""
+    """Yields each image of KITTI, sorted by path: its path, and the raw annotation for :class:`Objects`. The annotation
+    is a pair of the objects and of the values as read from the file; None for test images."""
     for number, path in sorted(
         enumerate(data.images), key=lambda each: each[1]
     ):  # sorted: the list has the order of the disk

@@ -173,8 +173,8 @@ def later_files_cells(array: Any) -> Cells:
 
 
 class _FileCells(ArrayCells):
-    """Callable that returns the :class:`TableFile` of a row, given the row's number. The address of its bytes allows
-    linked stores to locate them."""
+    """Callable that returns the :class:`TableFile` of a row, by the row's number. The result includes the address of
+    the file's bytes in memory, by which linked stores find the bytes in the source."""
 
     def __init__(self, array: Any) -> None:
         super().__init__(array, lambda scalar: scalar)

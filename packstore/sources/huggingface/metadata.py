@@ -179,7 +179,7 @@ def has_file_names(tree: Tree, file: str) -> bool:
 
 @dataclass
 class ColumnValues:
-    """Summary of the values of a column.
+    """Summary of a column's values, from which :meth:`declare_field` chooses the column's type and converter.
 
     Attributes:
         count: Number of values.
@@ -188,7 +188,7 @@ class ColumnValues:
             ``numbers``, ``empty``.
         names: Different texts; None if they are too many for classes.
         negative: An ``int`` is below 0.
-        text: The file has texts alone, as CSV; kinds tell the form of the texts.
+        text: The file stores every value as text, as CSV does. ``kinds`` then say what the texts look like.
     """
 
     count: int = 0
@@ -199,7 +199,7 @@ class ColumnValues:
     text: bool = False
 
     def add_value(self, value: Any, *, text: bool) -> None:
-        """Adds a value to the summary. ``text``: the file has texts alone, so numbers are parsed."""
+        """Adds a value to the summary. ``text``: the file stores every value as text, so numbers are parsed."""
         self.count += 1
         self.text = text
         kind = _classify_text(value) if text and value is not None else _classify_value(value)

@@ -130,8 +130,8 @@ class LmdbSource(RowSource):
     @classmethod
     def find_databases(cls, path: Path) -> list[SplitDatabase]:
         """Finds the LMDBs at a path, in packing order; returns ``[]`` if there are none. A path that is an LMDB itself
-        has the split ``""``. Raises :class:`AmbiguousSourceError` for several whose names do not have one split
-        each."""
+        has the split ``""``. Raises :class:`AmbiguousSourceError` for several LMDBs if two names mean the same split,
+        or a name means none."""
         if is_lmdb(path):
             return [SplitDatabase("", path)]
         found = [SplitDatabase(_split_from_name(each), each) for each in find_lmdbs(path)]

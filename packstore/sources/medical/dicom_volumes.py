@@ -128,8 +128,8 @@ def _compare_steps(
     slices: Sequence[Slice], order: Sequence[int], places: NDArray[np.float64], allow_gaps: bool, same: str, unit: str
 ) -> bool:
     """Tells if the steps between sorted places are equal, within 2% of their median. Raises :class:`ValueError` for two
-    slices that are closer than 2% of the median, and for unequal steps unless ``allow_gaps``. ``same`` and ``unit`` are
-    words of these messages."""
+    slices that are closer than 2% of the median, and for unequal steps unless ``allow_gaps``.
+    The messages name what two close slices share (``same``) and the unit of the steps (``unit``)."""
     steps = np.diff(places, axis=0)
     lengths = np.linalg.norm(steps, axis=1)
     if not len(steps):

@@ -60,7 +60,8 @@ class FgvcAircraft(NamedSource):
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
         """Yields the rows of a split: variant, family and manufacturer as class numbers, and the box if the list of
-        boxes exists. Raises :class:`SourceError` for an image that a list lacks, or has with an unknown name."""
+        boxes exists. Raises :class:`SourceError` for an image that is missing from a list, or listed with an unknown
+        class name."""
         tables = {column: self.read_table(f"images_{level}_{split}.txt") for column, (level, _) in _LEVELS.items()}
         for image, *_ in tables["label"]:
             values: dict[str, Any] = {

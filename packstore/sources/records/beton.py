@@ -62,7 +62,7 @@ class _BetonHeader:
         row: dtype of a sample's row, with a field ``f0``, ``f1`` … of each field.
         rows_at: Offset of the rows.
         samples: Number of samples.
-        table_at: Offset of the table of allocated pieces, and end of the pages of data.
+        table_at: Offset of the table of allocated pieces. The pages of data end there.
         nbytes: Size of the file.
     """
 

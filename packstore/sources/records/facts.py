@@ -78,10 +78,11 @@ class LabelFacts:
 
 
 class ExampleFacts:
-    """Facts about all examples, collected one by one. An example that adds something is verified first, and skipped if
-    it is damaged.
+    """Facts about all examples, collected one by one. An example with a new fact is verified first. A damaged one is
+    skipped.
 
-    Most examples add nothing, since their features have known types and their labels known names; testing that is fast.
+    Most examples add no fact: the types of their features and the names of their labels are known. To test that is
+    fast.
 
     Attributes:
         features: Facts about each feature.

@@ -386,8 +386,9 @@ class TableSource(FileRowSource):
 
     @cached_property
     def _typed_columns(self) -> dict[str, tuple[Field, Any]]:
-        """Field of each column without a special meaning, and the function that converts its cells. A column whose
-        values differ within an image becomes lists: numbers, or JSON."""
+        """Field of each column without a special meaning, and the function that converts its cells. An image may
+        have several rows. If a column's values differ among the rows of an image, the field holds a list for each
+        image: of numbers if all are present, else JSON."""
         found: dict[str, tuple[Field, Any]] = {}
         for name in self._roles.rest:
             declared, convert = self._rows.facts[name].values.declare_field("", None)

@@ -228,7 +228,7 @@ def _has_labels(tree: Tree, images: str) -> bool:
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Returns ``CERTAIN`` for a folder or archive with a file like ``data.yaml``, or with labels beside a folder of
     images. Returns ``PARTIAL`` if annotations of COCO or Pascal VOC are there too: each may cover only some images.
-    Else returns ``NO``. Raises :class:`AmbiguousSourceError` if several groups of folders have the images of one folder
+    Else returns ``NO``. Raises :class:`AmbiguousSourceError` if it is unclear which folders hold the images of a folder
     ``labels``."""
     tree = open_tree(path)
     if tree is None:

@@ -71,7 +71,7 @@ class SourcePosition:
         skipped: Entries that were left out.
         counted_upto: Entries that were counted: at least those that were read.
         oriented: Number of counted images with an EXIF orientation.
-        palette: Pairs of a class and its number of counted PNG with a palette; class 0 without labels.
+        palette: Pairs of a class and its number of counted PNG with a palette. Images without a label count as class 0.
         unified: Pairs of a conversion without loss, see :data:`packstore.images.losses.UNIFIED`, and its number of
             counted images.
     """

@@ -152,7 +152,8 @@ class Hdf5File(FileBytes):
         return None
 
     def find_dataset(self, address: int) -> Extent:
-        """Returns dtype, shape, address and size of the values of the dataset at ``address``.
+        """Returns dtype, shape, address and size of the values of the dataset at ``address``. The address of the values
+        is None if the dataset has no bytes.
 
         Raises :class:`UnsupportedHdf5Error` if it is no dataset, is not contiguous, or has filters or external files.
         """

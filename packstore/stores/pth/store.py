@@ -279,7 +279,7 @@ IMAGES_START = _compute_images_start()
 
 
 class _Zip64Info(zipfile.ZipInfo):
-    """Entry with its sizes in the zip64 field alone, as Python from 3.11.4 on writes it; works with any Python."""
+    """Zip entry whose sizes are in the zip64 field alone. Python writes this form itself only from 3.11.4 on."""
 
     def FileHeader(self, zip64: bool | None = None) -> bytes:  # noqa: N802 - zipfile's name
         """Returns the entry's local header; with ``zip64``, its 32-bit sizes are 0xFFFFFFFF."""

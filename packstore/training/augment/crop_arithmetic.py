@@ -45,11 +45,11 @@ def pick_attempt(values: Array, index: Array) -> Array:
 
 
 def find_centred_start(length: Any, cut_length: int) -> Any:
-    """Returns the first of the centred ``cut_length`` pixels of ``length``, an integer or an array; negative if that is
-    shorter.
+    """Returns the index at which a centred cut of ``cut_length`` pixels begins, as in torchvision. ``length`` is the
+    image's length, an integer or an array. The index is negative if the image is shorter than the cut.
 
-    torchvision takes ``round((length - cut_length) / 2)``, halves to even; for shorter images it puts the rounded-down
-    half of the missing pixels first.
+    The index is ``round((length - cut_length) / 2)``, halves to even. A shorter image is padded instead: the padding
+    before it is half of the missing pixels, rounded down.
     """
     spare = length - cut_length
     half = spare >> 1

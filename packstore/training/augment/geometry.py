@@ -76,7 +76,7 @@ class Resize(GeometricOperation):
         return self.size, max(1, int(self.size * width / height))
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True after flips alone: only one resize is possible, before any crop."""
+        """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
@@ -304,7 +304,7 @@ class RandomResizedCrop(GeometricOperation):
         return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True after flips alone: only one resize is possible, before any crop."""
+        """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:

@@ -159,7 +159,7 @@ def draw_program_by_size(op: ProgramOperation, draws: Draws, sizes: Numbers) -> 
 def place_mask(
     placement: Placement, row: int, mask: NDArray[Any], fill: float = 0, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """Moves the mask of image ``row``: resizes without interpolation (nearest), crops and mirrors as the image.
+    """Moves the mask with its image ``row``: resizes (nearest pixel), crops, mirrors and warps it.
 
     Args:
         placement: Placement of the batch.

@@ -330,7 +330,8 @@ class PackedLoader:
                 del item  # the consumer's alone from here on, so that its memory is free before the next batch
 
     def _as_arrays(self, item: Any) -> Any:
-        """Replaces the tensors of an item by numpy arrays over the same memory."""
+        """Replaces the tensors of an item by numpy arrays over the same memory. bfloat16 becomes float32, in new
+        memory. Images are channels-last if the loader's options say so."""
         dataset = self.dataset
         images = [name for name in dataset.columns if dataset.manifest.column(name).traits.has_images]
         columns = [*dataset.columns, *(["masking"] if self.options.masking is not None else [])]

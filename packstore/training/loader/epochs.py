@@ -193,7 +193,8 @@ class Epochs:
         return whole * self._sampler_ranks
 
     def batches_before(self, position: int) -> int:
-        """Returns the number of batches that contain the first ``position`` records of an epoch, over all ranks."""
+        """Returns the number of batches that contain the first ``position`` records of an epoch, rounded up.
+        ``position`` counts the records of all ranks. For a sampler without a length, counts full batches only."""
         order, position = self._order_with_length(), position // self._sampler_ranks
         return position // self.order.global_batch_size if order is None else order.batches_before(position)
 

@@ -191,9 +191,14 @@ class TensorRows(ColumnRows):
 
 
 def fill_missing(values: Any, missing: NDArray[np.bool_] | None, kept: NDArray[np.int64] | None) -> Any:
-    """Returns ``values``, one per row, as a list with None for missing rows; unchanged if ``missing`` is None.
+    """Replaces the values of missing rows by None, and returns a list. Returns ``values`` unchanged if ``missing`` is
+    None.
 
-    ``kept`` are the rows that ``values`` has, of all in ``missing``."""
+    Args:
+        values: One value for each row in ``kept``.
+        missing: For each row of the batch, True if its value is missing.
+        kept: Indices of the batch's rows that ``values`` covers; None for all.
+    """
     if missing is None:
         return values
     return [None if absent else values[row] for row, absent in enumerate(select_rows(missing, kept).tolist())]

@@ -80,8 +80,12 @@ def operations_at_decoding(
 ) -> tuple[GeometricOperation, ...]:
     """Returns the first operations of a list that run as crops while images of a column are decoded; may be empty.
 
-    Stored arrays of equal size are augmented in whole batches instead, except if they are resized, or on the CPU, where
-    the engine crops them. So are arrays that the engine cannot resize with the operations' interpolation.
+    On the CPU, a first crop with padding counts if the engine can fill the padding. Returns none for:
+
+    - arrays of equal size that the engine cannot resize with the operations' interpolation;
+    - on other devices, ``CHW`` arrays, and ``HWC`` arrays of equal size that no operation resizes.
+
+    The caller then augments whole batches.
     """
     planned, _ = split_operations(operations, flip=True)
     if image.kind == "fixed" and not all(op.samplings <= _engine_samplings(image) for op in planned):
@@ -95,8 +99,8 @@ def operations_at_decoding(
 
 
 def augments_one_by_one(dataset: PackedDataset, options: LoaderOptions) -> bool:
-    """Tells if decoding threads augment images one by one: ``collate`` gives images a form, or their sizes may differ
-    during or after the operations. Always False with ``views`` or ``pre_transform``."""
+    """Tells if decoding threads augment images one by one: ``collate`` asks for a list or padded images, or image sizes
+    may differ during or after the operations. Always False with ``views`` or ``pre_transform``."""
     if options.views is not None or options.pre_transform is not None:
         return False
     if options.form_of_images is not None:

@@ -63,8 +63,8 @@ class StoredImages(ABC):
         self.cold = COLD_BATCHES
 
     def view_all(self, records: NDArray[np.int64]) -> Sequence[Any]:
-        """Returns the stored bytes of each of ``records``, without copies. Raises :class:`PackstoreError` if any
-        fails."""
+        """Returns the stored bytes of each of ``records``, without copies. Raises :class:`PackstoreError` if any read
+        fails. Does not verify the bytes of main images: a later stage does."""
         return self._unchecked.views(records) if self.is_main else [self.view(record) for record in records.tolist()]
 
     @abstractmethod

@@ -96,11 +96,12 @@ class ViewAssembler(RecordAssembler):
         self.dtype = plans[0].row_format.dtype
 
     def _row_shape(self) -> tuple[int, ...]:
-        """Returns the number of values that all crops of a record take."""
+        """Returns the shape of a record in the buffer: one axis, with the values of all its crops."""
         return (sum(plan.elements for plan in self._plans),)
 
     def split_buffer(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Returns the crops of each view in a buffer of B records as tensors ``(B * count, *row)`` over its memory."""
+        """Divides a buffer of B records by view. Returns one tensor for each view: ``(B * count, *row)``, with
+        ``count`` crops of each record. The tensors share the buffer's memory."""
         flat, sections, start = buffer.view(-1), [], 0
         for plan in self._plans:
             stop = start + len(buffer) * plan.elements
@@ -109,7 +110,8 @@ class ViewAssembler(RecordAssembler):
         return sections
 
     def select_sections(self, buffer: torch.Tensor, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Does :meth:`split_buffer`, and copies the crops of the records ``kept``. None selects all, without a copy."""
+        """Divides a buffer like :meth:`split_buffer`, and copies the crops of the records ``kept``. With None for
+        ``kept``, returns all crops without a copy."""
         found = self.split_buffer(buffer)
         if kept is None:
             return found
