@@ -79,8 +79,9 @@ class FolderSource(Source):
         return count_replaced_members(self.tree)
 
     def _refuse_odd_suffix(self, key: str, suffix: str) -> None:
-        """Reads the first bytes of a file with an unusual suffix. Raises :class:`SampleError` if packstore does not read
-        the file's format. With ``by_suffix``, also refuses every file that lacks the suffix of an image or array."""
+        """Reads the first bytes of a file with an unusual suffix. Raises :class:`SampleError` if packstore does not
+        read the file's format. With ``by_suffix``, also refuses every file that lacks the suffix of an image or
+        array."""
         kind = find_unread_file_kind(key, self.tree.first_bytes(key, UNREAD_BYTES))
         if kind is not None:
             raise SampleError(key, unread_kind_message(kind))
