@@ -47,10 +47,9 @@ class ClipsSource(FrameFilesSource):
     """Wraps a source of image files so that each clip is a sample.
 
     The column ``clip`` has the frames, ``(frames, channels, height, width)``; the image is the middle frame. One pass
-    over the files finds the mode that holds all frames. If some file has several frames, each file is a clip: it keeps
-    its key, labels and other values, and a file of one frame is a clip of one. Else each folder of numbered frames is a
-    clip, with the folder's path as key; all frames have one size, and labels are the classes in whose folders the
-    clips' folders are.
+    over the files finds the mode that holds all frames. If any file has several frames, each file is a clip with its
+    key, labels and other values. A file of one frame is a clip of one frame. Else each folder of numbered frames is a
+    clip with the folder's path as key. Then all frames have one size, and a folder of clips is a class.
 
     ``options.frames`` is ``clips:files`` as soon as it is known that files are clips. A store, a source that has a
     column ``clip``, and a source of which neither files nor folders are clearly clips are refused.

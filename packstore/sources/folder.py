@@ -44,8 +44,8 @@ class FolderSource(Source):
 
     def read(self, entry: Entry) -> bytes:
         """Reads the bytes of the file. Raises :class:`SampleError` if the file cannot be read, is too large, has
-        changed, or is a pipe, a device or a cycle of links; also for a format that packstore does not read, and, with
-        :attr:`by_suffix`, for an image without the suffix of one."""
+        changed, or is a pipe, a device or a cycle of links. Also raises it for a format that packstore does not read.
+        With :attr:`by_suffix`, raises it for an image whose name lacks the suffix of one."""
         if entry.ref is not None:
             reason = (
                 IS_CYCLE if entry.ref == CYCLE else "is not a file but a pipe, a device, or a link out of its archive"

@@ -204,8 +204,8 @@ class LabelsFile:
         return "/".join(parts)
 
     def summarise(self) -> LabelsSummary:
-        """Summarises the whole file in one pass (one more if only some labels look like numbers, and one if files
-        repeat), and remembers which lines repeat a file.
+        """Summarises the whole file and remembers which lines repeat a file. Reads the file once. Reads it once more if
+        only some labels look like numbers, and once more if files repeat.
 
         Raises :class:`SourceError` for no rows, a class number below 0 or beyond 64 bits, a file with different labels
         or splits, more than 100 splits.

@@ -99,9 +99,9 @@ def find_non_classes(contents: Contents) -> tuple[str, list[str]] | None:
     """Returns the reason why the folders of images in a tree do not seem to be classes, and the folders to use instead;
     None if they seem to be classes.
 
-    They are not classes in these cases: all have names of splits, masks or kinds of images (``query``, ``image_2``,
-    ``depth``); one is called ``images``, and others are not; some contain images, and others only folders of images;
-    several contain folders of equal names, as domains and cameras do.
+    The folders are not classes in any of these cases. All have names of splits, masks or kinds of images (``query``,
+    ``image_2``, ``depth``). One folder is called ``images``, and there are others. Some contain images, and some
+    contain only folders of images. All contain only folders, and these have equal names (domains, cameras).
     """
     holding = {
         place for path, each in contents.folders.items() if each.images.count for place in path_and_parents(path)

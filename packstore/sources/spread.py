@@ -126,8 +126,9 @@ def _group_folders(hits: Mapping[str, list[str]], names: Sequence[str]) -> list[
 
 
 def _list_group_keys(folder: str) -> Iterator[tuple[str, str]]:
-    """Yields a key for each group that a folder belongs to: the folder alone, all in its parent, those whose paths
-    differ only in the words of splits (only for a folder of a split), and all folders."""
+    """Yields a key for each group of folders that a folder belongs to: the folder alone, all folders in its parent, and
+    all folders. For a folder of a split, also yields a key for the folders whose paths differ only in words for
+    splits."""
     yield "is", folder
     yield "in", folder.rpartition("/")[0]
     if split_of_folder(folder):

@@ -38,9 +38,10 @@ class LabelTexts:
                 self._names = None
 
     def decide_classes(self, *, coded: bool = False, order: Collection[str] = ()) -> tuple[str, ...] | None:
-        """Returns the names of the classes, sorted; or all of ``order``, unused names too, if it contains them. Returns
-        None if there are no texts, or one of them cannot be a class; also if the different texts are more than half as
-        many as the rows, unless the texts are ``coded`` by a dictionary."""
+        """Returns the names of the classes: all of ``order``, with its unused names, if ``order`` contains every text;
+        else the texts, sorted. Returns None if there are no texts, or if a text cannot be a class. Also returns None if
+        there are more different texts than half the rows, unless the texts are ``coded``: stored as numbers of a
+        dictionary's entries."""
         if not self._names or (2 * len(self._names) > self.rows and not coded):
             return None
         return tuple(order) if self._names.issubset(order) else tuple(sorted(self._names))

@@ -60,8 +60,8 @@ def open_store(path: str | os.PathLike[str], checksums: Checksums = "never") -> 
 
 
 def with_checksums(reader: Reader, checksums: Checksums) -> Reader:
-    """Wraps an open store so that it checks records when they are read, see :func:`open_store`; returns it as it is for
-    ``"never"``.
+    """Wraps an open store so that records are checked when they are read; see :func:`open_store`. Returns the store
+    unchanged for ``"never"``.
     """
     if checksums == "never":
         return reader

@@ -73,10 +73,11 @@ def choose_manifest(texts: Iterable[bytes]) -> RecoveredManifest | None:
 
 
 def correct_manifest(text: bytes) -> RecoveredManifest | None:
-    """Parses the manifest in ``text``; if it is damaged, changes one byte, or up to two digits of its digest, so that
-    it matches its digest. None if it cannot be read.
+    """Parses the manifest in ``text``. Repairs a damaged one so that content and digest match: changes one byte of the
+    text, or up to two digits of the digest. Returns None if the manifest cannot be read.
 
-    An unproven one is returned only if its values are consistent; its records have to prove it.
+    If no repair matches, returns the manifest as ``"unproven"`` if its values are consistent: the records must prove
+    it.
     """
     try:
         return RecoveredManifest(Manifest.from_json(text), True, "intact")

@@ -53,9 +53,9 @@ class ShardedReader(Reader):
 
     It holds up to 1,024 shards open, or fewer if the process may not open enough files. With no more shards than that,
     it opens all files at the beginning, and still works after the store is replaced. With more, it closes those used
-    longest ago. Every time a shard is opened, the digest of its manifest must be the one in the table: after a
-    replacement, a shard that is not open raises :class:`StoreError`, and a new store's shards are never mistaken for
-    the old one's.
+    longest ago. Every time a shard is opened, its manifest must have the digest that the table says. So after the store
+    is replaced, opening another shard raises :class:`StoreError`: a shard of the new store is never taken for one of
+    the old store.
     """
 
     def __init__(self, path: Path, manifest: Manifest, files: dict[int, int], promised: int) -> None:

@@ -35,13 +35,14 @@ class SparinglyCheckedReader(CheckedReader):
     """Wraps a reader, and makes the checks that cost little compared to reading and decoding.
 
     - Image files: compares each with its checksum whenever it is read.
-    - Arrays: checks a record at one of :data:`ARRAY_SHARE` reads. Each process draws which, so that worker processes
-      that live for one epoch do not always check the same records.
+    - Arrays: checks a record at one of :data:`ARRAY_SHARE` reads. Each process begins the count at a random read. So
+      worker processes that live for one epoch do not always check the same records.
     - All other columns: on first use, copies the values of one file of the store and compares the copy with the
       column's digest and its range of classes. Then it returns values from the copy, which later changes of the file
       cannot affect. A column that does not match, has more than :data:`MOST_KEPT_BYTES`, or may have large values
-      (:attr:`Column.one_by_one`) is checked record by record: first by the row checksum, which needs all columns of the
-      record; then by the hash that the value had at that time, for :data:`MOST_KEPT_HASHES` records at a time.
+      (:attr:`Column.one_by_one`) is checked record by record. The first read of a value checks the row checksum, which
+      needs all columns of the record, and keeps the value's hash. Later reads compare the hash. At most
+      :data:`MOST_KEPT_HASHES` hashes are kept.
 
     An image is checked in the map, and decoded from the same map right afterwards.
     """

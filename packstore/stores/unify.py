@@ -135,7 +135,7 @@ def _wrap_as_files(reader: Reader, options: Mapping[str, Any]) -> Reader:
 
 
 def _wrap_as_float32(reader: Reader) -> Reader:
-    """Wraps a store of floating point tensors so that its records are float32; returns it as it is if they are."""
+    """Wraps a store of floating point tensors so that its records are float32. Returns a store of float32 unchanged."""
     image = reader.manifest.image
     if image.dtype == "float32":
         return reader

@@ -33,9 +33,9 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
         uint8 ``(len(segmentations), height, width)``: 1 inside the object, else 0.
 
     Raises:
-        ValueError: A segmentation is neither polygons nor run lengths, does not fit the image, or has a polygon of
-            fewer than three points, of 1.6 million pixels' length or with a coordinate beyond 100 million; the image
-            has no pixels; or the masks would have more than ``max_bytes``. Names the segmentation.
+        ValueError: The image has no pixels, or the masks would have more than ``max_bytes``. Or a segmentation, which
+            the error names, is neither polygons nor run lengths, or does not fit the image. A polygon is refused if it
+            has fewer than three points, a length of 1.6 million pixels, or a coordinate beyond 100 million.
     """
     if height < 1 or width < 1 or len(segmentations) * height * width > max_bytes:
         raise ValueError(

@@ -59,9 +59,10 @@ def choose_columns(manifest: Manifest, columns: Sequence[str] | None) -> tuple[s
 
 
 def choose_orientation(manifest: Manifest, wanted: bool | None) -> bool:
-    """Decides if images are rotated by EXIF when they are decoded: as ``wanted``, or if None as the store was packed.
+    """Decides if images are rotated by EXIF when they are decoded. With None for ``wanted``, decides as the store was
+    packed.
 
-    Raises :class:`UsageError` if the store's images have no EXIF to do as ``wanted``, and for other values."""
+    Raises :class:`UsageError` if ``wanted`` needs EXIF that the store's images lack, or is not True, False or None."""
     if wanted not in (None, True, False):
         raise UsageError(f"exif_transpose should be True, False or None, got {wanted!r}")
     if wanted is None or not keeps_exif(manifest):
@@ -81,9 +82,9 @@ def choose_reading(
 ) -> Reading:
     """Returns the conversion of image files to pixels: the store's, with the user's mode, depth, alpha and frame.
 
-    Raises :class:`UsageError` for unknown values, if options are named for a store of pixels, if values of more than 8
-    bits would need a conversion that is not named, and for ``depth="keep"`` without a mode if the store converts to 8
-    bits."""
+    Raises :class:`UsageError` for unknown values and for any option on a store of pixels. Also raises it if the mode
+    has 8 bits, the images have more, and no ``depth`` says how to convert them. ``depth="keep"`` needs a mode if the
+    store converts to 8 bits."""
     recorded = Reading.restore(manifest.image.mode, manifest.options)
     named = {"mode": mode, "depth": depth, "alpha": alpha, "frames": frames}
     given = {name: value for name, value in named.items() if value is not None}

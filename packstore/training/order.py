@@ -32,9 +32,9 @@ class Order:
     of any number of ranks, ranks see disjoint records, and all have equally many batches.
 
     The tail after the last full global batch has ``r < G`` records. ``drop_last`` drops it, which depends on the global
-    batch alone. Otherwise it is one more batch, split as evenly as possible (some ranks get one
-    record more); if ``r < world_size``, so that some rank would get nothing, ``r`` ranks get one record more in the
-    last full batch instead. Then no record is left out, or repeated to fill up, and all ranks take as many steps.
+    batch alone. Otherwise the tail is one more batch, split as evenly as possible: some ranks get one record more. If
+    ``r < world_size``, some rank would get no record. Then there is no further batch: ``r`` ranks get one record more
+    in the last full batch. So no record is left out or repeated, and all ranks take equally many steps.
 
     Args:
         length: Number of records of the dataset, at most 2**31.

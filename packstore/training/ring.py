@@ -99,8 +99,8 @@ class HostTransport(Transport):
         self._returned: deque[NDArray[np.uint8]] = deque(maxlen=_KEPT_BUFFERS)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates a tensor, if possible in memory of an earlier one; its memory is reused when the last view of it is
-        gone."""
+        """Allocates a tensor, if possible in the memory of an earlier tensor. The memory can be reused when the last
+        view of the tensor is gone."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._take_buffer(nbytes)
         # A tensor's storage keeps a reference to the array that it was made from. This view belongs to it alone, so it
@@ -292,8 +292,8 @@ class Ring:
         return self._free.pop() if self._free else None
 
     def get_buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns host buffer ``number`` of a slot as a tensor of this shape; allocates it unless the slot has one of
-        this dtype that is large enough."""
+        """Returns host buffer ``number`` of a slot as a tensor of this shape and dtype. Allocates a new buffer if the
+        present one has another dtype or is too small."""
         while len(slot.buffers) <= number:
             slot.buffers.append(None)
         wanted = math.prod(shape)

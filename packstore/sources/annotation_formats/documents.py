@@ -332,8 +332,8 @@ def _clean_image_path(name: Any) -> str:
 
 
 def split_from_file(file: str) -> str:
-    """Returns the split of a file, in lower case: the first word of its name that is a split, else the nearest folder
-    above it that is one, else ``""``."""
+    """Returns the split of a file, in lower case. Takes the first word of the file's name that is a split. Else takes
+    the nearest folder above the file whose name is a split, else ``""``."""
     *folders, name = file.lower().split("/")
     words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]
     return next((word for word in words if word in SPLIT_ORDER), "")

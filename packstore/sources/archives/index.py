@@ -150,8 +150,8 @@ class IndexBuilder:
         """Returns the normalised path of a file, ``b""`` if ``name`` has no parts. Counts a file that replaces an
         earlier one.
 
-        Raises :class:`SourceError` for a path out of the archive, for two spellings of one path, such as ``a//x.jpg``
-        and ``a/x.jpg``, since one of the files would vanish, and for a repeated path unless :attr:`replaces`.
+        Raises :class:`SourceError` for a path out of the archive, and for a repeated path unless :attr:`replaces`. Also
+        raises it for two spellings of one path, such as ``a//x.jpg`` and ``a/x.jpg``: one of the files would vanish.
         """
         spelled = folder + name
         plain = normalise_member_name(spelled)

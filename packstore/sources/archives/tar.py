@@ -286,8 +286,9 @@ def _add_member(
 def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
     """Decompresses a file into a temporary file without a name, and returns that file. ``name`` is for messages.
 
-    Raises :class:`SourceError` for a damaged file, for one that decompresses to more than 1 GiB and more than 200 times
-    its size, if less than 256 MiB are free on the disk, and if the library for Zstandard is not installed.
+    Raises :class:`SourceError` for a damaged file, and for a file whose content is both over 1 GiB and over 200 times
+    the file's size. Also raises it if less than 256 MiB are free on the disk, or if the library for Zstandard is
+    missing.
     """
 
     def pieces() -> Iterator[bytes]:
@@ -300,8 +301,8 @@ def decompress_to_temporary(path: Path, kind: str, name: str) -> IO[bytes]:
 
 def write_temporary(pieces: Iterator[bytes], compressed: int, name: str) -> IO[bytes]:
     """Writes decompressed pieces to a temporary file without a name, and returns that file; ``compressed`` is the
-    compressed size in bytes. Raises :class:`SourceError` for damage, for more than 1 GiB and more than 200 times
-    ``compressed``, and if less than 256 MiB are free on the disk."""
+    compressed size in bytes. Raises :class:`SourceError` for damage, for content that is both over 1 GiB and over 200
+    times ``compressed``, and if less than 256 MiB are free on the disk."""
     folder = tempfile.gettempdir()
     with beyond_standard_streams():
         file = cast("IO[bytes]", tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 - the index keeps it open

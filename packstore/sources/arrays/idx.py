@@ -95,8 +95,8 @@ class IdxSource(ArraySource):
         data sets.
 
         Raises :class:`AmbiguousSourceError`, which asks for ``--image-key``, if a folder holds several data sets
-        (EMNIST's) or the option names none of them, and :class:`SourceError` for ``label_key``, and for a ``layout``
-        other than NHW and NWH.
+        (EMNIST's), or if the option names none of them. Raises :class:`SourceError` for any ``label_key``, and for a
+        ``layout`` other than NHW and NWH.
         """
         shown, options = printable(str(self.path)), self.options
         if options.label_key is not None or options.layout not in (None, "NHW", "NWH"):
@@ -282,8 +282,8 @@ def _find_idx_folders(path: Path) -> list[Path]:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` if the folder, its ``raw`` or the ``raw`` of a folder in it has files with names of idx
-    files, else ``NO``; also ``NO`` if it cannot be listed."""
+    """Returns ``CERTAIN`` if files have names of idx files: in the folder, in its folder ``raw``, or in the ``raw`` of
+    one of its folders. Else returns ``NO``, also if a folder cannot be listed."""
     try:
         return Certainty.CERTAIN if _find_idx_folders(path) else Certainty.NO
     except PermissionError:

@@ -55,9 +55,9 @@ class ArraySource(RowSource):
     """Source whose samples are rows of arrays in one file, or in the files of a folder.
 
     Columns: ``image``, ``label``, and one for each further array with a row per image; keys are split and number.
-    Opening raises :class:`AmbiguousSourceError` if names and shapes do not tell these arrays, if samples were never
-    written, or if a file beside seems to hold the labels, and :class:`SourceError` for no files, no images, or arrays
-    that contradict each other.
+    Opening raises :class:`AmbiguousSourceError` if names and shapes do not tell which arrays these are, if samples
+    were never written, or if another file in the folder seems to hold the labels. It raises :class:`SourceError` if
+    there are no files or no images, or if arrays contradict each other.
 
     Attributes:
         suffixes: Suffixes of its files, in lower case.

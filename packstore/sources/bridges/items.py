@@ -47,9 +47,9 @@ class AnnotatedItems(AnnotationColumns):
 
 
 class Objects(AnnotatedItems):
-    """Images with objects, converted to columns. The raw annotation of an image is a sequence: a list of its objects
-    (name, box, segmentation and other values of each), the annotation as it was read, and, if the format lists them,
-    all classes."""
+    """Images with objects, converted to columns. The raw annotation of an image is a tuple. First comes the list of
+    objects, each with name, box, segmentation and other values. Second comes the annotation as read from the file. If
+    the format lists all classes, they come third."""
 
     title = "objects"
     further_fields: ClassVar[Mapping[str, Field]] = {"difficult": Labels(of="boxes", optional=True)}

@@ -108,8 +108,8 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
 
 
 def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
-    """Returns the error for several files of one kind and split, with answers: keep one, if they lie in one folder;
-    else open one of the folders."""
+    """Returns the error for several files of one kind and split. If files share a folder, its answers keep one file and
+    ignore the others. Else they open one of the folders."""
     named = " and ".join(printable(file.path) for file in files)
     folders = [file.path.rpartition("/")[0] for file in files]
     answers = [Answer(source=Path(tree.root, folder)) for folder in folders if folder and Path(tree.root).is_dir()]
@@ -199,8 +199,9 @@ def _has_coco_name(name: str) -> bool:
 
 
 def _split_from_name(kind: str, token: str, folder: str) -> str:
-    """Returns the split of a file: a known one in ``token``, the part of its name after the kind; else ``token``
-    without a year, if the name has a kind; else its folder, if that is a known one; else ``""``."""
+    """Returns the split of a file of annotations. ``token`` is the part of the file's name after the kind. Takes the
+    first of these: a known split in ``token``; ``token`` without a year, if the name has a kind; the folder's name, if
+    that is a known split; ``""``."""
     name = re.sub(r"[_-]?(19|20)\d\d$", "", token)
     known = next((part for part in re.split(r"[_.-]", name) if part in SPLIT_ORDER), "")
     if known or (kind and token not in _NO_SPLIT):

@@ -80,11 +80,13 @@ class Stack(NamedTuple):
 
 
 def stack_slices(slices: Sequence[Slice], allow_gaps: bool) -> Stack:
-    """Orders the slices of a series, and computes spacing and affine: by their positions, or by their instance numbers
-    if a slice has no position or directions. A single slice is as far from the next as it is thick, or 1 mm.
+    """Orders the slices of a series by their positions, and computes spacing and affine. If a slice has no position or
+    directions, orders by instance numbers, without spacing and affine. The spacing of a single slice is its thickness,
+    or 1 mm.
 
-    Raises :class:`ValueError`, which names two slices, if they are not one volume: they differ in size, orientation or
-    distance of pixels, are at one place, or, unless ``allow_gaps``, have another distance than other slices.
+    Raises :class:`ValueError`, which names two slices, if the slices are not one volume: two differ in size,
+    orientation or distance of pixels, or are at one place. Slices at unequal distances raise it too, unless
+    ``allow_gaps``.
     """
     first = slices[0]
     for other in slices[1:]:

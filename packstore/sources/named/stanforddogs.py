@@ -36,8 +36,8 @@ class StanfordDogs(NamedSource):
 
     @classmethod
     def find_base(cls, tree: Tree) -> str | None:
-        """Finds the folder of both markers. None if it is missing, or if one of them has no folders, or one with a name
-        unlike ``n02085620-Chihuahua``."""
+        """Finds the folder that holds both markers (folders of images and annotations). Returns None if there is no
+        such folder, if a marker holds no folders, or if a folder in it has a name unlike ``n02085620-Chihuahua``."""
         base = super().find_base(tree)
         if base is None:
             return None

@@ -252,9 +252,9 @@ class BetonSource(ShardSource):
         return np.where(starts[at] == places, sizes[at], np.uint64(0))
 
     def _read_data(self, number: int, place: int, size: int | None, limit: int) -> bytes:
-        """Reads the data at an offset; ``b""`` for ``size`` 0. Raises :class:`ValueError` if not ``size`` bytes (None:
-        any number) were allocated there, if these are more than ``limit`` or not among the pages of data, or if the
-        file is cut off."""
+        """Reads the data at an offset. Returns ``b""`` if ``size`` is 0. Raises :class:`ValueError` if the file
+        allocated another number of bytes at this offset; None for ``size`` allows any number but 0. Also raises it for
+        more than ``limit`` bytes, for bytes outside the pages of data, and for a file that is cut off."""
         beton = self._betons[number]
         first = beton.rows_at + beton.samples * beton.row.itemsize
         written = int(self._allocated_sizes(number, np.array([place], np.uint64))[0])

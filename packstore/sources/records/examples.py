@@ -305,8 +305,8 @@ class ExampleSource(ShardSource):
 
     def index_record(self, number: int, place: int, message: Message) -> tuple[int, str | None]:
         """Returns the size of a record's image, and its key or None; adds to :attr:`facts`. For an invalid record,
-        returns its own size and None. Reads no more of the record than necessary; all of it if it adds facts, which its
-        checksum must confirm."""
+        returns its own size and None. Reads only the needed parts of a record. Reads the whole record if it has new
+        facts, which its checksum must confirm."""
         try:
             features = read_example(message)
             self.facts.add_example(
@@ -329,8 +329,8 @@ def measure_largest_value(features: Mapping[str, Feature]) -> int:
 
 
 def _read_key(features: Mapping[str, Feature], message: Message) -> str | None:
-    """Reads the key of an example, or returns None if it has no printable text of less than 4,096 bytes in the first
-    usual feature of keys that it has. Raises :class:`ValueError` for a text that is not UTF-8."""
+    """Reads the key of an example from the first usual feature of keys that the example has. Returns None unless that
+    is printable text of less than 4,096 bytes. Raises :class:`ValueError` for a text that is not UTF-8."""
     feature = features.get(next((name for name in KEYS if name in features), ""), Feature())
     if feature.kind != "bytes" or len(feature.spans) != 1:
         return None

@@ -137,7 +137,8 @@ class RecordioSource(ShardSource):
 
     @cached_property
     def _has_single_label(self) -> bool:
-        """True if each record has at most one label, or is one of InsightFace's, whose first label is its identity."""
+        """True if each record has at most one label, or if the records are InsightFace's: their first label is the
+        identity."""
         assert self._indexes
         return self._facts.counts <= {0, 1} or self._facts.without > 0
 
@@ -155,8 +156,8 @@ class RecordioSource(ShardSource):
         return {reason: count for reason, count in found.items() if count}
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record, with the path from the list as its key if the lists are complete; and one more
-        for the damaged rest of the file, which raises an error when it is read."""
+        """Yields a row for each record. Its key is the path from the list if the lists are complete. If the rest of the
+        file is damaged, yields one more row, and reading that row raises an error."""
         index, paths = self._indexes[number], None if self._listed_keys is None else self._listed_keys[number]
         for i, (place, size) in enumerate(zip(index.places, index.sizes, strict=True)):
             key = next(keys)

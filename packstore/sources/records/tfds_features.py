@@ -126,8 +126,8 @@ def read_feature_columns(features: Mapping[str, Any], folder: Path) -> FeatureCo
 
 
 def _rename_boxes(found: FeatureColumns) -> None:
-    """Renames the only boxes in a sequence to ``boxes``, and the only class label beside them to ``labels``, if no
-    other columns have these names; and records which labels belong to which boxes. Changes ``found``."""
+    """Renames the only sequence of boxes to ``boxes``, and the only class label beside it to ``labels``, unless other
+    columns have these names. Records which labels belong to which boxes. Changes ``found``."""
     boxes = [name for name, leaf in found.leaves.items() if leaf.what == "boundingBox" and len(leaf.lengths) == 1]
     for box in boxes:
         beside = found.leaves[box].feature.rpartition("/")[0]

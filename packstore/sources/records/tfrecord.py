@@ -361,8 +361,8 @@ def _decode_texts(feature: Feature, message: Message) -> list[str]:
 
 
 def _make_label_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes a label to the number of its class, or to None for -1 and for no value; it raises
-    :class:`ValueError` for several values, and for the number of no class."""
+    """Returns a function that decodes a label to the number of its class. The function returns None for -1 and for no
+    value. It raises :class:`ValueError` for several values, and for a number that no class has."""
 
     def decode(feature: Feature, message: Message) -> int | None:
         number = _decode_number(feature, message)
@@ -372,8 +372,8 @@ def _make_label_decoder(numbers: Numbering) -> Decode:
 
 
 def _make_labels_decoder(numbers: Numbering) -> Decode:
-    """Returns a function that decodes labels to the numbers of their classes, int64; it raises :class:`ValueError` for
-    -1, and for the number of no class."""
+    """Returns a function that decodes labels to the numbers of their classes, int64. The function raises
+    :class:`ValueError` for -1, and for a number that no class has."""
 
     def decode(feature: Feature, message: Message) -> NDArray[np.int64]:
         found = [numbers(number) for number in _decode_numbers(feature, message).tolist()]

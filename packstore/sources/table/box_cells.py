@@ -71,8 +71,8 @@ def parse_boxes(value: Any) -> tuple[list[list[float]], str] | None:
     """Parses the boxes in a cell, and their convention if the cell names it; None for other values, and for boxes of
     several conventions. Returns no boxes for texts such as ``no_box``.
 
-    A cell is a box ``[1, 2, 3, 4]`` or ``1 2 3 4``; several, ``[[1, 2, 3, 4], …]`` or with ``;`` between them; or an
-    object of just four numbers such as ``{"xmin": 1, …}``, or a list of such, also in Python's notation.
+    A cell holds one box, ``[1, 2, 3, 4]`` or ``1 2 3 4``, or several, ``[[1, 2, 3, 4], …]`` or separated by ``;``. A
+    box may also be an object of just four numbers, such as ``{"xmin": 1, …}``. Python's notation is read, too.
     """
     if isinstance(value, str):
         text = value.strip()

@@ -16,10 +16,10 @@ from packstore.sources.tree import Tree
 
 
 def join_tables(tree: Tree, tables: Sequence[Table]) -> list[Table]:
-    """Joins tables with one row for each image to earlier tables: to the first with as many images, or with several
-    rows an image and as many or fewer images, that shares no column with them in the first 4,096 rows.
-    :class:`JoinedRows` tells if the images are the same. Returns the other tables, with those in
-    :attr:`Table.joined`."""
+    """Joins each table with one row per image to the first earlier table that fits. Returns the tables that were not
+    joined; :attr:`Table.joined` has the tables that were joined to them. A table fits if it has as many images, and no
+    column of the same name in the first 4,096 rows. A table with several rows per image may also have fewer images.
+    :class:`JoinedRows` tells later if the images are the same."""
     found: list[Table] = []
     columns: list[set[str]] = []
     for table in tables:

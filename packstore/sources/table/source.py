@@ -354,8 +354,8 @@ class TableSource(FileRowSource):
         return {name: names[called] for name, called in own.items()}
 
     def _declare_further_image(self, name: str) -> Image | Mask:
-        """Declares the column of further images: masks if its name is one of masks, as the first file that can be read
-        in the first 512 rows has them; else images."""
+        """Declares a column of further images. If the column's name means masks, declares masks of the form that the
+        first readable file in the first 512 rows has. Else declares images."""
         if not looks_like_mask(name.lower()):
             return Image(optional=True)
         rows = (cells.get(name) for _, cells in islice(self._rows, _MEASURED))

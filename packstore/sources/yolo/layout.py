@@ -230,9 +230,9 @@ def _find_path_end(tree: Tree, path: str, suffix: str = "") -> str | None:
 def read_image_list(tree: Tree, file: str) -> Iterator[str]:
     """Yields the paths of the images of a list.
 
-    Paths in the list are relative to its folder or to the source, or are those of another machine: then as many leading
-    folders are removed from all as the first image needs to be found. Raises :class:`SourceError` for a path out of the
-    source.
+    Paths are relative to the list's folder or to the source. Paths of another machine are cut: the first image that
+    exists without its leading folders decides how many folders are removed from its path and all later ones. Raises
+    :class:`SourceError` for a path out of the source.
     """
     beside = file.rpartition("/")[0]
     drop, base = -1, ""

@@ -267,7 +267,7 @@ def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
 def _has_no_owner(path: Path) -> bool:
     """Returns whether a work directory holds at most an empty owner file.
 
-    A run leaves this if it is killed while it creates the directory, or if the power fails before the owner is on
+    A run leaves such a directory if it is killed while creating it, or if the power fails before the owner file is on
     the disk.
     """
     for entry in path.iterdir():

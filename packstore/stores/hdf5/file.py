@@ -55,8 +55,8 @@ class HeaderMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A contiguous dataset: its dtype as numpy names it (words for a message if packstore never writes that dtype),
-    shape, and location (address None if it has no bytes).
+    """Dtype, shape and location of a contiguous dataset. ``dtype`` is numpy's name. For a dtype that packstore never
+    writes, it is a description for a message. ``address`` is None if the dataset has no bytes.
     """
 
     dtype: str

@@ -92,10 +92,10 @@ class RandomZoomOut(_ImageByImage):
 class RandomIoUCrop(_ImageByImage):
     """Crops a part that overlaps enough with a box, as torchvision's ``RandomIoUCrop``.
 
-    Draws a minimum IoU from ``sampler_options``, then up to ``trials`` parts until one contains the centre of a box and
-    has at least that IoU with it; draws another option if none does, up to 100. An option of 1 or more keeps the whole
-    image; images without boxes stay whole, too. Boxes whose centres are outside the crop are dropped. Liu et al., "SSD:
-    Single Shot MultiBox Detector" (2016).
+    Draws a minimum IoU from ``sampler_options``, then up to ``trials`` parts of the image. Takes the first part that
+    contains the centre of a box and overlaps that box by at least the minimum IoU. If no part does, draws another
+    minimum, up to 100 times. A minimum of 1 or more keeps the whole image. Images without boxes stay whole, too. Boxes
+    whose centres are outside the crop are dropped. Liu et al., "SSD: Single Shot MultiBox Detector" (2016).
 
     Needs a column of boxes in ``columns=``.
 

@@ -75,8 +75,8 @@ def split_operations(
 ) -> tuple[tuple[GeometricOperation, ...], tuple[Step, ...]]:
     """Splits a user's list: operations that run while images are decoded, and operations that run on batches.
 
-    The first part is the longest prefix that combines into one resize, one crop and one flip: all resizes come before
-    all crops, and no crop has ``padding`` or exceeds an earlier crop. Flips may be anywhere in the prefix.
+    The first part is the longest prefix that combines into one resize, one crop and one flip. In this prefix, all
+    resizes come before all crops, and no crop has ``padding`` or exceeds an earlier crop. Flips may be anywhere.
 
     Args:
         ops: The user's list.

@@ -407,8 +407,9 @@ def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, b
 
 
 def _keeps_places(part: Any) -> bool:
-    """Tells if masks and boxes stay right under an operation: it is packstore's own, which they follow, a transform of
-    torchvision but ``Lambda`` (the caller has refused those that move pixels), or a ``Sequential``."""
+    """Tells if masks and boxes stay right under an operation. True for packstore's own, which masks and boxes follow,
+    for a ``Sequential``, and for torchvision's transforms except ``Lambda``. The caller has refused transforms that
+    move pixels."""
     kind = type(part)
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"

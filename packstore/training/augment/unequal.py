@@ -116,8 +116,9 @@ class Cut:
     def compose(self, other: Cut) -> Cut | None:
         """Combines this crop and a following one into one crop, with at most one resize.
 
-        Returns None if that is not possible: both resize; the second resizes padding of the first; or the second shows
-        pixels outside of the first, except if it only pads all of the first, which shows its whole box."""
+        Returns None if one crop cannot do both. That is so if both resize, if the second resizes padding of the first,
+        or if the second shows pixels outside the first. The last is possible only if the first shows its whole box and
+        the second only pads the whole first."""
         top, left, height, width = self.window
         if not other.resizes:
             tall, wide = other.window[2:]

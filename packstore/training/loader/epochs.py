@@ -300,8 +300,8 @@ class Epochs:
         """Yields groups as :meth:`iterate_groups`, each with a tensor before it: ids of the same records, int64 on
         ``device``, counted from the first record of the split.
 
-        The order is computed on the device unless that is the CPU, so that the host neither computes nor copies it
-        while batches are gathered.
+        A device other than the CPU computes the order itself. So the host neither computes nor copies the order while
+        batches are gathered.
 
         Args:
             device: Device of the indices.

@@ -168,8 +168,8 @@ class BatchJob:
             self._error = error
 
     def result(self, ring: Ring) -> LoadedBatch:
-        """Waits until the batch is decoded, sends it unless that was done in the same modes of torch (such as
-        ``no_grad``), receives it, and returns it to the user.
+        """Waits until the batch is decoded, receives it on the device, and returns it. First sends the batch to the
+        device, unless it was already sent in the same modes of torch (such as ``no_grad``).
 
         Raises the first error of the threads; if there is none, frees the slot of the ring. Adds the seconds of waiting
         to the statistics."""

@@ -288,8 +288,8 @@ class RecordAssembler(Assembler):
         return failed
 
     def _run_engine(self, prepared: PreparedBatch, first: int, stop: int) -> Sequence[int]:
-        """Lets the engine write rows ``first`` … ``stop - 1``; returns those that it has refused: all of them without
-        requests. Counts invalid seek indexes."""
+        """Lets the engine write rows ``first`` … ``stop - 1``. Returns the rows that the engine refused: all rows if
+        the batch has no requests. Counts invalid seek indexes."""
         if prepared.requests is None:
             return range(first, stop)
         engine = get_engine()
@@ -301,9 +301,10 @@ class RecordAssembler(Assembler):
     def _write_row(self, prepared: PreparedBatch, row: int) -> None:
         """Decodes, crops and writes a row that the engine has refused, decoding only a part of the image if possible.
 
-        If the image differs in size from its header, draws its crop again; raises :class:`DecodeError` if other columns
-        follow the image, :class:`SizeError` if its size differs from the rows', and :class:`MemoryError` if the engine
-        refused it for want of memory."""
+        If the image has another size than its header says, draws its crop again, for the true size. Raises
+        :class:`DecodeError` instead if other columns follow the image. Raises :class:`SizeError` if no operations make
+        the sizes equal and the image's size differs from the rows'. Raises :class:`MemoryError` if the engine had no
+        memory for the image."""
         rows, view, header = prepared.rows, prepared.views[row], self._row_header(prepared, row)
         if self._operations and self._images.can_decode_part(header):
             part = self._images.decode_crop(view, _box_in_stored_image(prepared, row), header)

@@ -118,8 +118,8 @@ class ViewColumns:
         return found
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the tensors of the records ``kept``, or of all for None, to copy to the device: those of columns that
-        do not move, then those of each view."""
+        """Returns the tensors to copy to the device: first those of columns that do not move with their image, then
+        those of each view. Takes the records ``kept``; None means all."""
         found = self._plain.host_tensors(kept)
         for view, own in self._views:
             found += own.host_tensors(_select_crops(kept, view.count))
@@ -130,8 +130,9 @@ class ViewColumns:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Builds the values by column from the tensors on the device, which it takes from ``there`` in order.
 
-        Returns two objects: the values by column (for a column that moves, a list by view, or a dict by the view's
-        name with the crops of each record together), and a list of values that may share memory with the ring."""
+        Returns the values by column, and a list of values that may share memory with the ring. A column that moves with
+        its image has the values of each view: in a list, or in a dict by the view's name, with the crops of each record
+        together."""
         values, shared = self._plain.build_values(there, kept, ids)
         for view, own in self._views:
             found, in_ring = own.build_values(there, _select_crops(kept, view.count), ids)
