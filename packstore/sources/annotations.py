@@ -119,8 +119,8 @@ def find_all_annotations(tree: Tree) -> list[Finding]:
 
 
 def _widen_pattern(finding: Finding, holding: Collection[str]) -> Finding:
-    """Widens the pattern of a finding in a folder without images to the whole folder, or to the highest one above it
-    without images: that would become an empty class. Returns other findings unchanged."""
+    """If a finding's folder has no images, widens its pattern to the highest folder without images at or above it. That
+    folder would otherwise become an empty class. Returns other findings unchanged."""
     above = [place for place in path_and_parents(finding.folder or "") if place not in holding]
     return finding._replace(patterns=(folder_pattern(above[-1]),)) if above else finding
 
@@ -314,8 +314,8 @@ def _suffix_ignore_patterns(whole: Contents, left: FolderContents, suffix: str) 
 
 
 def _is_work_folder(folder: str) -> bool:
-    """Tells if a folder, or one above it, has a name that programs use for their own files (``logs``), which are
-    numbered like images."""
+    """Tells if a folder, or a folder above it, has a name that programs use for their own files (``logs``). Such files
+    are numbered like images."""
     return any(map(_WORK.fullmatch, folder.lower().split("/")))
 
 

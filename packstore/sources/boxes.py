@@ -67,8 +67,8 @@ class BoxConventionCounter:
             self.misfits[name] += int(len(boxes) - fits.all(1).sum())
 
     def possible_conventions(self) -> list[str]:
-        """Returns the conventions that at least 99% of the boxes fit. Only those in pixels count if a number is not
-        about 0 to 1, else only those of fractions; both if all numbers are 0 or 1."""
+        """Returns the conventions that at least 99% of the boxes fit. If a number is not about 0 to 1, only conventions
+        in pixels count. Else only conventions in fractions count. If all numbers are 0 or 1, both count."""
         fitting = [name for name in CONVENTIONS if self.misfits[name] * 100 <= self.count]
         pixels, fractions = ([name for name in fitting if name.endswith("n") is of] for of in (False, True))
         if not self.fractions:

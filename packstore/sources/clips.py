@@ -216,8 +216,8 @@ class ClipsSource(FrameFilesSource):
 
     def _are_files(self) -> bool:
         """Tells if each file is a clip; if not, each folder is. The first call scans all files, and sets
-        ``options.frames``. Raises :class:`SourceError` if it is not clear which, and :class:`UsageError` if the source
-        has no folders of frames."""
+        ``options.frames``. Raises :class:`SourceError` if neither is clear, and :class:`UsageError` if the source has
+        neither files of several frames nor folders of frames."""
         if not self._is_decided:
             self.scan_files()
             if self._animated:
@@ -241,8 +241,9 @@ class ClipsSource(FrameFilesSource):
                 )
 
     def _refuse_other_folders(self) -> None:
-        """Raises :class:`SourceError` unless folders are clips: of numbered frames, of one size, at one depth; also if
-        no file can be read. Raises :class:`UsageError` for a source that is no image folder."""
+        """Raises :class:`SourceError` if no file can be read, or if folders are not clips. Clips are folders of
+        numbered frames, all of one size and at one depth. Raises :class:`UsageError` for a source that is no image
+        folder."""
         path = printable(str(self.path))
         if not self._sizes:
             raise SourceError(f"{path}: no file can be read")

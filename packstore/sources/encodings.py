@@ -65,8 +65,8 @@ def convert_start(start: bytes) -> bytes:
 
 
 def detect_encoding(chunks: Iterator[bytes], given: str | None) -> str:
-    """Returns the encoding of a text for Python's ``open``: UTF-16 by its mark; UTF-8 if ``given`` is None, or if all
-    bytes are valid UTF-8; else ``given``, which the user has named."""
+    """Returns the encoding of a text for Python's ``open``. The user may have named the encoding ``given``. Takes
+    UTF-16 if the text has that mark, else UTF-8 if ``given`` is None or all bytes are valid UTF-8, else ``given``."""
     first = next(chunks, b"")
     if first.startswith(_UTF16):
         return "utf-16"

@@ -22,9 +22,9 @@ _SMALL = 16 << 10  # bytes of a file, on average, up to which one call for many 
 class FolderSource(Source):
     """Source whose samples are files in its folder or archive.
 
-    The key of a sample is its path relative to the folder, with ``/``; its ``ref`` is None, or
-    :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` for entries that must not be
-    opened.
+    The key of a sample is its path relative to the folder, with ``/``. The ``ref`` of a sample is None. Entries that
+    must not be opened have :data:`packstore.sources.listing.NO_FILE` or :data:`packstore.sources.listing.CYCLE` as
+    ``ref``.
 
     Attributes:
         by_suffix: Only files with an image's suffix are samples. A file with another suffix that begins like an image

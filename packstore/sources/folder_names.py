@@ -123,8 +123,8 @@ class NameCache:
             self._share(directory, names)
 
     def _share(self, directory: str, names: Names) -> None:
-        """Keeps an object to return it again, unless it has more than 65,536 names; drops all others first if all
-        together would have more."""
+        """Keeps the names of a directory in memory, unless there are more than 65,536. If all kept names together would
+        exceed that number, first drops all others."""
         count = names.text.count("\0") + len(names.folders)
         if count > _SHARED_NAMES:
             return

@@ -104,9 +104,9 @@ class ImageFolderSource(FolderSource):
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
         """Counts samples: lists all directories, with one ``stat`` a file.
 
-        Raises :class:`SourceError` for a folder or split without images, a class without images in any split, a mix of
-        labelled and unlabelled splits, images both in splits and in other folders, a cycle of links, and an unreadable
-        directory.
+        Raises :class:`SourceError` for a folder or split without images, and for a class without images in all splits.
+        Also raises it for labelled beside unlabelled splits, for images both in splits and in other folders, for a
+        cycle of links, and for an unreadable directory.
         """
         with self.tree.cache_names():
             return self._survey_folders(split, progress)

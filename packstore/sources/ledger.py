@@ -123,8 +123,8 @@ def make_ledger(
     reason: Callable[[str, str], str | None],
     members: Mapping[str, int],
 ) -> Ledger:
-    """Assigns each listed file its role: the one for which it is claimed (the first in the order of :class:`Role` if
-    several), else left out. Claims of files that are not listed do not count.
+    """Assigns each listed file the role for which the source claims it. Of several roles, takes the first in the order
+    of :class:`Role`. Files without a claim are left out. Claims of files that are not listed do not count.
 
     Args:
         listing: Folders with the names of their files, see :func:`list_files`.

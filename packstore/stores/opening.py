@@ -54,8 +54,8 @@ def recognise_store(path: Path) -> Format | None:
 
 
 def looks_like_store(path: Path, start: bytes) -> bool:
-    """Tells if ``path`` looks like a store by its first bytes, or by the files in it if it is a directory. Opening it
-    may still fail.
+    """Tells if ``path`` looks like a store: a file by its first bytes, a directory by the files in it. Opening the
+    store may still fail.
 
     ``start`` is the first :data:`START_BYTES` of a file, and empty for a directory. Raises :class:`OSError`.
     """

@@ -36,8 +36,8 @@ class TextOcrSource(DocumentSource):
     per_object = ("texts",)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image with its words, ``set`` as its split if it has one; counts words of unlisted
-        images as left out."""
+        """Yields an entry for each image with its words. The entry's split is the image's ``set``, if it has one.
+        Counts words of unlisted images as left out."""
         words: dict[str, list[Any]] = {str(number): [] for number in document["imgs"]}
         for each in document["anns"].values():
             owner = words.get(str(each["image_id"]))

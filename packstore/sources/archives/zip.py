@@ -32,8 +32,8 @@ def is_zip(start: bytes) -> bool:
 
 def read_zip(path: Path) -> ArchiveIndex:
     """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted zip,
-    for one part of several, for names that are repeated or lead out of the zip, and if it is unclear whether
-    backslashes separate folders."""
+    and for one part of a zip in several parts. Also raises it for names that are repeated or lead out of the zip, and
+    if it is unclear whether backslashes separate folders."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:

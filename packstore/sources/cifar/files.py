@@ -223,8 +223,8 @@ class TarFiles(CifarFiles):
 
 
 def find_cifar(path: Path, kind: str | None) -> CifarFiles | None:
-    """Finds the files of a CIFAR at ``path``: its directory, its archive, or a folder that holds exactly one of these;
-    returns None if there is none. In a folder, a directory hides the archive that it was unpacked from.
+    """Finds the files of a CIFAR at ``path``, which may be its directory, its archive, or a folder that holds exactly
+    one of these. Returns None if there is no CIFAR. In a folder, an unpacked directory hides its archive.
 
     Args:
         path: Where to look.

@@ -228,8 +228,8 @@ def _declare_box_columns(objects: ObjectColumn, facts: TableFacts, name: str, us
 def _declare_column(
     name: str, type: Any, feature: Any, array: Any, facts: TableFacts, boxes: bool = False
 ) -> tuple[Field, CellReader]:
-    """Declares a column by its type, feature and first rows (``array``), and returns its field and its cell reader: a
-    function of an array that returns a function of a row number.
+    """Declares a column by its type, feature and first rows (``array``). Returns the field and the column's cell
+    reader: a function that takes an array and returns a function from a row number to a value.
 
     Logs a warning for names of classes that JSON does not keep; not with ``boxes``, whose names become labels. Raises
     :class:`ValueError` for a type that no field holds.

@@ -164,8 +164,8 @@ def classify_value(value: Any) -> ValueKind | None:
 
 
 def merge_kinds(one: ValueKind | None, other: ValueKind | None) -> ValueKind | None:
-    """Returns the common kind of two values of a column: the other one if one is None, ``""`` if they differ; for
-    objects, member by member."""
+    """Returns the common kind of two values of a column. If one is None, returns the other. Returns ``""`` if they
+    differ. Merges the kinds of objects member by member."""
     if one is None or other is None:
         return other if one is None else one
     if isinstance(one, dict) and isinstance(other, dict):

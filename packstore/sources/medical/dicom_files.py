@@ -72,7 +72,8 @@ def _functional_groups(dataset: Any, frame: int) -> list[Any]:
 
 
 def read_floats(dataset: Any, frame: int, keyword: str) -> list[float]:
-    """Reads the number or numbers of an element; empty if it is absent, no number, or if one is not finite."""
+    """Reads the number or numbers of an element. Returns an empty list if the element is absent or a text, or if a
+    number is not finite."""
     value = find_element(dataset, frame, keyword)
     if value is None or isinstance(value, (str, bytes)):
         return []

@@ -47,8 +47,8 @@ def has_places(dataset: Any, frames: int) -> bool:
 
 
 def compute_plane_position(dataset: Any, frame: int) -> float:
-    """Computes the position of a frame's plane along the normal of the planes, in mm; infinity if the file does not
-    state it, or states axes that are not perpendicular and of length 1."""
+    """Computes the position of a frame's plane along the plane's normal, in mm. Returns infinity if the file lacks
+    position or axes, or if the axes are not perpendicular and of length 1."""
     place = read_floats(dataset, frame, "ImagePositionPatient")
     axes = read_floats(dataset, frame, "ImageOrientationPatient")
     if len(place) != 3 or len(axes) != 6:

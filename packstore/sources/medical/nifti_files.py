@@ -120,9 +120,9 @@ def read_volume(data: bytes, max_bytes: int) -> tuple[NiftiHeader, NDArray[Any]]
 
 
 def inflate(data: bytes, limit: int) -> bytes:
-    """Returns the first ``limit`` bytes of a file's content if it is gzip, fewer if it is truncated; else all of
-    ``data``. Raises :class:`ValueError` for damaged gzip, and for a wrong checksum if the content ends within the
-    limit."""
+    """Returns the first ``limit`` bytes of the decompressed content of gzip ``data``, or fewer if the data are
+    truncated. Returns other ``data`` unchanged. Raises :class:`ValueError` for damaged gzip, and for a wrong checksum
+    if the content ends within the limit."""
     if data[:2] != _GZIP_MAGIC:
         return data
     found = b""

@@ -118,8 +118,9 @@ class FolderSetSource(FileRowSource):
         return in_packing_order({self._find_split(match) for _, match in self._match_images()})
 
     def fields(self) -> Mapping[str, Field]:
-        """Declares the image, a column for each group of the pattern, and one for each further file that exists for
-        some image: masks by the column's name, else images, JSON or texts by the suffix of the first file."""
+        """Declares the image, a column for each group of the pattern, and a column for each further file that some
+        image has. A further column whose name means masks has masks. Others have images, JSON or texts, by the suffix
+        of the first file."""
         found: dict[str, Field] = {"image": Image()}
         for name in self._columns:
             if name in self.row.labels:

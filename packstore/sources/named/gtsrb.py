@@ -22,8 +22,8 @@ _HEADER = ["Filename", "Width", "Height", "Roi.X1", "Roi.Y1", "Roi.X2", "Roi.Y2"
 
 
 class Gtsrb(NamedSource):
-    """Source of GTSRB's images with label and box: those for training in the order of names, those for testing, if
-    their folder exists, in the order of their table. Refuses a folder of test images without the table."""
+    """Source of GTSRB's images with label and box. Training images are in the order of their names. Test images, if
+    their folder exists, are in the order of their table. Refuses a folder of test images without the table."""
 
     kind = "gtsrb"
     title = "GTSRB"

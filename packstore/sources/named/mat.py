@@ -127,9 +127,9 @@ def check_adler32(shown: str, file: Path, array: MatArray) -> None:
 
 
 def open_array(file: Path, array: MatArray) -> tuple[Callable[[int, int], bytes], Callable[[], None]]:
-    """Opens the file of an array. Returns two functions. One reads a number of bytes from an offset, as in
-    :attr:`MatArray.offset`: of a compressed array it raises :class:`ValueError` for damage, of another array it returns
-    fewer bytes at the end of the file. The other function closes the file."""
+    """Opens the file of an array. Returns two functions: one reads a number of bytes from an offset (see
+    :attr:`MatArray.offset`), the other closes the file. Reading a damaged or truncated compressed array raises
+    :class:`ValueError`. Reading another array returns fewer bytes at the end of the file."""
     if array.deflated is None:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         return lambda size, offset: read_at(descriptor, size, offset), lambda: os.close(descriptor)
@@ -305,9 +305,9 @@ class _MatReader:
         return flags, shape, bytes(self.data[begin:stop]), after
 
     def read_value(self, flags: int, shape: tuple[int, ...], at: int, end: int, depth: int) -> Any:
-        """Reads the value of an array after its header, by its class: a list for a cell, a dict of lists for a struct,
-        a string for a text, else a read-only array of numbers. Refuses texts of several rows, complex
-        numbers and other classes."""
+        """Reads the value that follows an array's header. Its MATLAB class decides the type: a list for a cell, a dict
+        of lists for a struct, a string for a text, else a read-only array of numbers. Refuses texts of several rows,
+        complex numbers and other classes."""
         kind, count = flags & 0xFF, math.prod(shape)
         if kind == _CELL:
             return self.read_items(at, end, depth, count)

@@ -19,9 +19,9 @@ _SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
 
 
 class OxfordPet(NamedSource):
-    """Source of the pets' images, in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``: breed as
-    ``label``, ``species``, the trimap as ``mask``; and ``boxes`` of heads, which most images lack, if the folder of XML
-    files exists."""
+    """Source of the pets' images, in the order of ``annotations/trainval.txt`` and ``annotations/test.txt``. Columns:
+    breed as ``label``, ``species``, and the trimap as ``mask``. If the folder of XML files exists, also ``boxes`` of
+    heads, which most images lack."""
 
     kind = "oxfordpet"
     title = "Oxford-IIIT Pet"

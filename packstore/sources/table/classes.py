@@ -91,8 +91,8 @@ class FlagColumns:
         return found | ({BLANK: Labels(tuple(self._names), of=False)} if None in self._values else {})
 
     def flag_values(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the values of an image from the cells of its rows, by column: the name of its class as ``label``, or
-        lists of names as ``labels`` and for the other columns of :attr:`fields`."""
+        """Reads the classes of an image from the cells of its rows. Returns values by column: the name of the image's
+        class as ``label``; or lists of names, as ``labels`` and for the other columns of :attr:`fields`."""
         if "label" in self.fields:
             return {"label": self._classes_flagged(1, rows)[0]}
         every = {

@@ -137,8 +137,9 @@ def _split_lines(data: bytes, shown: str, suffix: str) -> Iterator[tuple[int, li
 
 
 def _find_delimiter(first: str, suffix: str) -> str:
-    """Finds the delimiter of cells by the suffix and the first line: always a tab in ``.tsv``; in ``.csv`` the most
-    frequent of ``,``, ``;`` and tab; in other files the same, but no tab. Returns ``""`` if blanks divide the cells."""
+    """Finds the delimiter of cells by the file's suffix and first line. In ``.tsv``, this is always a tab. In ``.csv``,
+    it is the most frequent of ``,``, ``;`` and tab, or ``,`` if there is none. In other files, it is the most frequent
+    of the three, but ``""`` instead of a tab or if there is none: then blanks divide the cells."""
     if suffix == ".tsv":
         return "\t"
     counts = {each: first.count(each) for each in ",;\t"}

@@ -230,8 +230,8 @@ def _find_image_folder(tree: Tree, base: str) -> str | None:
 
 
 def _find_mask_folder(tree: Tree, base: str, name: str) -> str | None:
-    """Finds the folder of masks ``name``, or, if that has no masks, the one with ``PNG`` after its name (LabelMe);
-    returns None if both are missing."""
+    """Finds the folder of masks: the first of ``name`` and ``{name}PNG`` (LabelMe) that holds PNG files, else the first
+    that exists. Returns None if both are missing."""
     found = [folder for folder in (name, f"{name}PNG") if is_folder(tree, join(base, folder))]
     return next((each for each in found if tree.names(join(base, each)).ending(".png")), found[0] if found else None)
 

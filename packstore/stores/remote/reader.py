@@ -122,7 +122,8 @@ class RemoteReader(ShardedReader):
                     self.cache.set_last_used(self._table[number].digest, since)
 
     def mark_suspect(self, index: int) -> None:
-        """Marks the record's shard in the cache, so that it is proven again when it is next opened, and closes it."""
+        """Closes the record's shard, and marks its copy in the cache. So the copy is verified again when it is next
+        opened."""
         number = bisect.bisect_right(self._starts, index) - 1
         self.cache.mark_suspect(self._table[number].digest)
         with self._lock:

@@ -56,7 +56,7 @@ class PerImage(Operation):
 
     Such functions should be stateless. For other functions, the process's generators of torch, numpy and Python are
     seeded before each call and restored after the last. So these calls run one after another in the thread that asks
-    for batches; torch starts no threads meanwhile, since distributing one image costs more than it saves.
+    for batches. Meanwhile torch starts no threads: one image is too little work to divide.
 
     Args:
         fn: Called with a tensor ``(C, H, W)``; returns one, of the same shape for all images of a batch.
@@ -153,9 +153,9 @@ _OTHERS = {"Lambda", "RandomChoice", "RandomOrder", "RandomTransforms"}
 
 
 def _draws_from_torch(part: Any) -> bool:
-    """Tells if a function is known to draw random numbers from torch alone: a transform of torchvision (except
-    ``Lambda``, and those that draw from Python's generator), or :class:`InPlace`, whose function is judged by
-    itself."""
+    """Tells if a function is known to draw random numbers from torch alone. True for torchvision's transforms, except
+    ``Lambda`` and those that draw from Python's generator. True for :class:`InPlace`: the caller tests the function in
+    it separately."""
     name, module = type(part).__name__, type(part).__module__
     if isinstance(part, InPlace):
         return True

@@ -234,9 +234,9 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
     Args:
         placement: Placement of the batch.
-        points: float32 ``(N, ..., k)``: x and y; if k is 3 also COCO's visibility v. Points with v = 0, which are not
-            labelled, then become zeros, and so do points outside the result; a point is the pixel from (x, y) to
-            (x + 1, y + 1). Points without v stay outside. Without moves nothing changes.
+        points: float32 ``(N, ..., k)``: x and y; if k is 3 also COCO's visibility v. With v, unlabelled points (v = 0)
+            and points outside the result become zeros. A point is the pixel from (x, y) to (x + 1, y + 1). Points
+            without v keep coordinates outside the result. Without moves nothing changes.
         rows: int64 ``(N,)``: the image of each point.
 
     Returns:

@@ -63,7 +63,8 @@ class Assembler(ABC):
 
     def row_shape_for(self, records: NDArray[np.int64]) -> tuple[int, ...]:
         """Returns the shape of a row in a batch of ``records``: :attr:`shape`. For a single record whose size may
-        differ, it is the image's own shape by its header; :attr:`shape` if the header is damaged or too large.
+        differ, a subclass returns the shape that the image's header says, or :attr:`shape` if the header is damaged or
+        its size too large.
         """
         return self.shape
 

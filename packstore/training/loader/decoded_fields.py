@@ -98,10 +98,10 @@ class MaskRows(TensorRows):
         return failed
 
     def _fill_row(self, context: ColumnContext, row: int) -> None:
-        """Decodes the mask of a row, moves it as its image, and writes it; writes zeros for a missing one.
+        """Decodes the mask of a row, moves it with its image, and writes it. Writes zeros for a missing mask.
 
-        Raises :class:`DecodeError` if the mask differs in size from its image, and :class:`SizeError` if it differs
-        from the batch's masks."""
+        Raises :class:`DecodeError` if the mask differs in size from its image. Raises :class:`SizeError` if the mask
+        differs in size from the batch's masks."""
         placement, out = context.placement, self._masks_of_rows[row].numpy()
         stored, header = self.stored[row], self.headers[row]
         if stored is None or not out.size:

@@ -23,8 +23,8 @@ _THREADS = 4  # fetching threads; each waits for the network most of the time
 
 
 class ShardsAhead:
-    """Fetches the shards of an epoch in the order in which they are needed, as many ahead as the cache has room for;
-    then the first shards of the next epoch, even after this one has ended. Starts up to four threads.
+    """Fetches the shards of an epoch before they are needed, in that order, as many ahead as the cache has room for.
+    Then fetches the first shards of the next epoch, even after the present epoch has ended. Starts up to four threads.
 
     Shards that batches currently need count towards that room. If a shard cannot be fetched ahead, the thread that
     needs it tries again and raises.
