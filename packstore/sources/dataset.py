@@ -300,10 +300,10 @@ class DatasetSource(SampleSource):
         return entry._replace(ref=self._reading[entry.ref])
 
     def _read_probes(self) -> list[Any]:
-        """Reads the first 16 samples of each split, and of a map-style dataset 17 spread over it; keeps them as probes,
-        and returns them. Raises :class:`SampleError` for a bad sample of a map-style dataset, unless bad ones are
-        skipped, and :class:`SourceError` for a named split without samples, or no samples at all. Errors of an iterable
-        pass."""
+        """Reads the first 16 samples of each split, and of a map-style dataset also up to 17 spread over it. Keeps them
+        as probes, and returns them. Raises :class:`SampleError` for a bad sample of a map-style dataset, unless the
+        options skip bad samples. Raises :class:`SourceError` for a named split without samples, and for no samples at
+        all. Errors that an iterable dataset raises pass through."""
         for part in self._parts:
             if part.length is None:
                 part.probes = dict(enumerate(islice(part.rest, PROBED)))

@@ -205,10 +205,10 @@ def _pair_by_split_names(tree: Tree, folders: Sequence[str]) -> dict[str, MaskPa
 
 
 def _pair_folders(tree: Tree, images: str, masks: str) -> MaskPair | None:
-    """Pairs a folder of images with a folder of masks, or with itself; then masks have other endings of their names.
-    Returns None unless at least half of the images have a mask, and for a folder with itself if it contains folders,
-    which may be classes. Raises :class:`OtherSizeError` if one of the first four masks of each ending differs in size
-    from its image."""
+    """Pairs a folder of images with a folder of masks. Both may be the same folder; then names of masks have other
+    endings. Returns None unless at least half of the images have a mask. Also returns None if both are one folder that
+    contains folders, which may be classes. Raises :class:`OtherSizeError` if one of the first four masks of each ending
+    differs in size from its image."""
     if images == masks and _list_folders(tree, images):
         return None  # folders may be classes
     if images == masks and not _has_mask_endings(tree, images):

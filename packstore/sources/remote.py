@@ -85,9 +85,9 @@ class Bucket:
         return found
 
     def find_object(self, name: str) -> ObjectInfo | None:
-        """Returns the object of a name, or None for a directory. Raises :class:`FileNotFoundError` if there is neither,
-        :class:`RemoteError` if the store cannot be reached, and :class:`UsageError` if there is no object and the store
-        cannot list.
+        """Returns the object of a name, or None for a directory. Raises :class:`FileNotFoundError` if the name is
+        neither, and :class:`RemoteError` if the store cannot be reached. Raises :class:`UsageError` if there is no
+        object and the store cannot list directories.
 
         Looks into the directory above only if it is cached: whoever may read a folder may not be allowed to list the
         one above."""
@@ -273,8 +273,8 @@ class ObjectTree(Tree):
         return Names([name for name, info in names if info is not None], [name for name, info in names if info is None])
 
     def stat_any(self, file: str) -> FileStat:
-        """Returns size and time of an object, and a hash of its ETag as time of change; of a directory, only that it is
-        one. Raises :class:`FileNotFoundError`."""
+        """Returns an object's size and time of modification, and a hash of its ETag as the time of change. For a
+        directory, says only that it is a directory. Raises :class:`FileNotFoundError`."""
         info = self._find_object(file)
         if info is None:
             return FileStat(NO_FILE, is_directory=True)

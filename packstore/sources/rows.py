@@ -111,7 +111,8 @@ class RowSource(Source):
         :class:`OSError` for a row that cannot be read."""
 
     def files(self) -> Iterable[Path]:
-        """Returns the files of the source, here its path alone; :meth:`stamp` changes when one of them does."""
+        """Returns the files of the source: in this base, its path alone. :meth:`stamp` changes when one of these files
+        changes."""
         return (self.path,)
 
     def claim_row(self, claims: Claims, row: Row) -> None:
@@ -240,7 +241,8 @@ class FileRow(NamedTuple):
 
     Attributes:
         file: Path of the main image in the tree.
-        values: The other values; a value that is a file is an :class:`InTree`, one of several files a list of these.
+        values: The other values. A value that is a file is an :class:`InTree`. A value of several files is a list of
+            :class:`InTree`.
         key: Key of the row; None for the path.
     """
 

@@ -87,8 +87,8 @@ class SegmentationSource(FileRowSource):
         return find_matching_palette(self.tree, _folders_to_search_for_palette(self._pairs), self._declare_masks())
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields one row for each image of a split that is no mask itself, with the paths of its masks, which may be
-        missing, and its scene."""
+        """Yields a row for each image of a split, except masks. The row has the paths of the image's masks, which may
+        be missing, and its scene."""
         pair = self._pairs[split]
         for image in self._walk_images(pair.images):
             if not pair.is_mask(image):

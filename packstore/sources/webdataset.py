@@ -351,11 +351,11 @@ def _read_class_names(path: Path) -> tuple[str, ...] | None:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Recognises tars by the first 64 files of the first one: files of one key follow each other, and half of the keys
-    have an image and another known file. Images in several folders, which may be classes, need a label each. Is partial
-    for numbered tars of images alone; possible for damaged ones in a folder, and those that :func:`find_shards`
-    refuses. A folder with images beside the tars, and an archive of a kind with annotations beside each image
-    (LabelMe), are none."""
+    """Recognises tars by the first 64 files of the first tar. Files of one key follow each other, and half of the keys
+    have an image and another known file. Images in several folders, which may be classes, need a label each. Returns
+    ``PARTIAL`` for numbered tars of images alone. Returns ``POSSIBLE`` for damaged tars in a folder, and for tars that
+    :func:`find_shards` refuses. Returns ``NO`` for a folder with images beside the tars, and for an archive of a kind
+    with annotations beside each image (LabelMe)."""
     try:
         shards = find_shards(path, _SUFFIXES).files
     except SourceError:

@@ -116,8 +116,8 @@ def read_by_workers(
 
 
 def _end_with_parent(worker: int) -> None:
-    """Starts a thread that ends this process soon after its parent was killed. Without it, a worker of torch waits
-    forever if its samples have filled the pipe, which the other workers keep open."""
+    """Starts a thread that ends this process soon after its parent was killed. Without this thread, a worker of torch
+    could wait forever: its samples have filled the pipe, which the other workers keep open."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -20,8 +20,8 @@ _GEO_BYTES = 1024
 
 
 class WrappedSource(Source):
-    """Base of sources that wrap another source. Passes listing, reading of single samples, and closing on to it, and
-    has its ``tree``; a subclass changes some of these."""
+    """Base of sources that wrap another source. Listing, reading of single samples, closing and ``tree`` are those of
+    the wrapped source. A subclass changes some of them."""
 
     def __init__(self, source: Source, options: SourceOptions) -> None:
         super().__init__(source.path, options)

@@ -53,8 +53,8 @@ class LinkError(StoreError):
 
 
 class LinkedReader(Reader):
-    """Wraps the reader of a file of a linked store, and reads the images from the linked files: maps files with several
-    images, reads others whole, and copies objects at URLs into the cache.
+    """Wraps the reader of a file of a linked store, and reads the images from the linked files. Maps a file with
+    several images into memory, and reads any other file whole. Copies objects at URLs into the cache.
 
     If a linked file has another size or modification time than when it was packed, its images are compared with their
     checksums, and a difference raises :class:`StoreError`.

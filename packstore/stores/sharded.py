@@ -188,8 +188,9 @@ class ShardedReader(Reader):
     def shard(self, number: int) -> Reader:
         """Returns the reader of a shard; opens the shard if need be, and may close others to make room.
 
-        Raises :class:`StoreError` naming the shard if it is missing, incomplete, or not the one in the manifest, and if
-        this reader is closed. Raises :class:`UsageError` if the process may not open more files.
+        Raises :class:`StoreError` that names the shard if it is missing or incomplete, or if it is not the shard in the
+        manifest. Also raises :class:`StoreError` if this reader is closed. Raises :class:`UsageError` if the process
+        may not open more files.
         """
         if self._bounded:
             self._used[number] = next(self._clock)
@@ -274,7 +275,8 @@ class ShardedReader(Reader):
             )
 
     def _check_shard(self, number: int, shard: Shard, quick: bool, progress: ProgressCallback) -> Iterator[Problem]:
-        """Yields the faults of one shard: of its file, its SHA-256 unless ``quick``, and all that its reader finds."""
+        """Yields the faults of one shard: a missing or unreadable file, a wrong SHA-256 (not checked if ``quick``), and
+        the faults that the shard's reader finds."""
         start = self._starts[number]
         file = self._format.data_file(self.path / shard.name)
         if file.exists() and not file.is_file():  # reading a pipe would block, a device would never end

@@ -26,8 +26,8 @@ _SIZES = ("size", "resize", "max_side")
 
 
 def unify_encodings(readers: Sequence[Reader]) -> list[Reader]:
-    """Returns readers of the same stores whose images have one encoding: the readers as they are if their images are
-    stored alike and, for image files, read alike.
+    """Returns readers of the same stores whose images have one encoding. Returns the readers unchanged if their images
+    are stored alike and, for image files, read alike.
 
     Otherwise wraps them: image files stay, 8-bit pixels are read as PGM or PPM files, and floating point images as
     float32. Does not compare normalisations.

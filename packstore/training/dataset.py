@@ -89,8 +89,8 @@ class PackedDataset(ItemDataset):
                    ``(n, *shape)``; with ``"numpy"`` an array
     =============  ==============================================================================================
 
-    The object pickles as path and options; each process, forked or spawned, opens the store for itself: at a URL, the
-    version that was the newest when the dataset was made.
+    The object pickles as path and options. Each process, forked or spawned, opens the store for itself. At a URL, it
+    opens the version that was the newest when the dataset was made.
 
     Args:
         path: A store of any format, or the URL of one.
@@ -99,14 +99,14 @@ class PackedDataset(ItemDataset):
         columns: Names of the columns of an item, in order; None for the default columns, see above.
         output: Form of the images, see above.
         transform: Called with each main image; images of other columns are not transformed. If masks, boxes or
-            keypoints are loaded, it must not move pixels: transforms of torchvision that move them are refused, and so
-            are functions that are not wrapped in :class:`packstore.augment.InPlace`.
+            keypoints are loaded, the transform must not move pixels. Then torchvision's transforms that move pixels are
+            refused, and so are other functions unless :class:`packstore.augment.InPlace` wraps them.
         target_transform: Called with each label.
         transforms: Called with the values of an item, as torchvision's datasets do: ``transforms(image, target)``.
             Instead of the other two.
         decoder: ``"auto"`` or the name of one, see :func:`packstore.images.decoders.get_decoder`.
         exif_transpose: Rotate and flip images by their EXIF orientation. None for the choice made when the store was
-            packed. Stores of pixels do not support it, since their images were rotated when packed, or never.
+            packed. Stores of pixels refuse another choice: their images were rotated when packed, or never.
         dtype: Floating point type of image tensors instead of the default. Pixels of a uint8 or encoded store are
             then scaled to 0 … 1, as torchvision's ``ToTensor`` does.
         denormalize: With ``output="pil"``: undo the normalisation of a floating point store; rounding may change a
@@ -120,11 +120,11 @@ class PackedDataset(ItemDataset):
         frames: ``"first"`` or the number of a frame, as text, from 0; None for the store's choice.
         max_pixels: An image whose header says more pixels raises :class:`DecodeError` instead of being decoded. This
             bounds the memory: a thread or process that decodes takes up to 20 bytes for each pixel.
-        checksums: Policy of checksum verification. ``"auto"`` makes the checks that cost little: image files at each
-            read; arrays of pixels at one of sixteen reads; labels, keys and other columns once, at their first use. (A
-            loader checks all images that it makes resident; of arrays that it streams, one sixteenth in each epoch, so
-            all in sixteen.) ``"always"``: image, label and key of each record at each access. ``"never"``: only the
-            manifest, at opening; a changed byte in an image passes. Labels without a class are errors in any case.
+        checksums: Policy of checksum verification. ``"auto"`` checks image files at each read, arrays of pixels at one
+            of sixteen reads, and labels, keys and other columns once, at their first use. A loader also checks all
+            images that it makes resident. Of streamed arrays, it checks one sixteenth in each epoch, so all in sixteen
+            epochs. ``"always"`` checks image, label and key of each record at each access. ``"never"`` checks only the
+            manifest, at opening, so a changed byte in an image passes. Labels without a class are errors in any case.
             (``packstore verify`` checks a whole store.)
 
     Raises:
@@ -132,7 +132,7 @@ class PackedDataset(ItemDataset):
         UsageError: An unknown split, column, output, decoder or device; several splits and none named; options that
             contradict each other or the store; transforms that move pixels without their masks, boxes or keypoints.
         DecodeError: (on access) a record cannot be decoded; names the record and its key.
-        CorruptRecordError: (on access) a record is damaged; names it and its key.
+        CorruptRecordError: (on access) a record is damaged; names the record and its key.
     """
 
     def __init__(

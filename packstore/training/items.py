@@ -140,10 +140,11 @@ class ItemDataset(torch.utils.data.Dataset[Any]):
         return values[0] if len(values) == 1 else tuple(values)
 
     def _read_column(self, name: str, records: NDArray[np.int64]) -> Any:
-        """Reads one column of a batch, verified: all values at once if they are stored as one array, else one by one.
+        """Reads and verifies one column of a batch: all values at once if the store has them as one array, else one by
+        one.
 
-        Returns a tensor or array if all values have one shape, else a list; always a list for a ragged column without
-        pictures. Calls the user's transforms."""
+        Returns a tensor or array if all values have one shape, else a list. A ragged column without pictures always
+        gives a list. Calls the user's transforms."""
         if name == "image":
             batch = self._try_gather_images(records) if self.transform is None else None
             if batch is not None:

@@ -35,7 +35,8 @@ class ExportedArrays(ExportedRows, ArraySource):
         return _choose_exported_arrays(self.export_manifest, infos, str(self.path), grouped=self.grouped), None
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads a sample's values as the exported store held them; gives an image that is stored as bytes its shape."""
+        """Reads a sample's values as the exported store held them. An image that is stored as bytes becomes an array of
+        its recorded shape."""
         found = super().read_values(ref)
         if (shape := found.pop(_SHAPE, None)) is not None:
             dtype = NUMPY_DTYPE[self.export_manifest.manifest.image.dtype]

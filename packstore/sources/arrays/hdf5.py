@@ -225,9 +225,9 @@ class _OpenHdf5(OpenArrays):
             )
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result: from the file itself if
-        the dataset is contiguous and ``axis`` is 0, else by h5py. Strings and opaque values become an array of objects,
-        each of bytes. Raises :class:`ValueError` or :class:`OSError` if h5py fails."""
+        """Reads rows ``start`` to ``stop`` along an axis. The axis keeps its place in the result. Reads the file
+        without h5py if the dataset is contiguous and ``axis`` is 0, else with h5py. Strings and opaque values become an
+        array of objects, each of bytes. Raises :class:`ValueError` or :class:`OSError` if h5py fails."""
         dataset = self._file[name]
         place = self._find_contiguous(name, dataset) if axis == 0 else None
         if place is not None:

@@ -304,8 +304,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_npz(path: Path) -> bool:
-    """Tells if a file is an ``.npz``: a zip with this suffix, or a zip whose first file is an ``.npy``, unless its
-    suffix is ``.zip``."""
+    """Tells if a file is a zip of numpy arrays: a zip with the suffix ``.npz``, or with any suffix but ``.zip`` if its
+    first file is an ``.npy``."""
     start = first_bytes(path, 512)
     name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
     suffix = path.suffix.lower()

@@ -208,8 +208,9 @@ def _block_bytes(block: NDArray[Any]) -> int:
 
 
 def rows_per_block(info: ArrayInfo, axis: int) -> int:
-    """Returns the number of rows to read at a time: whole chunks of about 1 MiB, or 32 MiB if rows are scattered, and
-    at most 1,024 chunks; 8 for files and texts. Raises :class:`SourceError` if one row or chunk exceeds 1 GiB."""
+    """Returns the number of rows to read at a time: 8 for files and texts. Numbers are read in whole chunks, at most
+    1,024, of about 1 MiB together, or 32 MiB if rows are scattered. Raises :class:`SourceError` if one row or chunk
+    exceeds 1 GiB."""
     if info.content != "numbers":
         return 8
     row = bytes_per_row(info, axis)

@@ -54,8 +54,8 @@ def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
 
 
 def _drop_trainval(format: _DatumaroItems) -> None:
-    """Removes the split ``trainval`` if its annotations repeat those of ``train`` and ``val``, as in VOC; counts its
-    images as left out."""
+    """Removes the split ``trainval`` if its annotations are those of ``train`` and ``val`` together, as in VOC. Counts
+    the removed images as left out."""
     halves = [item.raw["item"] for split in ("train", "val") for item in format.items.get(split, ())]
     whole = [item.raw["item"] for item in format.items.get("trainval", ())]
     if whole and sorted(map(_serialise_without_attributes, halves)) == sorted(

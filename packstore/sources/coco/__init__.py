@@ -355,8 +355,8 @@ def _png_name(name: str) -> str:
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a folder or archive with files of annotations of COCO, ``PARTIAL`` if labels of YOLO are
-    beside them, which may cover only some splits, else ``NO``."""
+    """Returns ``CERTAIN`` for a folder or archive with COCO's files of annotations, else ``NO``. Returns ``PARTIAL`` if
+    YOLO's labels are there too: each format may cover only some splits."""
     tree = open_tree(path)
     if tree is None or not find_annotation_files(tree):
         return Certainty.NO

@@ -87,9 +87,9 @@ def _number_cells(array: Any, dtype: np.dtype[Any]) -> Cells:
 
 
 def _array_cells(array: Any, column: Column) -> Cells:
-    """Returns a function that reads the nested lists in a row of the array as a NumPy array; as stored bytes if a
-    ragged column has this dtype and no classes; None for no list. The function raises :class:`ValueError` for nulls in
-    a list."""
+    """Returns a function that reads the nested lists in a row of the array as a NumPy array. The function returns
+    stored bytes for a ragged column without classes if the lists have the column's dtype. It returns None for a row
+    without a list. It raises :class:`ValueError` for nulls in a list."""
     ragged = column.kind == "ragged"
     shape = (-1, *column.shape) if ragged else column.shape
 

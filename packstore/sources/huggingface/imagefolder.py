@@ -238,9 +238,9 @@ class HfImageFolderSource(FileRowSource):
 
     @cached_property
     def _folder_classes(self) -> tuple[str, ...]:
-        """Names of folders as classes, sorted; empty if folders are no classes, by the rule of ``datasets``
-        (``FolderBasedBuilder._split_generators``): all images on one level in several folders, or as the card
-        states."""
+        """Names of folders as classes, sorted; empty if folders are no classes. The dataset's card decides. If the card
+        says nothing, folders are classes if all images are on one level and in folders of several names, as in
+        ``datasets`` (``FolderBasedBuilder._split_generators``)."""
         if self._card.drop_labels:
             return ()
         folders, depths = set(), set()

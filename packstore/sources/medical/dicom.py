@@ -138,7 +138,8 @@ class DicomSource(HeaderScanSource):
         }
 
     def survey(self, split: str | None = None, progress: ProgressCallback = no_progress) -> Survey:
-        """Adds notes if whole files, which identify patients, are kept, and if slices have no positions."""
+        """Surveys as the base does. Adds a note if the source keeps whole files, since these identify patients. Adds a
+        note if slices have no positions."""
         survey = super().survey(split, progress)
         notes = [_FILE_NOTE] if self._keeps_file else []
         if self._as_volumes and (unplaced := [each[0] for each in self._series if not _are_placed(each)]):
@@ -360,9 +361,9 @@ class DicomSource(HeaderScanSource):
 
     @cached_property
     def _mode(self) -> Mode:
-        """Mode that holds the pixels of all images: float32 if some are floating point, int32 if values may exceed it,
-        and a larger value is then a bad sample. Raises :class:`SourceError` if some images are gray of more than 8
-        bits, and others have colours."""
+        """Mode that holds the pixels of all images. float32 if some images are floating point. int32 if no integer type
+        holds all possible values: then an image with a larger value is a bad sample. Raises :class:`SourceError` if
+        some images are gray of more than 8 bits, and others have colours."""
         ranges = {self._pixel_range(file.header) for file in self._files if file.header is not None}
         channels = max((each for each, *_ in ranges), default=1)
         floating = any(is_float for _, _, _, is_float in ranges)

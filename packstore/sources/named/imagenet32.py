@@ -102,8 +102,8 @@ class ImageNet32Source(PixelSource):
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
-        """Opens a batch, also an ``.npz``; returns a function that reads bytes of its pixels, and one that closes
-        it."""
+        """Opens a batch file, also an ``.npz``. Returns a function that reads bytes of its pixels, and a function that
+        closes the file."""
         if file.suffix == ".npz":
             arrays = NpzSource.open_file(file, file.parent)
             return lambda size, offset: _read_npz(arrays, size, offset, 3 * self.side**2), arrays.close

@@ -68,7 +68,7 @@ class PixelSource(RowSource):
 
     @abstractmethod
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
-        """Opens a file; returns a function that reads it, and one that closes it."""
+        """Opens a file. Returns a function that reads bytes of its pixels, and a function that closes the file."""
 
     def read_class_names(self) -> tuple[str, ...] | None:
         """Returns the names of the classes, or None if they are unknown, as in this base."""

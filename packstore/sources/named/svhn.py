@@ -62,7 +62,8 @@ class SvhnSource(PixelSource):
         return found
 
     def open_reader(self, file: Path) -> tuple[ReadRange, Callable[[], None]]:
-        """Opens a MAT file; returns a function that reads bytes of its pixels, and one that closes it."""
+        """Opens a MAT file. Returns a function that reads bytes of the file's pixels, and a function that closes the
+        file."""
         return open_array(file, self._arrays[file])
 
     def files(self) -> Iterator[Path]:

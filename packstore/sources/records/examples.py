@@ -130,8 +130,8 @@ class TfrecordFiles:
         self._files = OpenFiles(paths, find_compression)
 
     def walk_records(self, number: int) -> Iterator[tuple[int, int, Message | None]]:
-        """Yields offset, size and message of each record, from headers alone: the message reads further bytes only when
-        it is asked for them, and checksums of data are not verified. Raises :class:`DamageError` for a damaged
+        """Yields offset, size and message of each record. Reads headers alone: a message reads further bytes only when
+        the caller asks for them. Does not verify checksums of data. Raises :class:`DamageError` for a damaged
         header."""
         file = self._files[number]
         at, end = 0, os.fstat(file.descriptor).st_size
@@ -186,9 +186,9 @@ class ExampleSource(ShardSource):
         column."""
 
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields a row for each record, and one more for the damaged rest of a shard, which raises an error when it is
-        read. Records have their own keys if :attr:`has_keys`, and then a record without one has the name of the file
-        and its offset as key; else keys are numbers."""
+        """Yields a row for each record. If the rest of a shard is damaged, yields one more row, and reading that row
+        raises an error. If :attr:`has_keys`, records have their own keys, and the key of a record without one is the
+        file's name and the record's offset. Else keys are numbers."""
         index, name = self.index[number], self.shards[number][1].name
         for i, (place, length, size) in enumerate(zip(index.places, index.lengths, index.sizes, strict=True)):
             key, own = next(keys), index.keys[i]

@@ -138,8 +138,9 @@ class TfrecordSource(ExampleSource):
         return sides[0], sides[1], None if channels is None else int(_decode_number(channels, message) or 0)
 
     def _read_boxes(self, features: Mapping[str, Feature], message: Message, image: Any) -> NDArray[np.float32]:
-        """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if their
-        edges differ in number or one is missing, or if they are fractions, and the size of the image cannot be read."""
+        """Reads boxes in pixels, float32 ``(n, 4)``; ``(0, 4)`` if there are none. Raises :class:`ValueError` if an
+        edge (such as ``xmin``) is missing, or edges differ in number. Also raises it if boxes are fractions and the
+        image's size cannot be read."""
         prefix, fractions = self._box_features or ("", False)
         edges = [features[f"{prefix}/{edge}"].numbers(message) for edge in _EDGES if f"{prefix}/{edge}" in features]
         if not edges or not any(map(len, edges)):
@@ -180,8 +181,9 @@ class TfrecordSource(ExampleSource):
 
     @cached_property
     def _raw_shape_features(self) -> tuple[str, str, str | None] | None:
-        """Names of the features with height, width and channels (None if not recorded) of raw pixels. None if images
-        are files, or if these features are missing or not one whole number in each record."""
+        """Names of the features with height, width and channels (None if not recorded) of raw pixels. The value is None
+        if images are files, or if height and width are missing. It is also None if a feature is not one whole number in
+        each record."""
         assert self.index
         facts = self.facts.features
         if not self._raw_feature or any("image" in each.looks for each in facts.values()):

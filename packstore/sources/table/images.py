@@ -22,8 +22,8 @@ _BLOCK = 4096
 
 
 class ImageIndex:
-    """Index of all images of a tree, without hidden ones, by hashes of their names and stems: alone, with the last
-    folder of their path, and with the last two. Images are numbered from 0. Takes some 100 bytes an image."""
+    """Index of all images of a tree except hidden ones. Finds images by hashes of name or stem: alone, after the path's
+    last folder, or after its last two folders. Images are numbered from 0. Takes some 100 bytes an image."""
 
     def __init__(self, tree: Tree) -> None:
         self.folders: list[str] = []
@@ -197,8 +197,8 @@ class NamingCounter:
         return found if found.hits else None
 
     def _best_way(self) -> Naming:
-        """Returns the first way by which half of the rows name an image, else the way with most hits: a path that
-        does not exist must not mean an image of the same name elsewhere."""
+        """Returns the first way (to find images by a row's text) that finds an image for half of the rows, else the way
+        with most hits. So a path that does not exist does not mean an image of the same name elsewhere."""
         half = (way for way in self._ways if 2 * way.hits >= way.rows > 0)
         return next(half, max(self._ways, key=lambda way: way.hits))
 
@@ -219,8 +219,9 @@ def _sort_base_folders(bases: Counter[str], hint: str) -> list[str]:
 
 
 def _find_rivals(ordered: list[str], bases: Counter[str], hits: int, hint: str) -> tuple[str, ...]:
-    """Returns the first two folders if neither is better: rows name as many images in both, some row in both, both
-    share as many words with the table's path, and neither is the table's folder. Else returns an empty tuple."""
+    """Returns the first two folders if neither is better, else an empty tuple. Neither is better if all of this holds:
+    rows name equally many images in both, and some row names an image in both. Both share equally many words with the
+    table's path. Neither is the table's folder."""
     if len(ordered) < 2 or hint.rpartition("/")[0] in ordered[:2]:
         return ()
     one, other = ordered[:2]

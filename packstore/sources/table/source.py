@@ -123,9 +123,9 @@ class TableSource(FileRowSource):
                 yield NamedRow(image, number, self.tree.name(table.joined[0].file), cells)
 
     def _assign_splits(self) -> None:
-        """Assigns each image its split: by the column of splits, else by its table's path, else by its own path if the
-        paths of all images name one. Raises :class:`SourceError` for an image in two splits, and for more than 100
-        splits."""
+        """Assigns each image its split. Takes the split from the column of splits, else from the path of the image's
+        table. If neither exists and the paths of all images name a split, takes that from the image's path. Raises
+        :class:`SourceError` for an image in two splits, and for more than 100 splits."""
         tables = [table.split for table in self._tables]
         by_path = not self._roles.split and not any(tables)
         folders = (self._rows.image_path(number).rpartition("/")[0] for number in range(self._rows.image_count))

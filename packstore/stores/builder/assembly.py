@@ -111,7 +111,8 @@ def empty_shard_list() -> ShardList:
 
 
 def list_shards(path: Path, manifest: Manifest, places: list[str] | None = None) -> ShardList:
-    """Lists the shards of a store. A single-file store counts as one shard; its file is read for its SHA-256.
+    """Lists the shards of a store. A single-file store counts as one shard. Its whole file is read to compute the
+    SHA-256.
 
     ``places``: paths or URLs of its shards, from :meth:`packstore.stores.base.Reader.part_places`; None for a local
     store.
@@ -183,8 +184,8 @@ def build_sharded_manifest(
 
 
 def link_shards(parts: ShardList, directory: Path, format: Format, made: list[Path] | None = None) -> int:
-    """Hard-links each shard into ``directory`` under its number; copies it if links are impossible, downloads it from a
-    URL.
+    """Hard-links each shard into ``directory`` under its number. Copies shards that cannot be linked, and downloads
+    shards at URLs.
 
     Appends each path to ``made`` before creating it. Syncs copies and downloads. Returns the number of shards copied or
     downloaded. Raises :class:`FileExistsError` for a name that is taken, and :class:`OSError`.

@@ -164,8 +164,8 @@ def _append_to_file(file: OutputFile, buffers: Sequence[bytes | memoryview]) -> 
 
 
 def _seal_file(file: OutputFile, manifest: Manifest, columns: Mapping[str, WholeColumn]) -> None:
-    """Seals a file and reads it back, while another thread syncs it. Raises :class:`StoreError` if it reads back
-    differently, and :class:`OSError` if it cannot be written."""
+    """Seals a file and reads it back, while another thread syncs it to the disk. Raises :class:`StoreError` if the
+    file's content differs from ``manifest``. Raises :class:`OSError` if the file cannot be written."""
     assert file.writer is not None  # a reused shard is sealed already
     file.writer.seal(manifest, columns)
     with ThreadPoolExecutor(1, thread_name_prefix="packstore-sync") as pool:

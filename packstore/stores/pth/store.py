@@ -207,8 +207,8 @@ def _parse_stored_manifest(content: dict[str, Any], path: Path) -> Manifest:
 
 
 def _map_column(archive: Archive, value: Any, column: Column, shown: str) -> WholeColumn:
-    """Returns a column as views of the map. Raises :class:`StoreError` unless it is a tensor, or a dict of bytes and
-    offsets if it is ragged.
+    """Returns a column as arrays over the memory map. Raises :class:`StoreError` unless ``value`` is a tensor or, for a
+    ragged column, a dict of bytes and offsets.
     """
     if column.kind == "fixed":
         return _map_tensor(archive, value, column.dtype, f"{shown}: column {column.name!r}")

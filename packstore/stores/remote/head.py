@@ -78,7 +78,7 @@ def _read_head(objects: ObjectStore, newest: int) -> RemoteHead:
 
 
 def _read_head_once(objects: ObjectStore, newest: int) -> RemoteHead:
-    """Reads the manifest and shard table of version ``newest``, or, if it is 0, of a store without versions.
+    """Reads the manifest and shard table of version ``newest``. 0 means a store without versions.
 
     Raises :class:`MissingStoreError` if there is no store, :class:`ManifestError` if manifest or table is damaged, and
     :class:`StoreError` if the table is missing.
@@ -121,8 +121,8 @@ def _read_bounded(objects: ObjectStore, name: str) -> bytes:
 def read_writable_head(url: UrlPath) -> RemoteHead:
     """Reads the head of a store at a URL to which shards can be added.
 
-    Raises :class:`StoreError` if it cannot be read, and :class:`DestinationError` if it is read only, or a plain copy
-    of a local store.
+    Raises :class:`StoreError` if the head cannot be read. Raises :class:`DestinationError` if the URL is read only, or
+    holds a plain copy of a local store.
     """
     objects = open_objects(url)
     head = read_head(objects)

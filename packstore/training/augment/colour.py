@@ -109,7 +109,8 @@ class _WithProbability(_Colours):
 
     @abstractmethod
     def _build_step(self, count: int, where: Any) -> Program:
-        """Builds a program of one step for ``count`` images; it runs on those with true ``where`` ``(count,)``."""
+        """Builds a program of one step for ``count`` images. The step runs on the images with true ``where``
+        ``(count,)``."""
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
         """Draws which images the operation runs on."""

@@ -215,8 +215,9 @@ class _PolicyPlan:
         return np.array(pairs, np.float64)
 
     def draw_operations(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
-        """Draws the operation of each image and step, an index in :attr:`operations`, ``(B, steps)``. Returns it, its
-        probability (one number for all unless the lists were learned), and its magnitude."""
+        """Draws an operation for each image and step. Returns the operations, as indices in :attr:`operations`, ``(B,
+        steps)``, their probabilities and their magnitudes. The probability is one number for all unless the lists were
+        learned."""
         if self.learned:
             found = self._pair_table[draws.integers(len(self.learned), 0)]
             return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]

@@ -78,9 +78,10 @@ def _close_iterators() -> None:
 class PackedLoader:
     """Loads batches of a :class:`packstore.PackedDataset` onto its device. Used like torch's ``DataLoader``.
 
-    An item is a tuple with one value a column of the dataset, by default ``(images, labels)``: images ``(B, 3, H, W)``,
-    uint8, or floating point with ``normalize`` or ``dtype`` or from a floating point store; labels int64 ``(B,)``; keys
-    a list. With a single column it is that value itself; a dataset with ``output="dict"`` gives dicts by name.
+    An item is a tuple with one value for each column of the dataset, by default ``(images, labels)``. Images are uint8
+    ``(B, 3, H, W)``, or floating point with ``normalize``, with ``dtype``, or from a floating point store. Labels are
+    int64 ``(B,)``; keys are a list. With a single column, the item is that column's value. A dataset with
+    ``output="dict"`` gives dicts by name.
 
     =============  ==============================================================================================
     column         in a batch
@@ -105,9 +106,9 @@ class PackedLoader:
     :class:`packstore.augment.InPlace`, which declares that they move no pixels; torchvision's transforms are known.
     Masks, boxes and points belong to the images as loaded, upright with ``exif_transpose``.
 
-    The order and all random numbers depend only on seed, epoch, record and its earlier occurrences in the epoch: they
-    are the same with one thread or sixteen, on CPU or GPU, resident or streaming, resumed or not. Each ``for`` over the
-    loader is the next epoch.
+    The order and all random numbers depend only on seed, epoch, record and the record's earlier occurrences in the
+    epoch. Threads, device, and resuming do not change them, nor does it matter if the data are resident or streamed.
+    Each ``for`` over the loader is the next epoch.
 
     Args:
         dataset: Dataset to load. Its ``columns`` and ``device`` are used; its ``transform``, ``output`` and ``dtype``
@@ -117,8 +118,9 @@ class PackedLoader:
             fetched: each rank reads its own shards, and shuffles within a window of them. True: lanes for a store at a
             URL, else ``"full"``.
         seed: Seed of the order and of all random numbers of ``augment``.
-        stream: Name of the random numbers of ``augment``. Two loaders of one seed give the same records, and crop and
-            flip them alike; with other names, such as ``"global"`` and ``"local"``, each in its own way.
+        stream: Name of the random numbers of ``augment``. Two loaders of one seed give the same records. With one name,
+            they also crop and flip the records alike. With different names, such as ``"global"`` and ``"local"``, each
+            does so in its own way.
         drop_last: Drop a last batch that is not full.
         block: For disks that seek slowly: shuffle blocks of this many consecutive records.
         window: Number of shards mixed at a time with ``"lanes"``, over all ranks (64; a single rank takes fewer if the
@@ -351,9 +353,9 @@ class PackedLoader:
     def stats(self) -> dict[str, float]:
         """Returns counts, and the seconds of each stage, since the loader was made or ``reset_stats()``.
 
-        ``images``, ``batches``, ``skipped``, ``unindexed`` (images decoded without their seek index, since it was
-        invalid), ``decoded`` (image files that were decoded; several views of a record take one decoding),
-        ``seconds``, ``images_per_second``, and seconds of each stage: ``wait_seconds`` (the consumer stood idle),
+        ``images``, ``batches``, ``skipped``, ``unindexed`` (images decoded without their seek index, because the index
+        was invalid), ``decoded`` (image files that were decoded; several views of a record take one decoding),
+        ``seconds``, ``images_per_second``. Seconds of each stage: ``wait_seconds`` (the consumer stood idle),
         ``read_seconds`` and ``decode_seconds`` (summed over threads), ``augment_seconds``, ``per_image_seconds``
         (functions in ``PerImage``; summed over threads if they run there) and ``copy_seconds``.
 
@@ -369,11 +371,11 @@ class PackedLoader:
     # Resume -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the latest iteration, or a loaded state's until the next iteration begins; a loader
-        that resumes from it continues after its batches.
+        """Returns the position of the latest iteration. After :meth:`load_state_dict`, returns the loaded position
+        until the next iteration begins. A loader that resumes from a position continues after the batches before it.
 
-        If no iteration has begun yet, first prepares the order of the next epoch; raises :class:`UsageError` if that
-        epoch would have no batches, or if ranks would draw different records from the sampler.
+        If no iteration has begun yet, first prepares the order of the next epoch. This raises :class:`UsageError` if
+        the epoch would have no batches, or if ranks would draw different records from the sampler.
         """
         if self._running is None:
             self._epochs.begin_epoch()

@@ -64,7 +64,7 @@ class MaskRows(TensorRows):
         return self.host if self.shapes is None else split_flat(self.host, self.shapes.tolist())
 
     def host_tensors(self, kept: NDArray[np.int64] | None) -> list[torch.Tensor]:
-        """Returns the masks; or, if they differ in shape, their values in one flat tensor, and their shapes."""
+        """Returns the masks. If their shapes differ, returns all values in one flat tensor, and the shapes."""
         if self.shapes is None:
             return super().host_tensors(kept)
         host = self.host
@@ -300,9 +300,9 @@ class ImageField(BatchField):
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
         """Prepares the images for decoding; creates the assembler on first use. Rows without an image become zeros.
 
-        An unreadable image marks its record as failed; so does one of another size than its main image, if the images
-        move with the main ones. The error is stored in ``context``, or raised if ``context.errors`` is None. Raises as
-        :meth:`find_missing`."""
+        An unreadable image marks its record as failed. If the images move with the main images, an image of another
+        size than its main image does so, too. The error is stored in ``context``, or raised if ``context.errors`` is
+        None. Raises as :meth:`find_missing`."""
         missing = self.find_missing(context)
         if self._assembler is None:
             self._assembler = self._new_assembler(self.column)

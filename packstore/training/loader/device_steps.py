@@ -217,8 +217,8 @@ class DeviceSteps:
         return self.call_transform(images), DrawnForBatch(mixed, masks, tiles)
 
     def call_transform(self, images: Any) -> Any:
-        """Calls the user's ``transform`` with a batch's images, or all of its views; without one returns them
-        unchanged."""
+        """Calls the user's ``transform`` with a batch's images, or with all of its views. Without a transform, returns
+        the images unchanged."""
         return images if self._options.transform is None else self._options.transform(images)
 
     def mix_labels(self, labels: torch.Tensor, mixed: DrawnMix, classes: int | None) -> Any:

@@ -172,7 +172,7 @@ class Epochs:
         return epoch
 
     def set_epoch_of_sampler(self, epoch: int) -> None:
-        """Sets the sampler's epoch by its ``set_epoch``, if it has one; :meth:`take_epoch_of_sampler` then ignores this
+        """Calls the sampler's ``set_epoch``, if it has that method. :meth:`take_epoch_of_sampler` then ignores this
         epoch."""
         set_epoch = getattr(self._sampler, "set_epoch", None)
         if set_epoch is not None:
@@ -186,8 +186,8 @@ class Epochs:
         return (order if self._sampler is None else _sampler_order(order, len(self._sampler))).count_batches()  # type: ignore[arg-type]
 
     def count_records(self, batches: int) -> int:
-        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks. All batches count
-        as full with a sampler without a length."""
+        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks. For a sampler
+        without a length, all batches count as full."""
         order = self._order_with_length()
         whole = batches * self.order.global_batch_size if order is None else order.count_records(batches)
         return whole * self._sampler_ranks

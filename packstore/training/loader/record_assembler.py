@@ -95,9 +95,9 @@ class RecordAssembler(Assembler):
     def _common_size(self) -> tuple[int, int]:
         """Returns height and width of all rows, after the operations.
 
-        Without operations that give one size, reads the first image's (1 x 1 if its header is unreadable), which all
-        others must then have, and sets ``_own_sizes``. Raises :class:`UsageError` for operations that leave images of
-        different sizes, and :class:`DecodeError` if the first image is too large."""
+        If no operation gives all images one size, takes the first image's size (1 x 1 if its header is unreadable) and
+        sets ``_own_sizes``. All other images must then have this size. Raises :class:`UsageError` for operations that
+        leave images of different sizes, and :class:`DecodeError` if the first image is too large."""
         images = self._images
         stored = images.column.shape[:2] if images.column.kind == "fixed" else None
         size = output_size(self._operations, (stored[0], stored[1]) if stored else None)

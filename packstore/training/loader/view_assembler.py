@@ -197,9 +197,11 @@ class ViewAssembler(RecordAssembler):
         pixels: Sequence[NDArray[Any]],
         sources: Requests | None,
     ) -> None:
-        """Writes all crops of one view for consecutive rows of the batch, with the engine if it can, else one by one.
+        """Writes all crops of one view for consecutive rows of the batch. The engine writes them; crops that it refuses
+        are written one by one.
 
-        ``sources`` are the rows' pixels as requests to the engine; None if it does not support their mode.
+        ``sources`` are the rows' pixels as requests to the engine; None if the engine does not support the pixels'
+        mode.
         """
         plan, count = planned.plan, planned.plan.view.count
         part = slice(rows[0] * count, (rows[-1] + 1) * count)
