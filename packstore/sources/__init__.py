@@ -85,8 +85,8 @@ def open_source(
         labels: A CSV file with the columns ``file,label`` and optionally ``split``, paths relative to ``path``; only
             kinds that take such a file (``flat``) can open the source then.
         max_pixels: See :class:`SourceOptions`.
-        packed_as: The manifest of a store that was packed from this source: its kind of source decides if the path
-            alone is ambiguous, and its names of arrays are used.
+        packed_as: The manifest of a store that was packed from this source. Its kind of source decides if the path
+            alone is ambiguous. Its names of arrays are used.
         skip_bad: See :class:`SourceOptions`.
         image_key: See :class:`SourceOptions`.
         label_key: See :class:`SourceOptions`.

@@ -91,7 +91,7 @@ def describe_annotations(tree: Tree) -> list[str]:
 
 
 def find_further_files(tree: Tree) -> list[Finding]:
-    """Finds each suspected annotation that is a file, or several files of one folder; leaves out images, such as
+    """Finds each suspected annotation that is a file, or several files of one folder. Leaves out image files, such as
     masks."""
     contents = list_contents(tree)
     return _drop_repeated(_find_annotation_files(tree, contents, contents.folders.values()))

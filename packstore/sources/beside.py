@@ -124,8 +124,8 @@ def read_json(tree: Tree, file: str, max_bytes: int) -> Any:
 
 
 def infer_mask_field(tree: Tree, files: Iterable[str]) -> Mask | Image:
-    """Returns the optional field for a column of masks, by the first readable file: :class:`Mask` for a PNG with one
-    channel, :class:`Image` for any other; :class:`Mask` if no file can be read."""
+    """Returns the optional field for a column of masks, by the first readable file. Returns :class:`Mask` for a PNG
+    with one channel, and if no file can be read. Returns :class:`Image` for any other file."""
     for file in files:
         start = tree.first_bytes(file, _HEADER)
         try:
@@ -199,8 +199,8 @@ def holds_yolo_labels(tree: Tree, folder: str) -> bool:
 
 
 def has_yolo_beside(tree: Tree, folder: str) -> bool:
-    """Tells if images have YOLO labels beside them: if a line of these begins the first text file with content. Looks
-    at the text files of a folder's first 64 images."""
+    """Tells if images have YOLO labels in the same folder. True if the first text file with content begins with a line
+    of such labels. Looks at the text files of a folder's first 64 images."""
     images = tree.names(folder).ending(*IMAGE_SUFFIXES)[:_LOOKED_AT]
     starts = (tree.first_bytes(join(folder, f"{name.rpartition('.')[0]}.txt"), _HEADER) for name in images)
     first = next((start.split(b"\n")[0] for start in starts if start.strip()), b"")

@@ -182,7 +182,7 @@ class FlatSource(FolderSource):
         return self._summary
 
     def _choose_splits(self, splits: tuple[str, ...], split: str | None) -> tuple[str, ...]:
-        """Returns all splits, or the given one, which may be in upper case if its name is usual (``train``). Raises
+        """Returns all splits, or the given split. A usual name (``train``) may be in upper case. Raises
         :class:`NotInSourceError` if it is unknown."""
         if split is None:
             return splits

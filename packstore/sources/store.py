@@ -120,7 +120,8 @@ class StoreSource(Source):
                     yield Entry(self.reader.key(record), name, values, size, record)
 
     def read(self, entry: Entry) -> ImageData | Sample:
-        """Reads a record: its bytes, or its array for a tensor encoding; with the values of its other columns.
+        """Reads a record: the image as bytes, or as an array for a tensor encoding, and the values of the other
+        columns.
 
         Raises :class:`CorruptRecordError` if image, key or values do not match the record's checksums, also the values
         in ``Entry.labels``.

@@ -134,8 +134,8 @@ class Tree(ABC):
     def read(self, key: str, size_bytes: int, modified_ns: int, max_bytes: int) -> bytes:
         """Reads all bytes of a file. Thread-safe.
 
-        Raises :class:`SampleError` if it cannot be read, is not a file, has more than ``max_bytes``, or has changed
-        since it was listed: another size or time of modification."""
+        Raises :class:`SampleError` if the entry cannot be read, is not a file, or has more than ``max_bytes``. Also
+        raises it if the file has changed since it was listed: its size or time of modification is another."""
 
     def locate(self, key: str) -> Location | None:
         """Locates the bytes of a file on this machine, or returns None if they are compressed or elsewhere. This base

@@ -174,8 +174,8 @@ class Reader(ABC):
         return self.read(index)
 
     def stored_image(self, index: int) -> Buffer:
-        """Returns the image of a record in its stored form, which its checksum covers, even if :meth:`read` converts
-        images.
+        """Returns the image of a record as stored, even if :meth:`read` converts images. The record's checksum covers
+        this form.
         """
         return self.view(index)
 

@@ -62,7 +62,7 @@ class SparinglyCheckedReader(CheckedReader):
         self._first = random.SystemRandom().randrange(ARRAY_SHARE)
 
     def read(self, index: int) -> Buffer:
-        """Returns the image. Checks it if it is a file; checks an array only at one of 16 reads. Raises
+        """Returns the image. Checks image files at every read, and arrays at one of 16 reads. Raises
         :class:`CorruptRecordError`."""
         return self._verify_record(index, self._reader.read(index))
 
@@ -100,8 +100,8 @@ class SparinglyCheckedReader(CheckedReader):
         return kept.shown[index] if kept.fixed else kept.ragged[part][index - self._starts[part]]
 
     def _read_and_prove(self, kept: _ColumnCopy, index: int) -> Any:
-        """Reads a value and verifies it. Compares its hash with the hash of an earlier read; if that is missing or
-        differs, checks the row checksum and remembers the new hash.
+        """Reads a value and verifies it. Compares the value's hash with the hash of an earlier read. If no hash is kept
+        or the hashes differ, checks the row checksum and keeps the new hash.
 
         Raises :class:`CorruptRecordError` if the record does not match its row checksum. In a store without row
         checksums, raises :class:`StoreError` if any column does not match its digest.
@@ -240,8 +240,8 @@ class _ColumnCopy:
 
     @cached_property
     def hashes(self) -> NDArray[np.uint64]:
-        """XXH3-64 of values that were proven by their rows; 0 for others. In a very large store several records share a
-        slot, which holds the hash of the last one; the others are proven by their rows again.
+        """XXH3-64 of values that were proven by their rows; 0 for others. In a very large store, several records share
+        a slot. The slot holds the hash of the record read last; the others are checked by row checksum again.
         """
         return np.zeros(min(self._records, MOST_KEPT_HASHES), np.uint64)
 

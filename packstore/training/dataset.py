@@ -52,9 +52,9 @@ class PackedDataset(ItemDataset):
     ``samples``, ``imgs`` and ``loader`` as torchvision's ``ImageFolder``.
 
     ``ds[i]`` is a tuple with one value for each column; with a single column, the value itself. The default columns are
-    ``image`` and ``label``; in a store without ``label``, the image with its boxes and their labels; else the image
-    alone. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches: images as one tensor if they have one shape, else as a list;
-    numbers as a tensor; keys as a list.
+    ``image`` and ``label``. A store without ``label`` has the image with its boxes and the boxes' labels, or else the
+    image alone. ``ds[a:b]`` and ``ds[[3, 1, 2]]`` are batches. Images of one shape become one tensor, other images a
+    list. Numbers become a tensor, and keys a list.
 
     =============  ==============================================================================================
     output         an image is
@@ -243,7 +243,8 @@ class PackedDataset(ItemDataset):
 
     @property
     def classes(self) -> list[str]:
-        """Class names by number: of ``label``, or in a store without it those of the boxes; empty without names.
+        """Class names by number: of the column ``label``, or of the boxes in a store without ``label``. Empty without
+        names.
 
         They count from 0. torchvision's detectors reserve 0 for the background: add 1 to the labels for them.
         """

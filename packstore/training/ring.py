@@ -185,7 +185,8 @@ class CudaTransport(Transport):
 
 
 class _CudaShipment(Shipment):
-    """Shipment on a CUDA device; the consumer's stream waits for it when it is received, the host does not."""
+    """Shipment on a CUDA device. At its receipt, the consumer's stream waits for the shipment; the host does not
+    wait."""
 
     def __init__(self, transport: CudaTransport, value: Any, copied: Any, done: Any) -> None:
         self._transport = transport

@@ -65,9 +65,10 @@ class AnnotationEntry(NamedTuple):
 class DocumentSource(AnnotatedSource):
     """Base of formats with one file of annotations, or one for each split.
 
-    The names of images are relative to the file, or to a folder beside it or above it; a bare name may lie in any
-    folder if no other image has that name. Images that no file names are left out. A damaged file, an image with two
-    entries (unless :attr:`allows_repeats`) and more than 255 splits raise :class:`SourceError` at once.
+    Names of images are relative to the file of annotations, or to a folder beside or above that file. A name without a
+    folder may be of an image in any folder, if only one image has the name. Images that no file names are left out. A
+    damaged file, an image with two entries (unless :attr:`allows_repeats`) and more than 255 splits raise
+    :class:`SourceError` at once.
 
     Attributes:
         name_pattern: Matches the names of files of annotations.
@@ -75,7 +76,7 @@ class DocumentSource(AnnotatedSource):
         max_depth: Number of levels below the top folder in which they are looked for.
         max_files: Most of them in a folder; more are taken for files of single images, and ignored.
         allows_repeats: An image may have several entries, each a sample; later ones have keys with ``#1``, ``#2`` ….
-        absent_reason: Reason for which entries without their images are left out; if empty, these are bad samples.
+        absent_reason: Reason for leaving out entries whose images are missing. If empty, such entries are bad samples.
         max_further: Most further images of an entry.
         ignored: Number of values and entries that are left out, by reason.
         first_ignored: Identifiers of the first entries that are left out, by reason.

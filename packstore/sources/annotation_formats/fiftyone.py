@@ -137,8 +137,8 @@ class FiftyOneSource(FiftyOneFormat, DocumentSource):
 
 
 def _class_name(label: Any, classes: Sequence[Any]) -> str:
-    """Returns the name of a class from its number in ``classes``; any other label, and a number beyond them, as
-    text."""
+    """Returns the name of a class from its number in ``classes``. Returns any other label as text, also a number that
+    ``classes`` does not have."""
     return str(classes[label]) if isinstance(label, int) and classes and 0 <= label < len(classes) else str(label)
 
 

@@ -52,8 +52,8 @@ class KittiSource(SidecarSource):
             yield row
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its objects, and decodes its calibration, if it has one. Raises :class:`ValueError` for
-        an invalid annotation, and for a calibration that is not UTF-8."""
+        """Reads an image with its objects. Decodes the image's calibration, if it exists. Raises :class:`ValueError`
+        for an invalid annotation, and for a calibration that is not UTF-8."""
         found = dict(super().read_values(ref))
         if found.get("calib") is not None:
             found["calib"] = found["calib"].decode()

@@ -78,8 +78,8 @@ def to_float(value: Any) -> float:
 
 
 def to_floats(values: Iterable[Any], count: int | None = None) -> list[float]:
-    """Converts values to numbers. Raises :class:`ValueError` if one is no number, or if there are not ``count`` (None:
-    any number) of them."""
+    """Converts values to numbers. Raises :class:`ValueError` if a value is no number, or if there are not ``count``
+    values. None for ``count`` allows any number of values."""
     found = [to_float(value) for value in values]
     if count is not None and len(found) != count:
         raise ValueError(f"found {len(found)} numbers, expected {count}")

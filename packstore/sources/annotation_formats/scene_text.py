@@ -49,8 +49,8 @@ class TextOcrSource(DocumentSource):
             yield AnnotationEntry(image["file_name"], {"image": image, "words": words[str(number)]}, image.get("set"))
 
     def parse_annotation(self, raw: Any, read_size: SizeReader) -> Annotation:
-        """Converts each word to an object with its text and without a class: with its polygon, or with its box if it
-        has no valid polygon. ``json`` has the entries of the image and its words."""
+        """Converts each word to an object with the word's text and without a class. The object has the word's polygon,
+        or its box if the polygon is invalid or missing. ``json`` has the entries of the image and its words."""
         annotation = Annotation(json=raw)
         for each in raw["words"]:
             points, text = to_floats(each.get("points") or each.get("mask") or ()), each.get("utf8_string")

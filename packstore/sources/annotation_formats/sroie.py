@@ -51,7 +51,7 @@ class SroieSource(IcdarSource):
             yield row
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image with its words, and parses its entities, if it has a file of them. Raises :class:`ValueError`
+        """Reads an image with its words. Parses the image's file of entities, if it exists. Raises :class:`ValueError`
         for invalid words or entities."""
         found = dict(super().read_values(ref))
         if isinstance(found.get("entities"), bytes):

@@ -87,8 +87,8 @@ class OpenTar:
 
 def read_first_names(path: Path, count: int) -> list[str]:
     """Returns the names of the first ``count`` plain files of a tar; decompresses no more than these. Raises one of
-    :data:`TAR_FAULTS` if the tar is damaged before them, and :class:`SourceError` if the library for Zstandard is not
-    installed."""
+    :data:`TAR_FAULTS` if the tar is damaged before the last of these names. Raises :class:`SourceError` if the library
+    for Zstandard is missing."""
     kind = detect_compression(path)
     with path.open("rb") as file:
         # a stream has to read the data between headers, too
@@ -107,8 +107,8 @@ def _stream_members(stream: IO[bytes]) -> Iterator[tarfile.TarInfo]:
 
 
 def read_tar(path: Path) -> ArchiveIndex:
-    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a tar that is
-    damaged, or has paths that lead out of it or have two spellings, or that cannot be decompressed into a temporary
+    """Builds the index of a tar; a tar within it becomes a folder. Raises :class:`SourceError` for a damaged tar, for
+    paths that lead out of the tar or have two spellings, and for a tar that cannot be decompressed into a temporary
     file."""
     name, builder, tar, inner = printable(str(path)), IndexBuilder(), OpenTar(path), set[str]()
     try:

@@ -264,8 +264,8 @@ def _find_by_key(shown: str, arrays: Sequence[_NamedArray], key: str, option: st
 
 
 def _looks_like_images(each: _NamedArray) -> bool:
-    """Tells if an array may be images: files that are not named masks; or numbers of three axes, or of four with 1 or 3
-    channels, which are uint8 or named so."""
+    """Tells if an array may be images. Files may be, unless the array's name means masks. Numbers may be if they have
+    three axes, or four with 1 or 3 channels, and are uint8 or have a name for images."""
     info, called = each.info, bool(each.words & IMAGE_WORDS)
     if info.content == "files":
         return len(info.shape) == 1 and not each.words & _MASKS

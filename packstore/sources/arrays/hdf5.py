@@ -152,8 +152,8 @@ class _OpenHdf5(OpenArrays):
         return ArrayInfo("", name, shape, dtype, "numbers", chunk, reversed=reversed_axes)
 
     def _read_first_value(self, dataset: Any) -> bytes:
-        """Reads the first value of a dataset with one axis; returns ``b""`` for other axes, if there is none, and if it
-        is no bytes or cannot be read."""
+        """Reads the first value of a dataset with one axis. Returns ``b""`` if the dataset has other axes or no value,
+        and if the value is no bytes or cannot be read."""
         try:
             found = dataset[0] if len(dataset.shape) == 1 and dataset.shape[0] else b""
         except (OSError, RuntimeError, ValueError, UnicodeDecodeError):
@@ -163,7 +163,8 @@ class _OpenHdf5(OpenArrays):
     def _refuse_outside_values(self, name: str, dataset: Any) -> None:
         """Raises :class:`SourceError` for values in raw files, and for a virtual dataset with a part that is missing,
         in another folder, named by a pattern, or a reference to further files. Also raises it for a virtual dataset of
-        other files if the environment variable ``HDF5_VDS_PREFIX`` is set, in whose folder HDF5 would look for them."""
+        other files if the environment variable ``HDF5_VDS_PREFIX`` is set: HDF5 would look for the files in that
+        folder."""
         if dataset.external:
             file = dataset.external[0][0]
             raise SourceError(

@@ -46,8 +46,8 @@ def _parse_argument(what: str, given: str, known: Mapping[str, inspect.Parameter
 
 
 def list_parameters(made: type) -> dict[str, inspect.Parameter]:
-    """Lists the parameters of a class's ``__init__`` by name, including those that it passes on to its bases as
-    ``**kwargs``. Leaves out ``self`` and parameters that are keyword-only or positional-only."""
+    """Lists the parameters of a class's ``__init__`` by name. Includes parameters that ``__init__`` passes on to its
+    bases as ``**kwargs``. Leaves out ``self`` and parameters that are keyword-only or positional-only."""
     found: dict[str, inspect.Parameter] = {}
     for each in made.__mro__:
         make: Callable[..., None] = each.__init__  # type: ignore[misc]

@@ -108,8 +108,9 @@ class DatasetsSource(ArrowSource):
         return HfTableSource.files(self)
 
     def _resolve_path(self, number: int, path: str | None) -> Path | None:
-        """Returns the path of an image file that the library has left in the given folder; resolves other paths in the
-        folder of the table, or raises :class:`ValueError` if they lead out. None for None."""
+        """Returns the path of an image file. Keeps a path that the library has left in the given folder. Resolves other
+        paths in the folder of the table. Raises :class:`ValueError` for a path that leads out of that folder. Returns
+        None for None."""
         if path is None or not Path(path).resolve().is_relative_to(self._folder):
             return super()._resolve_path(number, path)
         return Path(path)

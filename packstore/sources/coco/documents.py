@@ -144,8 +144,9 @@ class SplitAnnotations:
     def _add_annotations(
         self, file: AnnotationFile, where: str, document: Any, images: dict[Any, dict[str, Any]]
     ) -> None:
-        """Adds the annotations of a file to their images, without their ``image_id``; merges keypoints into the objects
-        with the same id, and adds others as objects. Leaves out and counts annotations of unlisted images."""
+        """Adds the annotations of a file to their images, without ``image_id``. Merges keypoints into the object with
+        the same id. Adds keypoints without such an object as an object. Leaves out and counts annotations of unlisted
+        images."""
         name = file.kind if file.kind in ("captions", "stuff") else "annotations"
         for image in _read_list(where, document, "images"):
             images[image["id"]].setdefault(name, [])

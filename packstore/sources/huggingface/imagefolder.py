@@ -43,8 +43,8 @@ _PROBED_MASKS = 64
 class HfImageFolderSource(FileRowSource):
     """Source for an image folder of Hugging Face.
 
-    With metadata, the samples are its rows in order; further rows of one image have keys such as ``a.jpg#1``. Without,
-    they are the images of the splits in the card. Names of folders are their labels if ``datasets`` does so: if all
+    With metadata, the samples are the metadata's rows in order. Later rows of one image have keys such as ``a.jpg#1``.
+    Without, they are the images of the splits in the card. Like ``datasets``, takes names of folders as labels if all
     images lie on one level, in several folders. Opening raises :class:`SourceError` if there are neither metadata nor a
     card that states files.
     """

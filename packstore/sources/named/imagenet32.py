@@ -162,8 +162,9 @@ def _locate_in_pickle(file: Path) -> tuple[int, tuple[int, ...], NDArray[np.int6
 
 
 def _find_batches(path: Path) -> tuple[list[_Batch], list[str]]:
-    """Finds the batches at ``path``, in order: the pickle, or else the ``.npz``. Returns them, and the names of missing
-    training batches, which are looked for only if the first one exists. Raises :class:`OSError`."""
+    """Finds the batches at ``path``, in order: the pickle, or else the ``.npz``. Returns the batches, and the names of
+    missing training batches. Looks for missing ones only if the first training batch exists. Raises
+    :class:`OSError`."""
     if not path.is_dir():
         return [], []
     there: dict[str, Path] = {}

@@ -44,8 +44,8 @@ _FAULTS = (_MatError, struct.error, zlib.error, UnicodeDecodeError)
 
 
 def load_mat(name: str, data: bytes) -> dict[str, Any]:
-    """Reads all variables of a MAT file: an array for numbers (read-only, in the file's dtype), a string for text, a
-    list for a cell, a dict of lists by field for a struct, in MATLAB's order.
+    """Reads all variables of a MAT file. Numbers become a read-only array in the file's dtype, text a string, a cell a
+    list, and a struct a dict of lists by field. Lists are in MATLAB's order.
 
     Args:
         name: Name of the file, for messages.

@@ -50,10 +50,10 @@ class VocSource(FileRowSource):
     """Source of the images of a folder with ``JPEGImages``, or of a folder that holds a single such folder.
 
     Splits are the sets of ``ImageSets/Main``, or else of ``ImageSets/Segmentation``, ``ImageSets`` or ``Main``; without
-    sets, all images are taken. ``trainval`` is left out if ``train`` and ``val`` exist, since it joins them. Columns:
-    ``boxes``, ``labels`` and ``difficult``, and the whole annotation as ``json``, structured as by torchvision's
-    ``VOCDetection``; ``mask`` and ``object_mask``, the files; masks in the colours of CVAT's ``labelmap.txt`` become
-    class numbers, with ``mask_labels``. If an image has no such file, its values are missing.
+    sets, all images are taken. The split ``trainval`` is left out if ``train`` and ``val`` exist, which together have
+    the same images. Columns: ``boxes``, ``labels`` and ``difficult``, and the whole annotation as ``json``, structured
+    as by torchvision's ``VOCDetection``; ``mask`` and ``object_mask``, the files; masks in the colours of CVAT's
+    ``labelmap.txt`` become class numbers, with ``mask_labels``. If an image has no such file, its values are missing.
 
     Raises :class:`SourceError` for an image in two sets, or two images of one name without suffix, and
     :class:`AmbiguousSourceError` for several folders with ``JPEGImages``.

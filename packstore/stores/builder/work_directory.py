@@ -267,8 +267,8 @@ def _read_growth(destination: Path, marker: Path) -> dict[str, Any] | None:
 def _has_no_owner(path: Path) -> bool:
     """Returns whether a work directory holds at most an empty owner file.
 
-    A run leaves such a directory if it is killed while creating it, or if the power fails before the owner file is on
-    the disk.
+    Such a directory remains if the run is killed at its creation, or if power fails before the owner file is on the
+    disk.
     """
     for entry in path.iterdir():
         if entry.name != OWNER or not stat.S_ISREG(entry.lstat().st_mode) or entry.read_bytes().strip(b"\0"):

@@ -43,9 +43,9 @@ class Hdf5Writer(FileWriter):
     """Streams images to their final place, then writes the HDF5 structures around them, so images are written once.
 
     HDF5 must know a contiguous dataset's size when it creates it, and the number of records is known only at the end.
-    So images go straight to offset 4096 of the file. :meth:`seal` then lets h5py write the *skeleton*: the same file,
-    whose image dataset is allocated but never filled, so that it is a hole. If h5py placed that dataset at another
-    offset, the images are moved there. Then everything around the hole is copied into the file.
+    So images go straight to offset 4096 of the file. :meth:`seal` then lets h5py write the *skeleton*: the same file
+    with an image dataset that is allocated but never filled. This leaves a hole in the file. If h5py placed that
+    dataset at another offset, the images are moved there. Then everything around the hole is copied into the file.
     """
 
     def __init__(self, path: Path, image: Column) -> None:

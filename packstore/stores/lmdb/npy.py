@@ -23,8 +23,8 @@ _HEADER = re.compile(
 
 
 def read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Parses the first :data:`HEADER_BYTES` of an array: its shape, whether it is in Fortran order, its dtype, and the
-    offset of its data. Raises ValueError if they are not such a header.
+    """Parses the first :data:`HEADER_BYTES` of an array. Returns the array's shape, True if it is in Fortran order, its
+    dtype, and the offset of its data. Raises ValueError if ``head`` is no such header.
     """
     if head[: len(_MAGIC)] != _MAGIC:
         raise ValueError("it does not begin like .npy version 1.0")

@@ -254,8 +254,8 @@ def _read_stored_manifest(pages: Pages, path: Path) -> Manifest:
 
 
 def _make_lazy_column(pages: Pages, column: Column, records: int, path: str) -> LazyRagged | LazyArray:
-    """Returns a column with one value per key, which reads a value when it is accessed. It stays valid after the reader
-    is closed.
+    """Returns a column with one value per key. The column reads a value when the caller accesses that value. It stays
+    valid after the reader is closed.
 
     Reading raises :class:`StoreError` for a missing or damaged value.
     """

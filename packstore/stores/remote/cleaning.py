@@ -114,9 +114,9 @@ def remove_unneeded(
 
 
 def _is_ours(objects: ObjectStore, info: ObjectInfo) -> bool:
-    """Reads an object and tells if packstore wrote it. True if the object's name has the digest of its content, or if
-    the content is JSON that has its own digest. Trusts the names of unfinished uploads and probes. False if the object
-    is gone.
+    """Reads an object and tells if packstore wrote it. True if the object's name has the digest of the content, or if
+    the content is JSON with its own digest. Trusts the names of unfinished uploads and probes. False if the object is
+    gone.
     """
     digits = parse_digest(info.name)
     try:

@@ -114,7 +114,7 @@ class Cut:
         return min(top, left) < 0 or top + height > self.size[0] or left + width > self.size[1]
 
     def compose(self, other: Cut) -> Cut | None:
-        """Combines this crop and a following one into one crop, with at most one resize.
+        """Combines this crop and the crop after it into one crop, with at most one resize.
 
         Returns None if one crop cannot do both. That is so if both resize, if the second resizes padding of the first,
         or if the second shows pixels outside the first. The last is possible only if the first shows its whole box and

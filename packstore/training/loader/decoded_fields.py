@@ -271,8 +271,8 @@ class ImageRows(ColumnRows):
 
 
 class ImageField(BatchField):
-    """Reads a column of images beside the main one for batches. An assembler of its own decodes them, which each
-    process creates for its first batch."""
+    """Reads a column of images beside the main one for batches. A separate assembler decodes these images. Each process
+    creates the assembler for its first batch."""
 
     def __init__(
         self,

@@ -283,8 +283,8 @@ class _MovingOperation(Operation):
 
 
 def _moving_part(operation: Step) -> Step:
-    """Returns an operation that only moves pixels as ``operation`` does; it does nothing for one that moves none, and
-    for users' functions."""
+    """Returns an operation that moves pixels like ``operation`` and changes nothing else. For users' functions and
+    operations that move no pixels, the result does nothing."""
     if isinstance(operation, ProgramOperation):
         return _MovingOperation(operation) if operation.moves_pixels else _keep_images
     return operation if isinstance(operation, GeometricOperation) else _keep_images

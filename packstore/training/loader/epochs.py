@@ -253,8 +253,8 @@ class Epochs:
     def _iterate_sampler_groups(
         self, epoch: int, first: int, images: int
     ) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Does :meth:`iterate_groups` with a sampler: sets its epoch, and takes indices from it only a few batches
-        ahead, since it may be endless.
+        """Does :meth:`iterate_groups` with a sampler. Sets the sampler's epoch. Takes indices only a few batches ahead,
+        since the sampler may be endless.
 
         Raises :class:`UsageError` for anything but indices of the dataset, and if an epoch has no batches."""
         self.set_epoch_of_sampler(epoch)

@@ -185,7 +185,7 @@ class TensorRows(ColumnRows):
         return [select_rows(self.host, kept)]
 
     def build_value(self, there: Iterator[torch.Tensor], kept: NDArray[np.int64] | None, ids: torch.Tensor) -> Any:
-        """Takes one tensor from ``there``; returns it, or for an optional column a list with None for missing
+        """Takes one tensor from ``there`` and returns it. For an optional column, returns a list with None for missing
         values."""
         return fill_missing(next(there), self.missing, kept)
 
@@ -234,7 +234,7 @@ class ObjectField(BatchField):
     """Reads a column of text, JSON or bytes for batches."""
 
     def read_batch(self, context: ColumnContext, new_buffer: NewBuffer) -> ColumnRows:
-        """Reads the values one by one; missing and failed values become None.
+        """Reads the values one by one. Missing and failed values become None.
 
         Raises the first error if ``context.errors`` is None. Raises as :meth:`find_missing`."""
         reader, column, missing = context.reader, self.column, self.find_missing(context)

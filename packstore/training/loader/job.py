@@ -40,8 +40,9 @@ _FIRST_OF_COLUMNS = 1
 
 
 class BatchJob:
-    """Batch in progress: one thread of a pool prepares it, all decode slices of it, and the consumer's thread sends it
-    to the device. With ``on_error="skip"``, leaves out records that fail, and logs a warning for each."""
+    """Batch in progress. One thread of a pool prepares the batch, all threads decode slices of it, and the consumer's
+    thread sends the batch to the device. With ``on_error="skip"``, leaves out records that fail, and logs a warning for
+    each."""
 
     def __init__(
         self, pipeline: Pipeline, slot: Slot, ids: NDArray[np.int64], epoch: int, share: GroupShare | None

@@ -122,7 +122,8 @@ class RecordAssembler(Assembler):
         return max(1, height), max(1, width)
 
     def _read_upright_size(self, record: int, view: Any) -> tuple[int, int]:
-        """Reads height and width of an image from its header, after EXIF rotation; 0 and 0 if that is unreadable."""
+        """Reads height and width of an image, after EXIF rotation, from its header. Returns 0 and 0 if the header is
+        unreadable."""
         images = self._images
         alone = PreparedBatch(
             torch.empty(0), np.array([record]), 0, 0, views=[view], turned=images.read_orientations([view])
@@ -152,9 +153,9 @@ class RecordAssembler(Assembler):
         """Gets the stored bytes of ``records``, and plans their rows. If the store is cold (not in memory yet), asks
         the operating system to read the records ahead, and counts down the batches for which the store is cold.
 
-        Stores the errors of failed records in ``errors``, or raises the first if that is None; raises
-        :class:`UsageError` for an image too small for its crop. Returns the time at which the bytes were there, of
-        :func:`time.perf_counter`."""
+        Stores the errors of failed records in ``errors``, or raises the first error if ``errors`` is None. Raises
+        :class:`UsageError` for an image that is too small for its crop. Returns the time at which the bytes were there,
+        of :func:`time.perf_counter`."""
         images = self._images
         fetch = images.cold > 0
         images.cold -= fetch
@@ -204,7 +205,7 @@ class RecordAssembler(Assembler):
         return True
 
     def _view_each(self, prepared: PreparedBatch, errors: Failures, *, fetch: bool) -> None:
-        """Gets the stored bytes of the records one by one; empty bytes for a record that fails.
+        """Gets the stored bytes of the records one by one. A record that fails gets empty bytes.
 
         Adds each failed record to ``prepared.failed`` and its error to ``errors``, or raises the first error if
         ``errors`` is None. With ``fetch``, asks the operating system to read each record ahead."""

@@ -112,7 +112,7 @@ class StoredImages(ABC):
 
 
 class FileImages(StoredImages):
-    """Reads image files; the engine decodes them if it can, else ``decoder``."""
+    """Reads image files. The engine decodes a file if it can, else ``decoder`` does."""
 
     are_files = True
 
@@ -194,7 +194,7 @@ class FileImages(StoredImages):
 
 
 class ArrayImages(StoredImages):
-    """Reads stored arrays of pixels, one by one; they may differ in size."""
+    """Reads stored arrays of pixels one by one. The arrays may differ in size."""
 
     are_files = False
 

@@ -27,8 +27,8 @@ _ANY_SIZE = 4096
 
 
 class UnequalAssembler(RecordAssembler):
-    """Decodes and augments images one by one, since their sizes differ on the way. Writes them into rows of a batch
-    buffer if they end with one size, else into memory of their own.
+    """Decodes and augments images one by one, since their sizes differ on the way. If operations end with one size,
+    writes the images into rows of a batch buffer. Else each image gets memory of its own.
 
     Attributes:
         as_list: Each image is a tensor of its own, in :attr:`PreparedBatch.images`.
@@ -141,8 +141,8 @@ class UnequalAssembler(RecordAssembler):
     def _decode_refused(self, prepared: PreparedBatch, row: int) -> torch.Tensor:
         """Decodes an image that the engine refuses, and runs all operations on it.
 
-        If its size differs from its header, draws the operations again by the real size; raises :class:`DecodeError`
-        if other columns follow the image."""
+        If the image has another size than its header says, draws the operations again for the real size. Raises
+        :class:`DecodeError` instead if other columns follow the image."""
         pixels = self._read_pixels(prepared, row, self._row_header(prepared, row))
         if self._images.column.layout != "CHW":
             pixels = pixels.transpose(2, 0, 1)
@@ -158,7 +158,7 @@ class UnequalAssembler(RecordAssembler):
         return DrawnOperations(np.array([found], np.int64), self._list, draws).run_on_image(0, image)
 
     def _put_image(self, prepared: PreparedBatch, row: int, image: torch.Tensor) -> None:
-        """Writes a finished image ``(1, C, h, w)`` into its row, or into memory of its own; normalises bytes.
+        """Writes a finished image ``(1, C, h, w)`` into its row, or into new memory. Normalises images of bytes.
 
         Raises :class:`UsageError` for another dtype than expected, and :class:`SizeError` for another size than the
         row's."""

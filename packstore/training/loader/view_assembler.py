@@ -155,9 +155,9 @@ class ViewAssembler(RecordAssembler):
         """Verifies and decodes the images of rows; yields the pixels ``(H, W, C)`` of each sound row, or its error.
         Counts the decoded files.
 
-        Appends rows with a wrong checksum to ``failed``, or raises the error if ``errors`` is None. If an image
-        differs in size from its header, its crops are drawn again; if other columns follow the image, the error is
-        yielded instead."""
+        Appends rows with a wrong checksum to ``failed``, or raises the error if ``errors`` is None. If an image has
+        another size than its header says, draws its crops again. If other columns follow the image, yields the error
+        instead."""
         images, views = self._images, prepared.views[first:stop]
         failed += self._verify_images(prepared, first, views, errors)
         sound = [row for row in range(first, stop) if row not in failed and row not in prepared.failed]

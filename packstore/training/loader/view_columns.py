@@ -94,8 +94,8 @@ def _with_offset(new_buffer: Callable[[int], NewBuffer], first: int) -> Callable
 
 
 class ViewColumns:
-    """Columns of a batch with several views (crops) per record. Has the interface of :class:`BatchColumns`; each row is
-    one record with all its views."""
+    """Columns of a batch with several views (crops) per record. Has the interface of :class:`BatchColumns`. Each row is
+    a record with all its views."""
 
     def __init__(self, plain: BatchColumns, views: Sequence[tuple[View, BatchColumns]], as_list: bool) -> None:
         self._plain = plain
