@@ -239,9 +239,7 @@ class Encoding(ABC):
         # Then nothing that a plain JPEG may have is worth a note: see check_file().
         reading = self.options.reading
         is_rgb = reading.mode == RGB.name and not reading.frame
-        self._accepts_plain = (
-            self.passes_through and self.options.check == "header" and (is_rgb or not self.options.asks)
-        )
+        self._accepts_plain = self.options.check == "header" and (is_rgb or not self.options.asks)
         self._check_mode()
         self.shape = self._required_shape(shape)
         self._example = ""  # key of an image that had the expected shape, for messages
@@ -316,7 +314,9 @@ class Encoding(ABC):
 
         Raises the errors of :meth:`SourceImages.check_file` or :meth:`SourceImages.check_array`, and of the decoder."""
         images = self.images
-        if self._accepts_plain and type(image) is bytes and is_plain_jpeg(image, self.options.max_pixels):
+        # A subclass may have unset passes_through: it reads what check_file notes of the file.
+        accepts = self._accepts_plain and self.passes_through
+        if accepts and type(image) is bytes and is_plain_jpeg(image, self.options.max_pixels):
             return EncodedImage(image, None)
         if images.encoding.layout is not None:
             return self.of_array(key, images.check_array(key, image))
