@@ -209,8 +209,8 @@ def find_described_folder(file: Path, options: SourceOptions, named: Kind | None
 
 
 def _find_possible_kinds(folder: Path, options: SourceOptions, named: Kind | None) -> list[Kind]:
-    """Returns the named kind, else the recognised one. If recognition is ambiguous, returns the kinds that its error
-    offers with ``--source``; if it fails otherwise, an empty list."""
+    """Returns the named kind, else the recognised one. If recognition is ambiguous, returns the kinds that the error
+    offers with ``--source``. If recognition fails otherwise, returns an empty list."""
     try:
         return [named or recognise(folder, options)]
     except AmbiguousSourceError as error:

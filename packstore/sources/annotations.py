@@ -150,7 +150,7 @@ def find_left_annotations(tree: Tree, paths: Iterable[str]) -> list[Finding]:
 
 
 def _count_images_below(contents: Contents) -> Counter[str]:
-    """Counts the images in and below each folder; for the top folder those in it alone."""
+    """Counts the images in and below each folder. For the top folder, counts only images directly in it."""
     found: Counter[str] = Counter()
     for path, folder in contents.folders.items():
         for place in (*path_and_parents(path),) or ("",):

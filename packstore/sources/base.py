@@ -378,8 +378,9 @@ class Source(ABC):
         return {}
 
     def ledger(self, claims: Claims, split: str | None = None) -> Ledger:
-        """Lists all files, and assigns each its role by ``claims``; adds :meth:`claim_files` to them. ``split`` is the
-        surveyed split, None for all; images without a claim then count as not of this split."""
+        """Lists all files, and assigns each file its role by ``claims``. First adds the files of :meth:`claim_files` to
+        the claims. ``split`` is the surveyed split, None for all; images without a claim then count as not of this
+        split."""
         self.claim_files(claims)
         others = None if split is None else "images that are not of this split"
         rules = compile_ignore_rules(self.options.ignore)

@@ -93,8 +93,8 @@ class FlatSource(FolderSource):
         )
 
     def entries(self, split: str | None = None) -> Iterator[Entry]:
-        """Yields the images of the folder; with a labels file, those that it names. Reads the labels file whole first,
-        once."""
+        """Yields the images of the folder. With a labels file, yields only images that the file names. Reads the labels
+        file whole first, once."""
         if self._labels is not None:
             summary = self._summarise_once(self._labels)
             return self._yield_labelled(self._labels, summary, self._choose_splits(summary.splits, split))

@@ -59,7 +59,7 @@ class Names:
 
     @property
     def common_suffix(self) -> str:
-        """The last suffix with its dot, as it is written, if all files have the same; else empty."""
+        """The last suffix with its dot, as written, if all files have the same suffix. Else empty."""
         if self._common is None:
             self._common = find_common_suffix(self.text)
         return self._common

@@ -105,7 +105,7 @@ class FrameFilesSource(WrappedSource):
             yield entry._replace(ref=(*entry.ref[:-1], tuple(map(tuple, (first, *rest)))))
 
     def read_file(self, key: str, file: Entry) -> tuple[ImageData | Sample, native.FrameReader]:
-        """Reads a file, and opens it as frames; keeps the last file of each thread, for its next frame. Raises
+        """Reads a file, and opens it as frames. Keeps the last file of each thread open, for the next frame. Raises
         :class:`SampleError`, with the key of the sample, for a bad file."""
         kept: tuple[Entry, ImageData | Sample, native.FrameReader] | None = getattr(self._last, "file", None)
         if kept is not None and kept[0] == file:

@@ -69,8 +69,8 @@ def folder_pattern(folder: str, suffix: str = "") -> str:
 
 
 def mask_ignore_pattern(contents: Contents, masks: Collection[str], place: str) -> str:
-    """Returns the ``--ignore`` pattern for a folder of masks: its name, if several folders have this name and all
-    contain masks; else its path."""
+    """Returns the ``--ignore`` pattern for a folder of masks. This is the folder's name, if several folders have the
+    name and all of these contain masks. Else it is the folder's path."""
     name = place.rpartition("/")[2]
     alike = [path for path in contents.folders if path.rpartition("/")[2] == name]
     return f"{escape_pattern(name)}/" if len(alike) > 1 and set(alike) <= set(masks) else folder_pattern(place)

@@ -144,7 +144,8 @@ def _add_splits_without_masks(tree: Tree, splits: Sequence[str], found: dict[str
 
 
 def list_unpaired_folders(tree: Tree, pairs: Mapping[str, MaskPair]) -> list[str]:
-    """Lists folders with images next to those of the pairs; skips folders that overlap with these, and drawn masks."""
+    """Lists folders with images next to the folders of the pairs. Skips folders that overlap with these folders, and
+    drawn masks."""
     used = [place for pair in pairs.values() for place in (pair.images, pair.masks)]
     bases = {place.rpartition("/")[0] for place in used if place} | {""}
     beside = {join(base, name) for base in bases for name in _list_folders(tree, base)}

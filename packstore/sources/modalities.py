@@ -50,8 +50,8 @@ _MOST, _PROBED = 32, 32
 
 
 class ModalitiesSource(FileRowSource):
-    """Images of several folders: those of the main folder are ``image``, and those of the same names in each folder
-    beside it are a column.
+    """Source of images in several folders. Images of the main folder are ``image``. Each folder beside the main folder
+    is a column, with its images of the same names.
 
     The main folder is one with a usual name, such as ``rgb``, else the first by name that is not called like masks.
     A split without it is refused. Images of other folders without a main image are left out.

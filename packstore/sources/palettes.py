@@ -83,9 +83,9 @@ def read_mask_columns(palette: Palette, mask: bytes, max_pixels: int) -> dict[st
 
 
 def find_matching_palette(tree: Tree, folders: Sequence[str], masks: Field) -> Palette | None:
-    """Finds the palette in some folders, and returns it if it fits the column ``masks``: colours for masks in colour,
-    values for masks of one channel. Returns None otherwise. Raises :class:`AmbiguousSourceError` for several palettes
-    that differ."""
+    """Finds the palette in some folders. Returns it if it fits the column ``masks``: a palette of colours for masks in
+    colour, a palette of values for masks of one channel. Returns None otherwise. Raises :class:`AmbiguousSourceError`
+    for several palettes that differ."""
     found = find_palette(tree, folders)
     return found if found is not None and isinstance(masks, Image) == (found.colours is not None) else None
 

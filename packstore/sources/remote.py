@@ -134,8 +134,8 @@ def cache_buckets() -> Iterator[None]:
 
 
 class RemotePath(UrlPath):
-    """URL with the methods of a path: whether it exists, is a file or a folder, and what it contains. A source there is
-    read through :class:`ObjectTree`; it is a path because sources have one.
+    """URL with the methods of a path: whether it exists, is a file or a folder, and what it contains. A source at a URL
+    is read through :class:`ObjectTree`. This class is a path because every source has a path.
 
     Raises :class:`SourceError` if the store cannot be reached."""
 

@@ -281,7 +281,7 @@ class TreeRowSource(RowSource):
 
     @abstractmethod
     def describing_files(self) -> Iterable[str]:
-        """Returns the files of the tree that describe images; :meth:`stamp` changes when one of them does."""
+        """Returns the files of the tree that describe images. :meth:`stamp` changes when one of these files changes."""
 
     def claim_files(self, claims: Claims) -> None:
         """Claims the describing files: class lists and the like as evidence, others as annotations."""
@@ -365,7 +365,8 @@ class FileRowSource(TreeRowSource):
             yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
 
     def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
-        """Returns a value that is a file, and its size and times; takes ``a.PNG`` for ``a.png`` if only that exists."""
+        """Returns a value that is a file, and the file's size and times. If only ``a.PNG`` exists, takes it for
+        ``a.png``."""
         found = self._stat_or_missing(value.file)
         if found.size >= 0:
             return value, found

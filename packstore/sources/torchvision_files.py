@@ -33,8 +33,8 @@ class ImageFiles(Sequence[dict[str, Any]]):
         return {"key": self.key_at(index), "image": path, self._name: other}
 
     def key_at(self, index: int) -> str:
-        """Returns the key of a sample: its image's path relative to the dataset's root; for an image elsewhere, its
-        number."""
+        """Returns the key of a sample: the image's path relative to the dataset's root. For an image elsewhere, returns
+        the sample's number."""
         path = Path(self._images[index])
         return path.relative_to(self._root).as_posix() if path.is_relative_to(self._root) else f"{index:010}"
 

@@ -104,7 +104,8 @@ class Tree(ABC):
         return found
 
     def first_bytes(self, file: str, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file; empty if it cannot be read, or ``rules`` hide it."""
+        """Reads the first ``size`` bytes of a file. Returns no bytes if the file cannot be read, or if ``rules`` hide
+        it."""
         return b"" if self.rules.hides(file) else self.read_first_bytes(file, size)
 
     @abstractmethod
@@ -127,7 +128,7 @@ class Tree(ABC):
     def read_part(self, file: str, place: int, size: int) -> bytes:
         """Reads ``size`` bytes of a file from ``place`` on; fewer at its end. Thread-safe.
 
-        Raises :class:`OSError`; and :class:`ValueError` in an archive for a damaged entry, for one that is not a
+        Raises :class:`OSError`. In an archive, raises :class:`ValueError` for a damaged entry, for an entry that is no
         plain file, and for a compression other than deflate."""
 
     @abstractmethod
@@ -248,7 +249,8 @@ class FolderTree(Tree):
         return list_directory(path, ignored, names, self.is_image_name if self.has_arrays else None)
 
     def list_names(self, directory: str) -> Names:
-        """Lists the names in a directory, or returns them from the cache; none if it cannot be listed."""
+        """Lists the names in a directory, or returns them from the cache. Returns no names if the directory cannot be
+        listed."""
         names = None if self._known is None else self._known.get_names(directory)
         if names is not None:
             return names

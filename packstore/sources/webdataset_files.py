@@ -76,7 +76,7 @@ def read_shard_index(tar: OpenTar, path: Path, numbers: dict[str, int]) -> Shard
 
 
 def _resolve_hard_links(tar: OpenTar) -> Iterator[tarfile.TarInfo]:
-    """Yields all members; a hard link gets the content of the earlier file that it names, if there is one."""
+    """Yields all members. If a hard link names an earlier file, it gets that file's content."""
     known: dict[str, tarfile.TarInfo] | None = None
     for member in tar.walk_members():
         if member.islnk():

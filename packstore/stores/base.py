@@ -278,8 +278,8 @@ class Reader(ABC):
         return map(self.part, range(len(self.part_starts)))
 
     def part(self, number: int) -> Reader:
-        """Returns the reader of one file of the store, one of :meth:`parts`; opens a shard if need be. By default this
-        reader.
+        """Returns the reader of one file of the store, which is one of :meth:`parts`. Opens a shard if it is closed. By
+        default this reader.
         """
         return self
 

@@ -68,9 +68,9 @@ class LinkedFile(NamedTuple):
 class LinkedFiles:
     """Maps linked files and keeps the 128 used last; from any thread.
 
-    Each access to a local file checks it, and maps it again if it was replaced. An object is not checked again while
-    its copy is open. If a file is cut short between that check and a read of its bytes, the process crashes, as it does
-    for a cut LMDB.
+    Each access to a local file checks if the file was replaced, and maps a replaced file again. An object is not
+    checked again while its copy is open. If a file is cut short between that check and a read of its bytes, the process
+    crashes, as it does for a cut LMDB.
     """
 
     def __init__(self) -> None:
@@ -78,8 +78,8 @@ class LinkedFiles:
         self._lock = threading.Lock()
 
     def open(self, place: str) -> LinkedFile:
-        """Returns the file at an absolute path or a URL: maps it if it is not open, or was replaced; fetches an object
-        into the cache.
+        """Returns the file at an absolute path or a URL. Maps a file that is not open or was replaced. Fetches an
+        object at a URL into the cache.
 
         Raises:
             OSError: The file cannot be opened.
@@ -177,8 +177,8 @@ def read_file_state(path: str) -> FileState:
 
 
 def derive_object_state(info: ObjectInfo) -> FileState:
-    """Returns size and version of an object. The version takes the place of the time, which may be rounded to seconds:
-    the upper 63 bits of the XXH3-64 of the ETag, or of the time if there is no ETag.
+    """Returns size and version of an object. The time may be rounded to seconds, so a version takes its place: the
+    upper 63 bits of the XXH3-64 of the ETag. Without an ETag, the time is hashed.
     """
     known = xxh3_64_intdigest(f"{info.etag or info.modified}".encode())
     return FileState(info.nbytes, known >> 1)

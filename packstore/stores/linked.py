@@ -56,8 +56,8 @@ class LinkedReader(Reader):
     """Wraps the reader of a file of a linked store, and reads the images from the linked files. Maps a file with
     several images into memory, and reads any other file whole. Copies objects at URLs into the cache.
 
-    If a linked file has another size or modification time than when it was packed, its images are compared with their
-    checksums, and a difference raises :class:`StoreError`.
+    A linked file may have another size or modification time than when it was packed. Then its images are compared with
+    their checksums, and a difference raises :class:`StoreError`.
     """
 
     def __init__(self, reader: Reader, folder: Path, files: LinkedFiles | None = None, first: int = 0) -> None:

@@ -127,7 +127,7 @@ class HostTransport(Transport):
 
 
 class _HostShipment(Shipment):
-    """Shipment whose work runs when it is received, in the consumer's thread; a second time raises
+    """Shipment whose work runs at its receipt, in the consumer's thread. A second receipt raises
     :class:`RuntimeError`."""
 
     copied: Event = _PastEvent()

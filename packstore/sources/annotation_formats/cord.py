@@ -21,7 +21,7 @@ _CORNERS = ("x1", "y1", "x2", "y2", "x3", "y3", "x4", "y4")
 
 
 class CordSource(SidecarSource):
-    """Source of receipts with corners and text of each word; its class is the category of its line. The rest is in
+    """Source of receipts with corners and text of each word. A word's class is the category of its line. The rest is in
     ``json``."""
 
     kind = "cord"

@@ -239,7 +239,8 @@ class DocumentSource(AnnotatedSource):
         return {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in paths}}
 
     def _join_to_folder(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
-        """Joins names of images to the one of ``folders`` that has most of them; to the top folder if none has any."""
+        """Joins names of images to the folder of ``folders`` that has most of these images. If none has any, joins them
+        to the top folder."""
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 

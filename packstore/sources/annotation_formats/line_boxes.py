@@ -79,7 +79,7 @@ class LineBoxesSource(DocumentSource):
 
 
 def _class_name(names: Sequence[str], number: float) -> str:
-    """Returns the name of a class; its number as text if it has no name."""
+    """Returns the name of a class. If the class has no name, returns its number as text."""
     return names[int(number)] if number.is_integer() and 0 <= number < len(names) else f"{number:g}"
 
 

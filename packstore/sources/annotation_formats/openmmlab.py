@@ -125,7 +125,7 @@ def _list_class_names(head: Any) -> list[str]:
 
 
 def _class_name(names: Sequence[str], number: Any) -> str:
-    """Returns the name of a class; its number as text if it has no name."""
+    """Returns the name of a class. If the class has no name, returns its number as text."""
     known = isinstance(number, int) and 0 <= number < len(names)
     return names[number] if known else str(number)
 

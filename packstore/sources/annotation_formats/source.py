@@ -50,8 +50,8 @@ class AnnotatedSource(AnnotationColumns, FileRowSource):
         """Removes the raw annotation from the values of a row and returns it; returns None if the row has none."""
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and converts its annotation to columns; returns the image alone if it has none. Raises
-        :class:`ValueError` for an invalid annotation."""
+        """Reads an image and converts its annotation to columns. Returns the image alone if it has no annotation.
+        Raises :class:`ValueError` for an invalid annotation."""
         values = dict(super().read_values(ref))
         raw = self.pop_annotation(values)
         return values if raw is None else values | self.make_column_values(raw, values[self.main])
@@ -166,7 +166,8 @@ class SidecarSource(AnnotatedSource):
         return in_packing_order(folder.split for folder in self._folders)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each image of a split, sorted by folder, with its file of annotations if it has one."""
+        """Yields a row for each image of a split, sorted by folder. The row has the image's file of annotations, if
+        that exists."""
         for images, folder, own in sorted(self._folders, key=lambda each: each.images):
             if own != split:
                 continue

@@ -97,7 +97,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _open_layout(path: Path, options: SourceOptions) -> Source:
-    """Opens the layout that is recognised with more certainty; the one with words if both are equal."""
+    """Opens the layout that is recognised with more certainty. If both are equally certain, opens the layout with
+    words."""
     worded = _WORDS.recognise(path, options) >= _ALONE.recognise(path, options)
     return (_WORDS if worded else _ALONE).open(path, options)
 

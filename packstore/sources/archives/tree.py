@@ -230,8 +230,9 @@ class ArchiveTree(Tree):
         return member
 
     def _read_content(self, member: Member, size: int) -> bytes:
-        """Reads the first ``size`` bytes of a file; one byte more if its compressed data inflate to more. Raises
-        :class:`ValueError` for a member that is no plain file, is damaged, or has another compression than deflate."""
+        """Reads the first ``size`` bytes of a file. If the file's compressed data inflate to more, returns one byte
+        more. Raises :class:`ValueError` for a member that is no plain file, is damaged, or has another compression than
+        deflate."""
         if member.place == NOWHERE:
             raise ValueError("it is no plain file there")
         if not self._index.zipped:

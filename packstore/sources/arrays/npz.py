@@ -213,7 +213,7 @@ class _OpenNpz(_OpenNumpyArrays):
 
 
 class _CheckedReader:
-    """Reads bytes of a file in a zip, given size and offset; the first call reads all of it, and raises
+    """Reads bytes of a file in a zip, by size and offset. The first call reads the whole file, and raises
     :class:`ValueError` if its CRC-32 differs. ``unchecked`` reads without that check."""
 
     def __init__(self, read: Callable[[int, int], bytes], member: zipfile.ZipInfo) -> None:

@@ -139,8 +139,8 @@ class BlockCache:
         self._kept_bytes = 0
 
     def open_file(self, number: int) -> OpenArrays:
-        """Opens a file, or returns it if it is open; may close the file that was used least recently. The caller holds
-        the lock, or is the only thread."""
+        """Opens a file, or returns the file if it is open. May close the file that was used least recently. The caller
+        holds the lock, or is the only thread."""
         found = self._open.get(number)
         if found is None:
             found = self._open[number] = self._open_file(self._paths[number])
@@ -171,7 +171,7 @@ class BlockCache:
         return block[(slice(None),) * axis + (row % rows,)]
 
     def _read_block(self, number: int, info: ArrayInfo, axis: int, start: int, rows: int) -> NDArray[Any]:
-        """Reads rows of an array; gives those of flattened images their height and width."""
+        """Reads rows of an array. Rows of flattened images get back their height and width."""
         stop = min(start + rows, info.shape[axis])
         found = self.open_file(number).read_rows(info.name, min(axis, 1) if info.flat else axis, start, stop)
         shape = (*info.shape[:axis], stop - start, *info.shape[axis + 1 :])

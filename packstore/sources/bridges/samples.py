@@ -144,13 +144,13 @@ def _find_source_file(image: Any, opened: Sequence[Path]) -> Any:
 
 
 def relative_name(path: Path, root: Path) -> str:
-    """Returns the path of a file relative to ``root``; only its name if it is elsewhere."""
+    """Returns the path of a file relative to ``root``. For a file elsewhere, returns its name alone."""
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else path.name
 
 
 def find_class_names(dataset: Any) -> list[str]:
-    """Finds the names of a dataset's classes in its usual attributes; returns ``[]`` if it has none. A number is added
-    to each name that occurs twice; several names of one class are joined by commas."""
+    """Finds the names of a dataset's classes in its usual attributes. Returns ``[]`` if there are none. A number is
+    added to each name that occurs twice; several names of one class are joined by commas."""
     names = ("classes", "categories", "all_categories", "_characters")
     found = next((each for each in (getattr(dataset, name, None) for name in names) if each), None)
     if found is None:

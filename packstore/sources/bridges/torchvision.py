@@ -92,7 +92,8 @@ _NAMES: Mapping[str, samples.NameValues] = {
 
 def read_dataset(rest: str, options: SourceOptions) -> BridgedData:
     """Opens the dataset: all its splits, unless the arguments choose one. Raises :class:`UsageError` for an unknown
-    class, an unknown argument and one that is missing, and :class:`SourceError` if torchvision cannot read it."""
+    class, an unknown argument and a missing argument. Raises :class:`SourceError` if torchvision cannot read the
+    dataset."""
     called, root = split_name_and_path(rest, "torchvision")
     name, *given = called.split(",")
     from torchvision import datasets

@@ -94,8 +94,8 @@ class CifarFiles(ABC):
 
     @abstractmethod
     def read_all_files(self) -> Iterator[tuple[str, IO[bytes]]]:
-        """Yields name and content of each file, in the order that is fastest to read; a content can be read until the
-        next one is yielded. Raises :class:`SourceError` for missing files, and for an archive that is cut off or
+        """Yields name and content of each file, in the order that is fastest to read. A content can be read only until
+        the next one is yielded. Raises :class:`SourceError` for missing files, and for an archive that is cut off or
         damaged."""
 
     @abstractmethod
@@ -259,8 +259,8 @@ def _list_names(path: Path) -> set[str]:
 
 
 def _open_archive(path: Path, layouts: list[CifarLayout]) -> CifarFiles | None:
-    """Opens the archive at ``path``; returns None if it is no gzip, or its first 64 members belong to no layout. Raises
-    :class:`SourceError` for damage."""
+    """Opens the archive at ``path``. Returns None if the file is no gzip, or if its first 64 members belong to no
+    layout. Raises :class:`SourceError` for damage."""
     try:
         with path.open("rb") as file:
             if file.read(3) != b"\x1f\x8b\x08":

@@ -105,9 +105,9 @@ class SplitAnnotations:
             yield found
 
     def _read_file(self, file: AnnotationFile, images: dict[Any, dict[str, Any]]) -> None:
-        """Reads a file, and adds its images, categories and annotations to ``images`` (by id) and to the attributes;
-        counts its licenses. Cleans the images' file names. Raises :class:`SourceError` if the file is not COCO's,
-        contradicts earlier files, or has no annotations although its name promises them."""
+        """Reads a file. Adds its images, categories and annotations to ``images`` (by id) and to the attributes. Counts
+        its licenses. Cleans the images' file names. Raises :class:`SourceError` if the file is not COCO's, contradicts
+        earlier files, or has no annotations although its name promises them."""
         where = self._tree.name(file.path)
         document = read_json(self._tree, file.path, _MAX_BYTES)
         if not isinstance(document, dict):

@@ -170,9 +170,9 @@ def _is_named_by_split(folder: str, split: str) -> bool:
 
 
 def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
-    """Yields the files of annotations in a folder; if it has more than 16 JSON files, only those with names of COCO's.
-    Skips files of a single image. Looks for lists of COCO in the first 64 KiB of a file, and with such a name in the
-    first 1 GiB."""
+    """Yields the files of annotations in a folder. If the folder has more than 16 JSON files, yields only files with
+    COCO's names. Skips files of a single image. Looks for COCO's lists in the first 64 KiB of a file, or in the first 1
+    GiB if the file has COCO's name."""
     found = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
     if len(found) > _PROBED:  # a file for each image
         found = [name for name in found if _has_coco_name(name)]

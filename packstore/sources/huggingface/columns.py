@@ -171,8 +171,8 @@ def _declare_each(first: Any, features: Mapping[str, Any], facts: TableFacts) ->
 
 
 def _choose_main_image(schema: Any, declared: Mapping[str, tuple[Field, CellReader]]) -> str:
-    """Returns the column of the main image: ``image`` or the first one of images; without any, ``images`` or the first
-    one of lists of images. Raises :class:`SourceError` for tables without images."""
+    """Returns the column of the main image: ``image``, else the first column of images, else ``images``, else the first
+    column of lists of images. Raises :class:`SourceError` for tables without images."""
     for kind, usual in ((Image, "image"), (Images, "images")):
         found = [name for name, (field, _) in declared.items() if isinstance(field, kind)]
         if found:

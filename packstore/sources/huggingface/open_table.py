@@ -94,8 +94,8 @@ def pyarrow_errors() -> tuple[type[Exception], ...]:
 
 
 def unreadable_message(path: Path, error: Exception) -> str:
-    """Returns the message for a file that could not be read; for a pointer of Git LFS, the message says that it is
-    one."""
+    """Returns the message for a file that could not be read. If the file is a pointer of Git LFS, the message says
+    so."""
     if first_bytes(path, len(LFS_POINTER)) == LFS_POINTER:
         return f"{printable(str(path))} {IS_LFS_POINTER}"
     text = error_line(error)

@@ -249,8 +249,8 @@ class HfTableSource(ScannedTables):
         return self._read_file(column, block, value)
 
     def _read_file(self, column: TableColumn, block: _Block, value: Any) -> Any:
-        """Returns the bytes of a file, or its path if the table lacks them; another value unchanged. Raises
-        :class:`ValueError` for a file that is too large, and a path that leads out of the table's folder."""
+        """Returns the bytes of a file, or the file's path if the table lacks the bytes. Returns other values unchanged.
+        Raises :class:`ValueError` for a file that is too large, and a path that leads out of the table's folder."""
         if isinstance(value, TableFile):
             value = value.data if value.data is not None else self._resolve_path(block.place[0], value.path)
         holds_files = isinstance(column.field, (Image, Images, Mask, Bytes))

@@ -178,8 +178,8 @@ class LmdbSource(RowSource):
         return [(n, self.databases[n]) for n, each in enumerate(self._found) if each.split == split]
 
     def make_key(self, split: str, key: str) -> str:
-        """Makes the key of a sample from its key in the LMDB; of several LMDBs, which may have equal keys, puts the
-        split before it."""
+        """Makes the key of a sample from the key in the LMDB. Several LMDBs may have equal keys, so then the split
+        comes first."""
         return f"{split}/{key}" if len(self.databases) > 1 else key
 
     def read_image(self, database: int, key: bytes) -> bytes:

@@ -41,8 +41,9 @@ class BasicSrSource(LmdbSource):
         return {"image": Image()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each line of the lists; its key is the file name, its size that of the pixels. Raises
-        :class:`SourceError` for an invalid or repeated line, and if the LMDB has more or fewer entries."""
+        """Yields a row for each line of the lists. The row's key is the file name, and its size is the size of the
+        pixels. Raises :class:`SourceError` for an invalid or repeated line, and if the LMDB has more or fewer
+        entries."""
         for number, database in self.list_databases(split):
             file, count, seen = database.path / _LIST, 0, Counter[str]()
             with file.open(encoding="utf-8", errors="surrogateescape") as lines:

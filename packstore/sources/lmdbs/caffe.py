@@ -64,8 +64,8 @@ class CaffeSource(LmdbSource):
         return {"image": Image("original" if self._has_files else "uint8"), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each entry, with its key in the LMDB, behind the split if that has a name; its size is that
-        of the message."""
+        """Yields a row for each entry. The row's key is the key in the LMDB, after the split's name if there is one.
+        The row's size is the size of the message."""
         for number, database in self.list_databases(split):
             for key, size in database.walk_entries():
                 text = decode_key(key)

@@ -54,7 +54,7 @@ class Folder2LmdbSource(LmdbSource):
         return {"image": Image(), "label": Label()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields a row for each number, also for a missing one; its size is that of the pickle. Raises
+        """Yields a row for each number, also for a missing number. The row's size is the size of the pickle. Raises
         :class:`SourceError` for other keys, or a wrong number of samples."""
         for number, _ in self.list_databases(split):
             for index, size in enumerate(self._sizes[number]):

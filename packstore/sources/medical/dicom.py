@@ -150,8 +150,8 @@ class DicomSource(HeaderScanSource):
         return replace(survey, notes=(*survey.notes, *notes))
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields one row for each frame or volume, series by series; and for each damaged file one whose reading fails.
-        The key is the path, that of a frame of several ``PATH#FRAME``."""
+        """Yields one row for each frame or volume, series by series. For each damaged file, yields a row whose reading
+        fails. The key is the path, that of a frame of several ``PATH#FRAME``."""
         if self._as_volumes:
             yield from self._volume_rows()
             return
@@ -413,8 +413,8 @@ def _is_dicom(tree: Tree, path: str) -> bool:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Is certain of a folder or archive with DICOM files, and partial if it has images of other formats, too.
-    Recognises files by their suffix; the first 64 of a folder without a suffix, or with a number as suffix, by their
-    signature."""
+    Recognises files by their suffix. Among files without a suffix, or with a number as suffix, recognises the first 64
+    of a folder by signature."""
     tree = open_tree(path)
     if tree is None:
         return Certainty.NO

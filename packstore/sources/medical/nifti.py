@@ -126,8 +126,8 @@ class NiftiSource(HeaderScanSource):
         return {**found, **numbers, **scale, "affine": Array("float64", (4, 4)), "orientation": Text()}
 
     def rows(self, split: str) -> Iterator[Row]:
-        """Yields one row for each slice or volume, at each time step; the key of one of several is ``PATH#NUMBER``. A
-        volume with a bad header is one row whose reading fails."""
+        """Yields one row for each slice or volume, at each time step. If a file has several, the keys are
+        ``PATH#NUMBER``. A volume with a bad header is one row whose reading fails."""
         for number, volume in enumerate(self._volumes):
             if split and _find_split(volume.path) != split:
                 continue
@@ -199,8 +199,9 @@ class NiftiSource(HeaderScanSource):
         return super().left_reason(folder, name)
 
     def _read_volume(self, file: str, size: int, modified: int) -> tuple[NiftiHeader, NDArray[Any]]:
-        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``; keeps those of the last three files.
-        Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a damaged one."""
+        """Reads the header of a file and its stored values, ``(I, J, K, T, C)``. Keeps headers and values of the last
+        three files in memory. Raises :class:`SampleError` for a file that has changed, and :class:`ValueError` for a
+        damaged one."""
 
         def read() -> tuple[NiftiHeader, NDArray[Any]]:
             return read_volume(self.tree.read(file, size, modified, self._max_bytes), self._max_bytes)
@@ -257,7 +258,7 @@ class NiftiSource(HeaderScanSource):
 
     @cached_property
     def _all_files(self) -> Mapping[str, _Volume]:
-        """All files with their headers, by path, sorted; those that cannot be read have an ``error``. Raises
+        """All files with their headers, by path, sorted. Files that cannot be read have an ``error``. Raises
         :class:`SourceError` if there are none."""
         found: dict[str, _Volume] = {}
         paths = dict.fromkeys(self.find_files(lambda path: path.lower().endswith(_SUFFIXES)))

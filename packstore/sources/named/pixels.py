@@ -97,8 +97,8 @@ class PixelSource(RowSource):
                     index += 1
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads an image ``(side, side, 3)`` with its other values, and its label if its file has labels. Raises
-        :class:`ValueError` for a file that is cut off."""
+        """Reads an image ``(side, side, 3)`` with its other values. Reads the label, too, if the image's file has
+        labels. Raises :class:`ValueError` for a file that is cut off."""
         number, row = ref
         part = self._pixel_files[number]
         info = ArrayInfo("", "", (part.length, 3, self.side, self.side), np.dtype("u1"))

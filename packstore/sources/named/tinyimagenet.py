@@ -19,7 +19,7 @@ _TEST = "test/images"
 
 class TinyImageNet(NamedSource):
     """Source of Tiny-ImageNet's images with label and box, in the order of names; those of ``val`` in the order of
-    ``val_annotations.txt``. Test images have neither; their split exists if their folder does."""
+    ``val_annotations.txt``. Test images have neither. The split ``test`` exists if the folder of test images exists."""
 
     kind = "tinyimagenet"
     title = "Tiny-ImageNet"

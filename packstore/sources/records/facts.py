@@ -134,8 +134,8 @@ class ExampleFacts:
         return False
 
     def _add_shape(self, shape: _ExampleShape) -> None:
-        """Adds the shape of an example to the facts about its features, and to the known shapes; forgets these when
-        they are too many."""
+        """Adds the shape of an example to the facts about its features, and to the known shapes. Forgets all known
+        shapes when there are too many."""
         for name, kind, count, look in shape:
             if name not in self.features:
                 self.features[name] = FeatureFacts(missing=self.parsed > 1)

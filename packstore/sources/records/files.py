@@ -42,8 +42,8 @@ class OpenFiles:
         return found
 
     def _open_file(self, path: Path) -> OpenFile:
-        """Opens a file; decompresses it to a temporary file if it is compressed. Raises :class:`SourceError` if it
-        cannot be read, or is damaged."""
+        """Opens a file. Decompresses a compressed file to a temporary file. Raises :class:`SourceError` if it cannot be
+        read, or is damaged."""
         try:
             kind = self._compression(path)
             if kind is not None:

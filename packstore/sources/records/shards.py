@@ -35,8 +35,8 @@ class ShardSource(RowSource):
 
     @abstractmethod
     def shard_rows(self, number: int, keys: Iterator[str]) -> Iterator[Row]:
-        """Yields the rows of shard ``number``. Takes one of ``keys`` for each row, and uses it if the row has no key of
-        its own."""
+        """Yields the rows of shard ``number``. Takes one of ``keys`` for each row. Uses that key only if the row has no
+        key of its own."""
 
     def splits(self) -> Sequence[str]:
         """Returns the splits of all shards, in packing order."""

@@ -45,8 +45,7 @@ class ClassColumn:
         return found if len(found) == boxes else found * boxes
 
     def all_classes(self, value: Any) -> list[Any]:
-        """Returns all classes in a cell: their names, or their numbers if the column has numbers; none for a blank
-        cell."""
+        """Returns all classes in a cell: names, or numbers if the column has numbers. A blank cell has none."""
         if is_blank(value):
             return []
         if self._lists:

@@ -61,7 +61,7 @@ class ColumnFacts:
     numbers: int = 0
 
     def add_value(self, value: Any, *, text: bool) -> None:
-        """Updates all facts by the value of a cell; a blank one changes only their counts, :attr:`flags` and
+        """Updates all facts by the value of a cell. A blank cell changes only the counts of values, :attr:`flags` and
         :attr:`empty`. ``text``: the table holds only texts, so numbers are parsed."""
         self.values.add_value(value, text=text)
         blank = value in (None, "")

@@ -59,8 +59,8 @@ class TableSource(FileRowSource):
     :class:`SourceError` for an image in two splits, or with more than 64 further images. Rows that name no image are
     left out.
 
-    All rows of an image are one sample: its boxes, or lists of the values that differ between them. Keypoints are those
-    of its first row.
+    All rows of an image are one sample. Boxes of the rows are joined, and values that differ between rows become lists.
+    Keypoints are those of its first row.
     """
 
     kind = "table"

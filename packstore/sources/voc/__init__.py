@@ -206,9 +206,9 @@ class VocSource(FileRowSource):
 
 
 def _find_voc_folder(tree: Tree) -> str | None:
-    """Finds the folder with ``JPEGImages``: the root, or the only such folder in it or in its ``VOCdevkit``; returns
-    None if there is none. Raises :class:`AmbiguousSourceError` for several, since the task decides which images belong
-    together."""
+    """Finds the folder with ``JPEGImages``: the root, else the only such folder in the root or in its ``VOCdevkit``.
+    Returns None if there is no such folder. Raises :class:`AmbiguousSourceError` for several, since the task decides
+    which images belong together."""
     if _find_image_folder(tree, "") is not None:
         return ""
     above = "VOCdevkit" if is_folder(tree, "VOCdevkit") else ""

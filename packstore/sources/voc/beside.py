@@ -59,7 +59,7 @@ class VocBesideSource(FileRowSource):
                 yield FileRow(join(images, name), {"json": InTree(join(xml, f"{_stem(name)}.xml"), optional=True)})
 
     def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads an image and parses its annotation, if it has one. Raises :class:`ValueError` for an invalid one."""
+        """Reads an image. Parses its annotation if there is one. Raises :class:`ValueError` for an invalid one."""
         found = dict(super().read_values(ref))
         return found if found.get("json") is None else found | parse_annotation(found["json"])
 

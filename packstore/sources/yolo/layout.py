@@ -101,9 +101,9 @@ def find_image_folders(tree: Tree, named: bool = False) -> dict[str, list[str]]:
 
 
 def find_scattered_images(tree: Tree, within: list[str] | None = None) -> dict[str, list[str]]:
-    """Finds the folders of images by split, if one folder ``labels`` has the labels of all of them; else returns
-    ``{}``. Looks only at the folders ``within``, unless that is None. Raises :class:`AmbiguousSourceError` if several
-    groups of folders have the images."""
+    """Finds the folders of images by split, if one folder ``labels`` has the labels of all images. Else returns ``{}``.
+    Looks only at the folders ``within``, unless that is None. Raises :class:`AmbiguousSourceError` if several groups of
+    folders have the images."""
     names = tree.names(_LABELS)
     stems = [name[:-4] for name in names.ending(".txt") if f"{_LABELS}/{name}" not in _CLASS_FILES]
     if names.folders or not stems or not holds_yolo_labels(tree, _LABELS):
@@ -316,7 +316,7 @@ def _resolve_place(tree: Tree, path: Any, value: Any) -> str | None:
 
 
 def _split_path(text: str) -> list[str]:
-    """Splits a path into its parts; resolves ``..`` and drops those that would lead out of the source."""
+    """Splits a path into its parts and resolves ``..``. Drops each ``..`` that would lead out of the source."""
     parts: list[str] = []
     for part in text.replace("\\", "/").split("/"):
         if part == ".." and parts:

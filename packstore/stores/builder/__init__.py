@@ -269,8 +269,8 @@ class StoreBuilder:
         return manifest
 
     def abort(self) -> None:
-        """Closes all files and removes the work directory; keeps it, and sets :attr:`kept`, if another run can resume
-        from it.
+        """Closes all files and removes the work directory. If another run can resume from the directory, keeps it and
+        sets :attr:`kept`.
 
         Idempotent; does nothing after a commit.
         """

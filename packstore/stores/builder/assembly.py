@@ -40,8 +40,8 @@ class ShardList:
     Attributes:
         rows: :data:`packstore.core.shards.TABLE_ROW`, one a shard; ``number`` is that of the shard's present name.
         places: Path of each shard, or URL of one that has to be fetched.
-        runs: For each shard, its splits in order, each with its number of consecutive records; the split is ``""`` in a
-            store without splits.
+        runs: For each shard, its splits in order, each with its number of consecutive records. A store without splits
+            has the split ``""``.
     """
 
     rows: NDArray[Any]

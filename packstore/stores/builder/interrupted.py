@@ -37,8 +37,8 @@ _log = logging.getLogger(__name__)
 
 
 class InterruptedRun:
-    """The records of an interrupted run, each checked against its checksum when it is read; a sealed shard is proven as
-    a whole. Raises :class:`StoreError` for a record that cannot be proven.
+    """The records of an interrupted run. Each record is compared with its checksum when it is read. A sealed shard is
+    verified as a whole. Raises :class:`StoreError` for a record that cannot be proven.
 
     Attributes:
         path: The run's directory.
@@ -222,8 +222,8 @@ def finish_published_run(destination: Path, identity: ConversionIdentity, *, ove
 
 
 def remove_published_run(destination: Path) -> None:
-    """Removes the work directory beside a published store, if its run was killed. Keeps it if another run can resume
-    from it, or a process uses it.
+    """Removes the work directory beside a published store, if its run was killed. Keeps the directory if another run
+    can resume from it, or if a process uses it.
     """
     work = work_path(destination)
     with suppress(FileNotFoundError, DestinationError):  # the run has just ended, or still holds it

@@ -189,7 +189,8 @@ class Journal:
         self.due = time.monotonic() + EVERY_SECONDS
 
     def append(self, sizes: Sequence[int], checksums: NDArray[np.uint64], row_checksums: NDArray[np.uint64]) -> None:
-        """Adds records: sizes of their images in bytes, ``uint64`` checksums of these and of their rows."""
+        """Adds records: sizes of their images in bytes, ``uint64`` checksums of the images, and ``uint64`` checksums of
+        the rows."""
         rows = np.zeros(len(sizes), ROW)
         rows["size"], rows["checksum"], rows["row"] = sizes, checksums, row_checksums
         data = rows.tobytes()

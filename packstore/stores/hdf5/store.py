@@ -127,7 +127,7 @@ class Hdf5Reader(MappedReader):
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""
+        """``descriptor`` is an open file descriptor of the file, or None. The caller may close it afterwards."""
         shown = printable(str(path))
         hdf5, mapped = _map_file(path, descriptor)
         data: dict[str, WholeColumn] = {}
@@ -155,8 +155,8 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _map_file(path: Path, descriptor: int | None = None) -> tuple[Hdf5File, NDArray[np.uint8]]:
-    """Maps a file, by its open ``descriptor`` if there is one, and reads its superblock. Returns its structure and its
-    bytes. Raises :class:`StoreError`.
+    """Maps a file and reads its superblock. Uses the open ``descriptor`` if it is not None. Returns its structure and
+    its bytes. Raises :class:`StoreError`.
     """
     try:
         with reading(path, descriptor) as opened:

@@ -141,8 +141,8 @@ class Pages:
                 yield f"header page {page} says that the tree has flags {flags:#x} and values of {pad} bytes"
 
     def walk_entries(self, *, overflow: bool) -> Iterator[TreeEntry | str]:
-        """Yields all entries in key order; a line of text for each damaged page (in its place), for a key out of order,
-        and for a wrong number of entries.
+        """Yields all entries in key order. For each damaged page, yields a line of text in the page's place. Also
+        yields a line for a key out of order, and for a wrong number of entries.
 
         Args:
             overflow: Also check the header of each value that has overflow pages.

@@ -274,6 +274,7 @@ class _PageScan:
 
 
 def _read_page_size(data: memoryview) -> int:
-    """Returns the page size in the first header page if it is a possible one, else the usual one."""
+    """Returns the page size that the first header page states, if that size is possible. Else returns the usual
+    size."""
     size = int.from_bytes(data[40:44], "little")
     return size if 512 <= size <= 65536 and not size & (size - 1) else _PAGE

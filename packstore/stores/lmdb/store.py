@@ -87,7 +87,7 @@ class LmdbReader(Reader):
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is an open one of ``data.mdb``, or None; the caller may close it afterwards."""
+        """``descriptor`` is an open file descriptor of ``data.mdb``, or None. The caller may close it afterwards."""
         pages = _map_pages(path, descriptor)
         super().__init__(path, _read_stored_manifest(pages, path))
         self._pages: Pages | None = pages

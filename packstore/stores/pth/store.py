@@ -143,7 +143,7 @@ class PthReader(MappedReader):
     """
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        """``descriptor`` is an open one of the file, or None; the caller may close it afterwards."""
+        """``descriptor`` is an open file descriptor of the file, or None. The caller may close it afterwards."""
         archive, content = _load_content(path, descriptor)
         manifest = _parse_stored_manifest(content, path)
         shown = printable(str(path))
