@@ -277,8 +277,8 @@ def _count_rows(tree: Tree, path: str, suffix: str) -> frozenset[int]:
 def _find_sidecars(
     tree: Tree, images: Contents, folders: Iterable[FolderContents], known: NDArray[np.int64]
 ) -> Iterator[Finding]:
-    """Yields a finding for each suffix in a folder if at least three files with it have the stems of images; fewer
-    suffice if there are fewer images. Skips the folders of programs (``logs``)."""
+    """Yields a finding for each suffix in a folder if at least three files with that suffix have the stems of images.
+    In a folder of fewer images, fewer files suffice. Skips the folders of programs (``logs``)."""
     for folder in folders:
         beside = images.folders[folder.path].images.count if folder.path in images.folders else 0
         enough = max(1, min(_MENTIONS, beside or len(known)))

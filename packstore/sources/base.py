@@ -347,8 +347,8 @@ class Source(ABC):
         return os.fsencode(self.path.resolve()).decode("utf-8", "backslashreplace") + "".join(names)
 
     def stamp(self) -> str:
-        """Returns a text that changes when the source changes in a way that its entries do not show; empty if they
-        show every change. Raises :class:`SourceError` if the source has vanished."""
+        """Returns a text that changes when the source changes in a way that its entries do not show. The text is empty
+        if the entries show every change. Raises :class:`SourceError` if the source has vanished."""
         return ""
 
     def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:

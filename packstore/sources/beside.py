@@ -59,8 +59,8 @@ def join(folder: str, name: str) -> str:
 
 def clean_path(text: str) -> str:
     """Returns a path from a list of files with ``/`` for ``\\``, without empty parts and ``.``. Raises
-    :class:`ValueError` if it is empty, absolute, or leads upwards, so that no file outside the source is read; also for
-    a null character or lone surrogate."""
+    :class:`ValueError` if the path is empty, absolute, or leads upwards, so that no file outside the source is read.
+    Also raises it for a null character or lone surrogate."""
     text.encode("utf-8", "surrogateescape")  # raises for a lone surrogate, which no file name has
     parts = [part for part in text.replace("\\", "/").split("/") if part not in ("", ".")]
     if not parts or ".." in parts or "\0" in text or text.startswith(("/", "\\")) or text[1:2] == ":":

@@ -65,7 +65,8 @@ def index_key(split: str, index: int) -> str:
 
 
 class MapStyle(Protocol):
-    """Dataset whose samples are read by index; it also needs a length, which torch's ``Dataset`` does not declare."""
+    """Dataset whose samples are read by index. Such a dataset also needs a length, which torch's ``Dataset`` does not
+    declare."""
 
     def __getitem__(self, index: Any, /) -> Any: ...
 

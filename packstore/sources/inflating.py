@@ -66,8 +66,8 @@ class GzipReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int = -1) -> bytes:
-        """Reads the next ``size`` bytes, or all if it is negative; fewer only at the end, since ``tarfile`` takes any
-        shorter read for the end.
+        """Reads the next ``size`` bytes, or all bytes if ``size`` is negative. Returns fewer only at the end:
+        ``tarfile`` takes any shorter read for the end.
 
         Memory grows with the bytes read, not with the size in a broken header. Raises :class:`ValueError` for more than
         256 MiB at once.

@@ -10,7 +10,8 @@ from packstore.sources.tree import Tree
 
 
 def accept_arrays(tree: Tree) -> Tree:
-    """Returns a copy of the tree in which ``.npy`` files are images, if it has such files and no images; else the tree.
+    """If the tree has ``.npy`` files and no images, returns a copy of it in which ``.npy`` files are images. Else
+    returns the tree.
 
     Beside images, such files contain masks, depth or features."""
     if tree.has_arrays or tree.holds_images("", tree.above):

@@ -50,8 +50,8 @@ def find_left_by_source(source: Source, survey: Survey) -> list[Finding]:
 
 
 def _find_left_by_kind(path: Path, kind: Kind, options: SourceOptions) -> list[Finding]:
-    """Opens a path as a kind that matches it partially, and finds the annotations or images that this kind would
-    leave out; empty if the path cannot be surveyed."""
+    """Opens a path as a kind that matches it partially. Returns the annotations or images that this kind would leave
+    out, or none if the path cannot be surveyed."""
     try:
         with closing(kind.open(path, replace(options, named=True))) as source:
             survey = source.survey()

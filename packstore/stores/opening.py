@@ -28,8 +28,8 @@ START_BYTES = 512
 def recognise_store(path: Path) -> Format | None:
     """Reads the first bytes at a local path and returns the format of the store, or None if it is sharded.
 
-    Raises :class:`MissingStoreError` if nothing is there, and :class:`StoreError` if it is no store or cannot be read;
-    the message says what is there instead.
+    Raises :class:`MissingStoreError` if nothing is there. Raises :class:`StoreError` if the file or directory is no
+    store or cannot be read. The message says what is there instead.
     """
     shown = printable(str(path))
     try:

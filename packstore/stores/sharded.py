@@ -441,6 +441,6 @@ def _close_files(files: dict[int, int], promised: int) -> None:
 
 
 def _require_table(manifest: Manifest) -> ShardTable:
-    """Returns the table of shards, which every manifest of a sharded store has. Asserts that, no more."""
+    """Returns the table of shards, which every manifest of a sharded store has. Asserts that the table is there."""
     assert manifest.shards is not None  # read_sharded_manifest guarantees it
     return manifest.shards

@@ -41,8 +41,8 @@ def compute_costs(manifest: Manifest, nbytes: int, budget: int, nodes: int = 1, 
         nodes: Number of machines that read the store, each with its own cache and an equal part of the records.
         batch_size: Records per batch on each node.
 
-    If the store exceeds the cache, a record in a full shuffle is a hit with the probability that its shard is cached;
-    each miss fetches a whole shard. Lanes use the order and window of a loader with one rank per node.
+    If the store exceeds the cache, a record in a full shuffle is a hit with the probability that its shard is cached.
+    Each miss fetches a whole shard. Lanes use the order and window of a loader with one rank per node.
 
     Returns:
         A cost for each operation: opening; an epoch in lanes and in full shuffle, or if the store fits the cache the

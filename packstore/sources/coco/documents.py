@@ -248,8 +248,9 @@ def parse_labels(annotations: Iterable[Any], numbers: Mapping[int, int]) -> list
 
 
 def parse_keypoints(annotations: Iterable[Any], points: int) -> list[list[list[float]]]:
-    """Returns the keypoints ``(points, 3)`` of each annotation; zeros, which mean "not labelled", if it has none.
-    Raises :class:`ValueError` for another number of keypoints, and for values that are no coordinates."""
+    """Returns the keypoints ``(points, 3)`` of each annotation. An annotation without keypoints has zeros, which mean
+    "not labelled". Raises :class:`ValueError` for another number of keypoints, and for values that are no
+    coordinates."""
     found = []
     for annotation in annotations:
         flat = annotation.get("keypoints", [0] * (_KEYPOINTS * points))

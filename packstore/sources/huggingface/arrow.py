@@ -215,7 +215,7 @@ def _leads_outside(name: str) -> bool:
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
     """Returns ``CERTAIN`` for a folder with the files that ``save_to_disk`` writes beside the data, and for an Arrow
-    file; for an Arrow stream only if its suffix is ``.arrow``. Else returns ``NO``."""
+    file. For an Arrow stream, returns it only if the suffix is ``.arrow``. Else returns ``NO``."""
     if path.is_dir():
         one = (path / _STATE).is_file() and (path / "dataset_info.json").is_file()
         return Certainty.CERTAIN if one or (path / _DATASET_DICT).is_file() else Certainty.NO

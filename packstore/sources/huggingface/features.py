@@ -85,8 +85,8 @@ def is_text_label(name: str, type: Any, feature: Any) -> bool:
 
 
 def is_image_column(type: Any, feature: Any, *, only_files: bool) -> bool:
-    """Tells if a column is of the type of ``datasets.Image`` or a list of it; plain bytes count unless ``only_files``.
-    Files of another feature, such as ``Audio``, do not count."""
+    """Tells if a column has the type of ``datasets.Image``, or of a list of these. Plain bytes count unless
+    ``only_files``. Files of another feature, such as ``Audio``, do not count."""
     if feature_type(feature) == "Image" or _is_image_list(type, feature):
         return True
     return not is_other_file(feature) and (is_file_struct(type) or (is_binary(type) and not only_files))

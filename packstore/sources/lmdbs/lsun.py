@@ -86,8 +86,8 @@ class LsunSource(LmdbSource):
 
 
 def _match_name(path: Path) -> re.Match[str] | None:
-    """Matches the name of an LMDB with LSUN's pattern, whose groups are class, split, and ``test``; returns None if it
-    differs."""
+    """Matches the name of an LMDB with LSUN's pattern, whose groups are class, split, and ``test``. Returns None if the
+    name does not match."""
     return _NAME.fullmatch(path.name)
 
 

@@ -77,7 +77,8 @@ def find_shards(
     Args:
         path: A file or a folder.
         suffixes: Suffixes of shards.
-        is_shard: Tells if a file without a known suffix is a shard; called if its name has no suffix, or is numbered.
+        is_shard: Tells if a file without a known suffix is a shard. Called if the file's name has no suffix, or is
+            numbered.
 
     Raises:
         SourceError: The folder cannot be listed, or some shards have a split and others have none.

@@ -55,9 +55,9 @@ _MEASURED, _HEADER, _NAMED = 512, 1 << 16, 8
 
 class TableSource(FileRowSource):
     """Images that tables name, in the order in which they are named first. Opening reads all rows into a temporary
-    file. Raises :class:`AmbiguousSourceError` for an image that two tables name, and if boxes fit several conventions;
-    :class:`SourceError` for an image in two splits, or with more than 64 further images. Rows that name no image are
-    left out.
+    file. Raises :class:`AmbiguousSourceError` for an image that two tables name, and if boxes fit several conventions.
+    Raises :class:`SourceError` for an image in two splits, or with more than 64 further images. Rows that name no image
+    are left out.
 
     All rows of an image are one sample. Boxes of the rows are joined, and values that differ between rows become lists.
     Keypoints are those of its first row.

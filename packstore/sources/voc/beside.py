@@ -76,9 +76,9 @@ class VocBesideSource(FileRowSource):
 
 
 def find_folder_pairs(tree: Tree) -> dict[str, list[tuple[str, str]]]:
-    """Finds pairs of a folder of images and a folder of XML files by split, in packing order; the split is ``""`` if no
-    folder is named like one. Returns ``{}`` if there are none. Raises :class:`AmbiguousSourceError` if several groups
-    of folders have the images of one folder of XML files."""
+    """Finds pairs of a folder of images and a folder of XML files by split, in packing order. If no folder is named
+    like a split, the split is ``""``. Returns ``{}`` if there are none. Raises :class:`AmbiguousSourceError` if several
+    groups of folders have the images of one folder of XML files."""
     folders = tree.names("").folders
     splits = {
         name.lower(): pair for name in folders if name.lower() in SPLIT_ORDER and (pair := _find_pair(tree, name))

@@ -120,7 +120,8 @@ def _check_overlaps(entries: list[zipfile.ZipInfo], end: int) -> None:
 
 
 def check_zip(map: NDArray[np.uint8], progress: ProgressCallback) -> Iterator[Problem]:
-    """Yields a problem for each entry whose CRC-32 differs, which torch never checks; then one for each changed header.
+    """Yields a problem for each entry whose CRC-32 differs; torch never checks CRC-32. Then yields a problem for each
+    changed header.
 
     ``map`` is the whole file.
     """

@@ -53,13 +53,13 @@ def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
 
 
 def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
-    """Applies the steps of ``program`` ``(B, n)`` to ``images`` ``(B, C, H, W)`` with torch, on any device; leaves
-    ``images`` unchanged, but returns them if the program does nothing.
+    """Applies the steps of ``program`` ``(B, n)`` to ``images`` ``(B, C, H, W)`` with torch, on any device. Leaves
+    ``images`` unchanged. If the program does nothing, returns ``images`` itself.
 
     Args:
         images: The images.
         program: The steps.
-        name: Name of the operation in messages; that of a step by default.
+        name: Name of the operation in messages. By default, the name of the step.
 
     Raises:
         UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB; :data:`_IN_GRAY` also

@@ -246,8 +246,8 @@ class DrawnOperations:
         self.placement = Placement(tuple(self._moves), self._sizes)
 
     def _draw_operation(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Draws an operation for the images with true ``rows``, and appends it to the drawn ones; first draws which
-        images get the operations inside, if there are any."""
+        """Draws an operation for the images with true ``rows``, and appends it to the drawn operations. For an
+        operation with others inside, first draws which images get these."""
         if contains_geometry(op):
             for part, own, mine in op.assign_rows(draws, rows):
                 self._draw_operation(part, own, mine)

@@ -197,7 +197,7 @@ class RecordAssembler(Assembler):
 
     def _try_view_all(self, prepared: PreparedBatch, records: NDArray[np.int64]) -> bool:
         """Gets the stored bytes of all records of the batch at once, into ``prepared.views``. Returns False if a record
-        fails; :meth:`_view_each` then finds out which one."""
+        fails. Then :meth:`_view_each` finds out which record."""
         try:
             prepared.views = self._images.view_all(records)
         except PackstoreError:
