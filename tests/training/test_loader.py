@@ -95,6 +95,12 @@ def test_every_epoch_has_an_order_of_its_own_and_every_record_once(stores: Store
     assert loader.epoch == 3
     loader.set_epoch(1)
     assert [key for _, keys in loader for key in keys] == epochs[1]
+    for wrong in (True, -1, 1.0, "1", None):
+        with pytest.raises(UsageError, match=f"^epoch should be a whole number of at least 0, got {wrong!r}$"):
+            loader.set_epoch(wrong)  # type: ignore[arg-type]
+    loader.set_epoch(np.int64(1))  # type: ignore[arg-type]
+    assert type(loader.epoch) is int
+    assert [key for _, keys in loader for key in keys] == epochs[1]
 
 
 @pytest.mark.parametrize("resident", [True, False])

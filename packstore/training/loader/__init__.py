@@ -345,9 +345,7 @@ class PackedLoader:
         Raises:
             UsageError: ``epoch`` is not a whole number from 0.
         """
-        if not isinstance(epoch, int) or epoch < 0:
-            raise UsageError(f"an epoch is a whole number from 0, got {epoch!r}")
-        self.epoch = epoch
+        self.epoch = whole_number("epoch", epoch, 0)
         self._resume = None
 
     def stats(self) -> dict[str, float]:
