@@ -24,7 +24,7 @@ class Frames(NamedTuple):
 
     Attributes:
         total: Number of frames, at least 1.
-        layouts: Indices of frames, one for each layout (bits, channels) in the file.
+        layouts: The first frame of each layout (bits, channels) in the file, by its number.
         transparent: Later frames may have transparent pixels, even if the first has none.
     """
 
@@ -57,11 +57,11 @@ def count_frames(data: bytes, info: ImageInfo) -> Frames:
 
 
 def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ...]]]:
-    """Returns index in the file and layout of each page, without reduced-resolution pages.
+    """Lists the pages of a TIFF: index in the file, and layout. Leaves out reduced-resolution pages.
 
-    A layout is the raw values of the tags of bits, colours and samples, each cut to 64 bytes. Raises
-    :class:`HeaderError` for a damaged list of pages, :class:`struct.error` for a file that is cut off.
-    """
+    A layout is the raw values of six tags: bits, colours, samples and the like. Values are cut to 64 bytes.
+
+    Raises :class:`HeaderError` for a damaged list of pages, :class:`struct.error` for a truncated file."""
     order, big = "<" if bytes(data[:2]) == b"II" else ">", 43 in bytes(data[2:4])
     offset, count_format, entry, inline = ("Q", "Q", 20, 8) if big else ("I", "H", 12, 4)
     (at,) = struct.unpack_from(order + offset, data, 8 if big else 4)
@@ -90,8 +90,12 @@ def list_tiff_pages(data: bytes | memoryview) -> list[tuple[int, tuple[bytes, ..
 
 
 def _count_gif_frames(data: bytes, info: ImageInfo) -> Frames:
-    """Counts image blocks; ``transparent`` if a later frame may uncover pixels. Raises :class:`IndexError` for a
-    truncated file."""
+    """Counts the image blocks of a GIF, at least 1.
+
+    ``transparent``: a later frame may leave pixels transparent. It is smaller than the image, has a transparent colour,
+    or removes an earlier frame.
+
+    Raises :class:`IndexError` or :class:`struct.error` for a truncated file."""
     at = 13 + (3 << (data[10] & 7) + 1 if data[10] & 0x80 else 0)
     count, transparent = 0, False
     while (block := data[at]) != 0x3B:
@@ -111,10 +115,12 @@ def _count_gif_frames(data: bytes, info: ImageInfo) -> Frames:
 
 
 def _count_png_frames(data: bytes) -> Frames:
-    """Reads the number of frames of an APNG, and adds the default image if it is no frame; 1 for other PNG files.
+    """Reads the number of frames of a PNG: 1 without animation.
 
-    Raises :class:`HeaderError` for more frames than the file has room for, :class:`IndexError` or
-    :class:`struct.error` for a truncated file."""
+    A default image outside of the animation counts as one more frame.
+
+    Raises :class:`HeaderError` for more frames than the file has room for, :class:`IndexError` or :class:`struct.error`
+    for a truncated file."""
     at, frames, default = 8, 0, 0
     while (name := data[at + 4 : at + 8]) != b"IEND":
         (length,) = struct.unpack_from(">I", data, at)
@@ -133,7 +139,8 @@ def _count_png_frames(data: bytes) -> Frames:
 
 
 def _count_webp_frames(data: bytes) -> Frames:
-    """Counts the ``ANMF`` chunks; 1 for a WebP without animation."""
+    """Counts the ``ANMF`` chunks of a WebP; 1 without animation. A truncated file gives the frames that it still
+    has."""
     at, count, end = 12, 0, min(len(data), 8 + int.from_bytes(data[4:8], "little"))
     while at + 8 <= end:
         name, length = struct.unpack_from("<4sI", data, at)

@@ -1,9 +1,12 @@
-"""Decodes image files: ordinary JPEG files with our engine, TurboJPEG, simplejpeg, jpeg4py or OpenCV, all others
-with Pillow.
+"""Decodes image files: ordinary JPEG files with our engine, TurboJPEG, simplejpeg, jpeg4py or OpenCV, all others with
+Pillow.
 
-All decoders accept and reject the same files, because Pillow decides: it decodes whatever is not an 8-bit JPEG with 1
-or 3 components (CMYK, 12-bit, arithmetic coding, lossless, PNG, WebP ...), and every JPEG in which the fast library
-finds a flaw. Importing this module loads no image library.
+All decoders accept and reject the same files, because Pillow decides. It decodes:
+
+- whatever is not an 8-bit JPEG with 1 or 3 components: CMYK, 12-bit, arithmetic coding, lossless, PNG, WebP …
+- every JPEG in which the fast library finds a flaw
+
+Importing this module loads no image library.
 """
 
 from __future__ import annotations
@@ -82,9 +85,8 @@ class Decoder:
         max_pixels: Limit of an image's pixels.
         reading: Mode of the pixels, and the conversion of more bits, alpha and frames.
         version: Name and version of its library.
-        has_engine: It uses our engine, and a library for files that the engine refuses. The engine makes RGB, or for
-            the mode L the luma of JPEG files.
-        has_regions: It can decode a box of any JPEG without the rest, by libjpeg-turbo 3.
+        has_engine: True if our engine decodes first: for 8-bit RGB, and for the mode ``L``. A library decodes the files
+            that the engine refuses.
     """
 
     def __init__(self, name: str, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> None:
@@ -107,12 +109,12 @@ class Decoder:
 
         Args:
             data: The bytes of one image file.
-            exif_transpose: Apply the EXIF orientation. (Pillow applies it to TIFF files in any case.)
+            exif_transpose: Apply the EXIF orientation. TIFF files come upright in any case.
             info: Header of ``data`` by :func:`packstore.images.sniff.sniff`; None parses it.
 
         Returns:
             Shape ``(H, W, C)`` with the channels and dtype of the mode (RGB: uint8, three), C-contiguous, writable,
-            owned by the caller.
+                owned by the caller.
 
         Raises:
             DecodeError: Not an image, of an unknown kind, damaged, truncated, or of more than ``max_pixels`` pixels.
@@ -124,8 +126,10 @@ class Decoder:
     def decode_each(
         self, files: Sequence[Buffer], *, exif_transpose: bool = False
     ) -> Iterator[NDArray[Any] | DecodeError]:
-        """Decodes several files; yields for each its pixels as :meth:`decode`, or the :class:`DecodeError`. The engine
-        decodes them faster together."""
+        """Decodes several files. Yields the pixels of each, as :meth:`decode` returns them.
+
+        If a file cannot be decoded, yields the :class:`DecodeError` in place of its pixels. The engine decodes files
+        faster together."""
         views = [memoryview(data).cast("B") for data in files]
         known = get_engine().decode_each(views, self.max_pixels, self._channels) if self.has_engine else repeat(None)
         for view, pixels in zip(views, known, strict=False):
@@ -154,9 +158,10 @@ class Decoder:
         """Describes a flaw in a JPEG that :meth:`decode` accepts: missing or damaged data, which decode to grey or
         wrong pixels.
 
-        Returns None for a JPEG without a flaw, for other kinds of files, and if only Pillow decodes. Raises
-        :class:`DecodeError` for too many pixels or scans.
-        """
+        Returns None for a JPEG without a flaw, for other kinds of files, and if only Pillow decodes. A broken header
+        gives None, too.
+
+        Raises :class:`DecodeError` for too many pixels or scans."""
         view = memoryview(data).cast("B")
         if self._fast is None or (self.has_engine and get_engine().decode(view, self.max_pixels) is not None):
             return None
@@ -187,8 +192,8 @@ class Decoder:
         Decodes as little as possible, so damage elsewhere goes unnoticed:
 
         - JPEG files that our engine accepts: only the box;
-        - other JPEG files, by TurboJPEG's library of version 3: the box, and the entropy coding of everything above and
-          beside it (in a progressive file, of everything);
+        - other JPEG files, by TurboJPEG's library of version 3: the box. The library reads the compressed data of all
+          above and beside it, and of a progressive file everything;
         - other files: everything.
 
         Args:
@@ -217,7 +222,9 @@ class Decoder:
 
     @property
     def has_regions(self) -> bool:
-        """True if it can decode a box of any JPEG without the rest, by libjpeg-turbo 3."""
+        """True if libjpeg-turbo 3 is there to decode a box of a JPEG without the rest.
+
+        False for jpeg4py, OpenCV and Pillow: users choose these by name."""
         return self._region is not None
 
     def decodes_parts(self, info: ImageInfo) -> bool:
@@ -225,11 +232,12 @@ class Decoder:
         return self.has_regions and info.kind == "jpeg"
 
     def _decode_region(self, data: memoryview, box: Box, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes ``box`` with a library that decodes regions.
+        """Decodes ``box`` of an ordinary JPEG to RGB with a library that decodes regions.
 
-        Returns None if there is no such library, the box is nearly the whole image, or the file is damaged or unusual.
-        Raises :class:`DecodeError` for too many pixels or scans.
-        """
+        Returns None if there is no such library, or the reading is not 8-bit RGB. Returns None also if the box is
+        nearly the whole image or exceeds it, and for a damaged or unusual file.
+
+        Raises :class:`DecodeError` for too many pixels or scans."""
         # Check the end marker: a truncated file may have all rows of the box.
         known = self._region is not None and self.reading.is_plain and data[-2:] == _END
         header = _parse_ordinary_jpeg(data, info) if known else None
@@ -253,8 +261,12 @@ class Decoder:
         return self._decode_without_engine(data, info) if pixels is None else pixels
 
     def _decode_without_engine(self, data: memoryview, info: ImageInfo | None) -> NDArray[Any]:
-        """Decodes a file that the engine refuses: with the fast library if it is an ordinary JPEG, else with Pillow, or
-        in the mode of the reading."""
+        """Decodes a whole file to the reading's mode, without the engine. Ignores EXIF orientation.
+
+        - Ordinary JPEG as 8-bit RGB: the fast library; Pillow if it fails.
+        - Other files as 8-bit RGB: Pillow, or packstore's own readers for kinds that Pillow lacks.
+        - Other readings: simplejpeg for the luma of a JPEG in mode ``L``, else Pillow and tifffile.
+        """
         if not self.reading.is_plain:
             wanted = self.reading.pixels
             gray = wanted.channels == 1 and wanted.dtype == "uint8"
@@ -281,8 +293,8 @@ class Decoder:
         return image
 
     def _decode_by_pillow(self, data: memoryview) -> NDArray[Any]:
-        """Decodes a file of 8 bits as RGB; a TIFF that Pillow cannot decode (such as one of compression
-        WebP) by tifffile."""
+        """Decodes a file of 8 bits as RGB by Pillow. If Pillow cannot decode a TIFF, such as one with WebP compression,
+        tifffile decodes it."""
         try:
             return _pillow.decode(data, self.max_pixels)
         except DecodeError:
@@ -291,9 +303,10 @@ class Decoder:
             return convert_pixels(*native.decode(data, self.max_pixels), self.reading)
 
     def _decode_luma(self, data: memoryview, info: ImageInfo | None) -> NDArray[np.uint8] | None:
-        """Decodes the luma of an ordinary JPEG: ``(H, W, 1)``. Returns None for other files and for damaged ones.
+        """Decodes the luma of an ordinary JPEG with simplejpeg: ``(H, W, 1)``.
 
-        Raises :class:`DecodeError` for too many pixels or scans."""
+        Returns None for other files, for damaged ones, and without simplejpeg. Raises :class:`DecodeError` for too many
+        pixels or scans."""
         header = _parse_ordinary_jpeg(data, info)
         if header is None:
             return None
@@ -311,12 +324,12 @@ class Decoder:
 def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Reading = PLAIN) -> Decoder:
     """Returns the decoder called ``name``, or for ``"auto"`` the first of :data:`DECODERS` that is available.
 
-    For a ``reading`` other than 8-bit RGB, Pillow and tifffile decode, whatever the name. Only JPEG files in mode ``L``
-    are decoded by the decoder ``engine`` itself, and for other names by simplejpeg if it is installed.
+    For a ``reading`` other than 8-bit RGB, Pillow and tifffile decode, whatever the name. JPEG files in mode ``L`` are
+    different: the decoder ``engine`` decodes them itself, other decoders use simplejpeg if it is installed.
 
     Raises:
-        UsageError: An unknown name, ``max_pixels`` below 1, or a decoder that is not available here (with the reason);
-            or the environment variable ``PACKSTORE_TURBOJPEG`` names something else than TurboJPEG's library.
+        UsageError: An unknown name; ``max_pixels`` below 1; a decoder that is not available here (with the reason); an
+            environment variable ``PACKSTORE_TURBOJPEG`` that does not name TurboJPEG's library.
     """
     if max_pixels < 1:
         raise UsageError(f"max_pixels should be at least 1, got {max_pixels}")
@@ -333,8 +346,9 @@ def get_decoder(name: str = "auto", *, max_pixels: int = MAX_PIXELS, reading: Re
 
 
 def available_decoders() -> dict[str, str]:
-    """Returns the version of every decoder in order of preference, or ``"not available: "`` and the reason. Loads all
-    libraries."""
+    """Returns the version of every decoder, in order of preference. Loads all libraries.
+
+    A decoder that cannot be used has ``"not available: "`` and the reason instead."""
     found = {}
     for name in DECODERS:
         try:
@@ -345,11 +359,10 @@ def available_decoders() -> dict[str, str]:
 
 
 def _parse_ordinary_jpeg(data: memoryview, info: ImageInfo | None) -> ImageInfo | None:
-    """Returns the header if ``data`` is a JPEG that all libraries decode alike: 8 bits, Huffman coding, 1 or 3
-    components; a progressive one only if it is complete.
+    """Returns the header if ``data`` is a JPEG that all libraries decode alike.
 
-    Returns None for any other file.
-    """
+    It has 8 bits, Huffman coding, and 1 or 3 components. A progressive file must be complete. Returns None for any
+    other file, and for a broken header. With ``info``, does not parse the header again."""
     header = info
     if header is None:
         if bytes(data[:2]) != b"\xff\xd8":

@@ -26,7 +26,7 @@ class Decode(Protocol):
 
 
 class DecoderLibrary(NamedTuple):
-    """A loaded library that decodes JPEG files. For the engine: the library for files that the engine refuses.
+    """A loaded library that decodes JPEG files. The engine's entry holds the library for files that the engine refuses.
 
     Attributes:
         decode: Decodes whole images; None for Pillow, which has another interface.
@@ -42,7 +42,7 @@ class UnavailableError(Exception):
 
 
 def load_decoder_library(name: str) -> DecoderLibrary:
-    """Loads the library of the decoder ``name``. Raises :class:`UnavailableError` with the remedy if that fails."""
+    """Loads the library of any decoder but Pillow. Raises :class:`UnavailableError` with the remedy if that fails."""
     try:
         return _LOADERS[name]()
     except ImportError as error:
@@ -53,8 +53,10 @@ def load_decoder_library(name: str) -> DecoderLibrary:
 
 
 def _load_turbojpeg() -> DecoderLibrary:
-    """Loads PyTurboJPEG so that it raises an error for damaged data, where it would warn. Raises
-    :class:`UnavailableError` for a version that cannot do that."""
+    """Loads PyTurboJPEG, with an error for damaged data instead of a warning.
+
+    Raises :class:`UnavailableError` for a version that cannot do that, and for another module of that name. The
+    environment may name the library."""
     module = importlib.import_module("turbojpeg")
     base: Any = getattr(module, "TurboJPEG", None)
     if base is None:
@@ -124,12 +126,13 @@ def _load_jpeg4py() -> DecoderLibrary:
 
 
 def _load_opencv() -> DecoderLibrary:
-    """Loads OpenCV. The function raises :class:`ValueError` for a JPEG file that is not complete."""
+    """Loads OpenCV. Its function raises :class:`ValueError` for a JPEG file that is not complete, or that OpenCV
+    refuses."""
     cv2 = importlib.import_module("cv2")
     flags = cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION
 
     def decode(data: memoryview, /) -> NDArray[np.uint8]:
-        """Decodes a JPEG to RGB. Raises :class:`ValueError` for an incomplete file."""
+        """Decodes a JPEG to RGB. Raises :class:`ValueError` for an incomplete file, or one that OpenCV refuses."""
         if not is_complete_jpeg(data):
             raise ValueError("the JPEG is irregular")  # OpenCV would return a part of the image without an error
         bgr = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -142,10 +145,9 @@ def _load_opencv() -> DecoderLibrary:
 
 
 def _load_engine_fallback() -> DecoderLibrary:
-    """Loads the library that decodes files that the engine refuses: the first that is available, or none for Pillow.
+    """Loads the library that decodes files that the engine refuses: the first of four that is available.
 
-    Raises :class:`UnavailableError` if the engine is missing.
-    """
+    If none is, its ``decode`` is None: Pillow decodes. Raises :class:`UnavailableError` if the engine is missing."""
     problem = engine_problem()
     if problem is not None:
         raise UnavailableError(problem)

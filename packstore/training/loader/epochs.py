@@ -1,7 +1,7 @@
 """Computes the records of a loader's batches, as ids, epoch by epoch.
 
-An id is the record number, plus the number of its earlier occurrences in the epoch from bit 32 on (see
-:func:`with_occurrences`), so that a repeated record gets different crops.
+The lower 32 bits of an id are the record number. The upper bits count the record's earlier occurrences in the epoch
+(see :func:`with_occurrences`). A repeated record therefore gets different crops.
 """
 
 from __future__ import annotations
@@ -39,20 +39,22 @@ _DRAWN_AT_ONCE = 4096  # records that are drawn from a sampler ahead of the batc
 
 
 class Epochs:
-    """Computes the batches of every epoch on one rank, as ids of records, from an order or from the user's sampler,
-    which is read some 4,096 records ahead.
+    """Computes the batches of every epoch on one rank, as ids of records.
+
+    They come from an order or from the user's sampler. A sampler is read some 4,096 records ahead.
 
     Attributes:
         first_record: Number of the split's first record in the store.
-        shuffle: Kind of shuffling, ``block`` aside; None for none.
+        shuffle: ``"lanes"``, ``"full"`` (with ``block``, too), or None for no shuffling.
         order: Order of the latest epoch, with the ranks at its beginning. With a sampler, its length is the dataset's,
             not the epoch's.
         mixture: Shares of the stores, for a :class:`packstore.Mix`; else None.
         generator_state: Hexadecimal state of the sampler's generator at the beginning of that epoch; None without.
 
     Raises:
-        UsageError: ``window`` without lanes or ``block``; an order besides that of a :class:`packstore.Mix`; an epoch
-            without batches; anything but indices of the dataset from the sampler.
+        UsageError: ``window`` for an order that has none. Sampler, indices, ``block`` or lanes with a
+            :class:`packstore.Mix`, which decides on the order. An epoch without batches. From the sampler, anything but
+            indices of the dataset.
     """
 
     def __init__(self, dataset: PackedDataset, batch_size: int, options: LoaderOptions) -> None:
@@ -96,7 +98,7 @@ class Epochs:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Updates the order for the next epoch by the current rank and world size; remembers the state of the sampler's
+        """Updates the order for the next epoch by the current rank and world size. Remembers the state of the sampler's
         generator.
 
         Raises:
@@ -124,13 +126,15 @@ class Epochs:
 
     @property
     def _sampler_generator(self) -> torch.Generator | None:
-        """Torch generator that the sampler draws from; None if it has none."""
+        """Torch generator in the sampler's attribute ``generator``; None if it has none."""
         generator = getattr(self._sampler, "generator", None)
         return generator if isinstance(generator, torch.Generator) else None
 
     def _current_order(self) -> Order:
-        """Returns the order with the current rank and world size: 0 and 1 if the sampler itself divides its records
-        among ranks. If the world size is 1, the order's window fits the cache."""
+        """Returns the order with the current rank and world size.
+
+        If the sampler itself divides its records among ranks, these are 0 and 1. With a world size of 1, the order's
+        window fits the cache."""
         rank, world_size = (0, 1) if self._sampler_divides else resolve_ranks(self._options)
         # Several ranks must agree, though their caches may differ.
         window = self._fitting_window if world_size == 1 else self._options.window
@@ -138,8 +142,9 @@ class Epochs:
 
     @cached_property
     def _fitting_window(self) -> int | None:
-        """Window for a single rank: the user's, or fewer shards than the default if the cache has less room; None for
-        the default."""
+        """Window for a single rank; None for the default.
+
+        It is the user's if given. If the cache has less room than the default takes, it has fewer shards."""
         remote = as_fetching(self._dataset.reader) if self._fits_cache else None
         if remote is None:
             return self._options.window
@@ -149,7 +154,8 @@ class Epochs:
 
     @property
     def _sampler_divides(self) -> bool:
-        """True if the sampler gives each rank its own records, as ``DistributedSampler`` does."""
+        """True if the sampler gives each rank its own records, as ``DistributedSampler`` does. False if the user gives
+        ``rank``."""
         return self._options.rank is None and hasattr(self._sampler, "num_replicas") and hasattr(self._sampler, "rank")
 
     @property
@@ -163,8 +169,9 @@ class Epochs:
         return self.order.global_batch_size * self._sampler_ranks
 
     def take_epoch_of_sampler(self) -> int | None:
-        """Returns the epoch that the user has set in the sampler since the last call, and remembers it. Returns None if
-        the user has set none."""
+        """Returns the epoch that the user has set in the sampler since the last call, and remembers it.
+
+        Returns None if the user has set none, or the sampler has no ``set_epoch``."""
         epoch = getattr(self._sampler, "epoch", None)
         if not hasattr(self._sampler, "set_epoch") or not isinstance(epoch, int) or epoch == self._sampler_epoch:
             return None
@@ -194,7 +201,8 @@ class Epochs:
 
     def batches_before(self, position: int) -> int:
         """Returns the number of batches that contain the first ``position`` records of an epoch, rounded up.
-        ``position`` counts the records of all ranks. For a sampler without a length, counts full batches only."""
+
+        ``position`` counts the records of all ranks. For a sampler without a length, the number is rounded down."""
         order, position = self._order_with_length(), position // self._sampler_ranks
         return position // self.order.global_batch_size if order is None else order.batches_before(position)
 
@@ -204,7 +212,8 @@ class Epochs:
         return None if self._subset is None else hashlib.sha256(self._subset.tobytes()).hexdigest()
 
     def list_shard_reads(self, epoch: int) -> ShardReads | None:
-        """Lists the shards that this rank reads in an epoch. Returns None if that is unknown, as with a sampler."""
+        """Lists the shards that this rank reads in an epoch. Returns None with a sampler, and for an order that does
+        not follow shards."""
         return None if self._sampler is not None else self.order.list_shard_reads(epoch)
 
     def list_sequential_reads(self, step: int) -> ShardReads:
@@ -236,8 +245,10 @@ class Epochs:
                 offset += size
 
     def iterate_groups(self, epoch: int, first: int, images: int) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Yields groups of consecutive batches with about ``images`` records in all: the ids, and the size of each
-        batch. Reads a sampler, and raises, as :meth:`_iterate_sampler_groups`."""
+        """Yields groups of consecutive batches: the ids, and the size of each batch.
+
+        A group has about ``images`` records, but at least one batch. With a sampler, reads and raises as
+        :meth:`_iterate_sampler_groups`."""
         if self._sampler is not None:
             yield from self._iterate_sampler_groups(epoch, first, images)
             return
@@ -253,8 +264,10 @@ class Epochs:
     def _iterate_sampler_groups(
         self, epoch: int, first: int, images: int
     ) -> Iterator[tuple[NDArray[np.int64], list[int]]]:
-        """Does :meth:`iterate_groups` with a sampler. Sets the sampler's epoch. Takes indices only a few batches ahead,
-        since the sampler may be endless.
+        """Does :meth:`iterate_groups` with a sampler. Sets the sampler's epoch.
+
+        Takes indices only a few batches ahead, since the sampler may be endless. Draws those before batch ``first``,
+        too.
 
         Raises :class:`UsageError` for anything but indices of the dataset, and if an epoch has no batches."""
         self.set_epoch_of_sampler(epoch)
@@ -278,11 +291,10 @@ class Epochs:
     def _draw_ids(
         self, drawn: Iterator[Any], count: int, occurrences: OccurrenceCounter, needed: bool
     ) -> NDArray[np.int64]:
-        """Takes up to ``count`` indices from ``drawn``, the sampler's iterator, and makes ids of them. Counts them in
-        ``occurrences``.
+        """Takes up to ``count`` indices from ``drawn``, the sampler's iterator, and makes ids of them.
 
-        Raises :class:`UsageError` for anything but indices of the dataset. If the sampler is exhausted, returns an
-        empty array, or raises :class:`UsageError` if ``needed``."""
+        ``occurrences`` counts each record. An exhausted sampler gives an empty array, or with ``needed`` a
+        :class:`UsageError`. Anything but indices of the dataset raises it, too."""
         entries: list[Any] = list(islice(drawn, count))
         if not entries and not needed:
             return np.empty(0, np.int64)
@@ -297,18 +309,17 @@ class Epochs:
     def iterate_groups_on(
         self, device: torch.device, epoch: int, first: int, images: int, numbers: bool
     ) -> Iterator[tuple[torch.Tensor, NDArray[np.int64], list[int]]]:
-        """Yields groups as :meth:`iterate_groups`, each with a tensor before it: ids of the same records, int64 on
-        ``device``, counted from the first record of the split.
+        """Yields groups as :meth:`iterate_groups`, each preceded by a tensor of the same ids on ``device``.
 
-        A device other than the CPU computes the order itself. So the host neither computes nor copies the order while
-        batches are gathered.
+        The tensor is int64, and counts records from the split's first. A device other than the CPU computes the order
+        itself. So the host neither computes nor copies the order while batches are gathered.
 
         Args:
-            device: Device of the indices.
+            device: Device of the tensor.
             epoch: Number of the epoch.
             first: Number of the first batch.
             images: As for :meth:`iterate_groups`.
-            numbers: The host needs the ids; if not, they may be empty.
+            numbers: The host needs the ids, too. If False, the array of ids may be empty.
         """
         if device.type == "cpu" or numbers or self._sampler is not None:
             for ids, sizes in self.iterate_groups(epoch, first, images):
@@ -334,7 +345,7 @@ class Epochs:
 
 
 def _sampler_order(order: Order, length: int) -> Order:
-    """Returns the order of ``length`` records from a sampler, divided among ranks as in ``order``."""
+    """Returns the order of ``length`` records as a sampler gives them, divided among ranks as in ``order``."""
     return replace(order, length=length, shuffle=False, block=None, shards=None)
 
 
@@ -346,7 +357,7 @@ def _batch_positions(order: Order, bounds: list[tuple[int, int]]) -> NDArray[np.
 
 
 def _refuse_unseeded(sampler: Any, world_size: int) -> None:
-    """Raises :class:`UsageError` for a sampler of torch's that draws from each process's own generator."""
+    """Raises :class:`UsageError` for a sampler whose ``generator`` is None: each process would draw another order."""
     if getattr(sampler, "generator", sampler) is None:
         name = type(sampler).__name__
         raise UsageError(
