@@ -28,12 +28,12 @@ from packstore.sources.clips import ClipsSource
 from packstore.sources.column_options import check_columns
 from packstore.sources.encodings import ROLE as ENCODING
 from packstore.sources.encodings import find_encoding, use_encoding
+from packstore.sources.file_rows import TreeRowSource
 from packstore.sources.frames import FramesSource
 from packstore.sources.ignoring import apply_ignore_rules, check_patterns, compile_ignore_rules, escape_pattern
 from packstore.sources.questions import add_source_to_questions, ask_about_clips, ask_about_left
 from packstore.sources.recognition import find_kind, list_array_kinds, recognise, unreachable_message
 from packstore.sources.remote import NeedsCopyError, RemotePath, cache_buckets, source_path
-from packstore.sources.rows import TreeRowSource
 from packstore.sources.wrapped import GEO, GeoSource
 from packstore.stores import is_store
 

@@ -17,8 +17,9 @@ from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, 
 from packstore.sources.beside import join, read_whole
 from packstore.sources.contents import list_contents, stem_of
 from packstore.sources.encodings import try_utf8
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 
 _SUFFIXES = (".txt", ".caption", ".cap")

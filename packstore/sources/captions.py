@@ -26,8 +26,9 @@ from packstore.sources.archives.index import OpenFile
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_lines, read_text
 from packstore.sources.encodings import convert_start
+from packstore.sources.file_rows import FileRow, FileRowSource
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
-from packstore.sources.rows import FileRow, FileRowSource, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 
 _NAME = re.compile(r"captions?[.](csv|tsv|txt|jsonl)|results[.]csv|(?!.*lemma).*[.]token([.]txt)?", re.I)

@@ -1,14 +1,12 @@
 """Base of sources whose samples are rows: an image and other values by name, read by a reference.
 
 Most foreign formats are such sources: a kind yields the rows of each split and reads the values of one; this module
-counts rows, declares columns and checks values. :class:`FileRowSource` is for rows whose images are files of a
-folder or an archive.
+counts rows, declares columns and checks values. :mod:`packstore.sources.file_rows` has the base for rows whose images
+are files of a folder or an archive.
 """
 
 from __future__ import annotations
 
-import errno
-import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,29 +21,16 @@ from packstore.core.errors import SampleError, SourceError, UsageError, printabl
 from packstore.core.fields import Field
 from packstore.core.manifest import Column, Manifest
 from packstore.core.progress import Progress, ProgressCallback, no_progress
-from packstore.images.sniff import max_file_bytes
-from packstore.sources.archives import open_required_tree
-from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, SourceOptions, Survey, round_up_size, stamp_files
-from packstore.sources.beside import raise_suffix
-from packstore.sources.encodings import is_text, to_utf8
-from packstore.sources.ledger import Claims, Role, list_files
-from packstore.sources.listing import IMAGE_SUFFIXES, key_size
-from packstore.sources.schema import FieldError, Schema
+from packstore.sources.base import SPLIT_ORDER, Entry, Sample, Source, Survey, round_up_size, stamp_files
+from packstore.sources.ledger import Claims
+from packstore.sources.listing import key_size
+from packstore.sources.schema import Schema
 from packstore.sources.schema_inference import make_schema
-from packstore.sources.tree import FileStat
 from packstore.stores.link_files import Location
 
 PROBED = 16
 """Number of rows of each split that are read to tell files from pixels."""
 _REPORT_EVERY = 5000
-_EVIDENCE = re.compile(
-    r"(readme.*|licen[cs]e.*|.*class(es)?(_?names?)?[.]txt|.*[.]names|.*[.]data|data[.]ya?ml|wnids[.]txt|words[.]txt|"
-    r".*synset.*|dataset_infos?[.]json)",
-    re.I,
-)
-"""Names of files that list classes or describe the data set, but no single image."""
-
-
 _NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -234,210 +219,6 @@ class RowSource(Source):
     def _record_form(self) -> RecordForm:
         """Returns columns, encoding, mode and shape of the records, by the schema; no manifest."""
         return RecordForm(self.schema.columns, self.schema.encoding, self.schema.mode, self.shape, None)
-
-
-class FileRow(NamedTuple):
-    """Row whose image is a file.
-
-    Attributes:
-        file: Path of the main image in the tree.
-        values: The other values. A value that is a file is an :class:`InTree`. A value of several files is a list of
-            :class:`InTree`.
-        key: Key of the row; None for the path.
-    """
-
-    file: str
-    values: Mapping[str, Any]
-    key: str | None = None
-
-
-class InTree(NamedTuple):
-    """Value that is the content of a file in the tree.
-
-    Attributes:
-        file: Path in the tree.
-        optional: If the file is missing, so is the value; else the sample is bad.
-        size_bytes: Size, filled in by the source; -1 if the file is missing.
-        modified_ns: Time of modification, filled in by the source.
-    """
-
-    file: str
-    optional: bool = False
-    size_bytes: int = -1
-    modified_ns: int = 0
-
-
-class TreeRowSource(RowSource):
-    """Source whose rows are in files of a folder or an archive. Raises :class:`SourceError` for any other path.
-
-    Attributes:
-        tree: The folder or archive.
-    """
-
-    def __init__(self, path: Path, options: SourceOptions) -> None:
-        super().__init__(path, options)
-        self.tree = open_required_tree(path)
-        self._max_bytes = max_file_bytes(options.max_pixels)
-
-    @abstractmethod
-    def describing_files(self) -> Iterable[str]:
-        """Returns the files of the tree that describe images. :meth:`stamp` changes when one of these files changes."""
-
-    def claim_files(self, claims: Claims) -> None:
-        """Claims the describing files: class lists and the like as evidence, others as annotations."""
-        for file in self.describing_files():
-            claims.claim(file, Role.EVIDENCE if _EVIDENCE.fullmatch(file.rpartition("/")[2]) else Role.ANNOTATION)
-
-    def list_all_files(self) -> Iterator[tuple[str, Sequence[str]]]:
-        """Lists the files of the folder or archive."""
-        return list_files(self.tree)
-
-    def _stat_inside(self, file: str) -> FileStat:
-        """Returns size and times of a file that a list names. Raises :class:`OSError`, also for a path outside the
-        source."""
-        if "\0" in file or (".." in file and ".." in file.split("/")):
-            raise OSError(errno.EINVAL, "is not a path within the source")
-        return self.tree.stat(file)
-
-    def _stat_or_missing(self, file: str) -> FileStat:
-        """Returns size and times of a file that a list names; size -1 if it is missing."""
-        try:
-            return self._stat_inside(file)
-        except OSError:
-            return FileStat(-1)
-
-    def stamp(self) -> str:
-        """Returns the stamp of the tree, and size and times of the describing files. Raises :class:`SourceError` if one
-        is missing."""
-        parts = [self.tree.stamp()]
-        for file in self.describing_files():
-            try:
-                found = self.tree.stat(file)
-            except OSError as error:
-                raise SourceError(f"{self.tree.name(file)} cannot be reached: {error.strerror or error}") from None
-            parts.append(f"{found.size}@{found.modified_ns}/{found.changed_ns}")
-        return " ".join(filter(None, parts))
-
-    def close(self) -> None:
-        """Closes the tree, too."""
-        super().close()
-        self.tree.close()
-
-
-class FileRowSource(TreeRowSource):
-    """Source whose main images are files of a folder or an archive, with their paths as keys.
-
-    A row with a missing file is a bad sample, unless the file is an optional value. Values that are texts are converted
-    to UTF-8. A file of a value may have its suffix in upper case.
-
-    Attributes:
-        main: Name of the main image.
-    """
-
-    main = "image"
-
-    @abstractmethod
-    def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields the rows of a split, lazily, the same at each call; their values are plain."""
-
-    def rows(self, split: str) -> Iterator[Row]:
-        """Yields the rows of :meth:`file_rows` with sizes and times of their files. A missing main image yields a row
-        whose reading fails."""
-        for file, values, own_key in self.file_rows(split):
-            key = file if own_key is None else own_key
-            try:
-                found = self._stat_inside(file)
-            except OSError as error:
-                yield Row(key, (file, -1, 0, error.strerror or str(error)), 0)
-                continue
-            rest = dict(values)
-            sizes: dict[str, int] = {}
-            modified, changed = found.modified_ns, found.changed_ns
-            for name, value in values.items():
-                if files := _list_files_of(value):
-                    there = [self._stat_value(each) for each in files]
-                    filled = [each._replace(size_bytes=at.size, modified_ns=at.modified_ns) for each, at in there]
-                    rest[name] = filled[0] if isinstance(value, InTree) else filled
-                    sizes[name] = sum(max(0, at.size) for _, at in there)
-                    modified = max(modified, *(at.modified_ns for _, at in there))
-                    changed = max(changed, *(at.changed_ns for _, at in there))
-            ref = (file, found.size, found.modified_ns, rest)
-            yield Row(key, ref, max(0, found.size), sum(sizes.values()), modified, changed, sizes)
-
-    def _stat_value(self, value: InTree) -> tuple[InTree, FileStat]:
-        """Returns a value that is a file, and the file's size and times. If only ``a.PNG`` exists, takes it for
-        ``a.png``."""
-        found = self._stat_or_missing(value.file)
-        if found.size >= 0:
-            return value, found
-        other = value._replace(file=raise_suffix(value.file))
-        there = self._stat_or_missing(other.file)
-        return (value, found) if there.size < 0 else (other, there)
-
-    def read_values(self, ref: Any) -> Mapping[str, Any]:
-        """Reads the main image and all values that are files, texts as UTF-8; other values stay as they are. Returns
-        None for a missing file that is optional, and raises :class:`ValueError` for any other missing file."""
-        file, size, modified, rest = ref
-        if size < 0:
-            raise ValueError(rest if isinstance(rest, str) else "is not a file")
-        found = {name: self._read_value(value) for name, value in rest.items()}
-        return {self.main: self.tree.read(file, size, modified, self._max_bytes), **found}
-
-    def read_sample(self, entry: Entry) -> Sample:
-        """Reads a sample, as the base does. Raises :class:`ValueError`, which names the file, for a bad value that is
-        the content of a file."""
-        try:
-            return super().read_sample(entry)
-        except FieldError as error:
-            files = _list_files_of(entry.ref[3].get(error.field))
-            if len(files) <= (error.item or 0):
-                raise
-            # The message needs the bad file: the key is the path of the main image, which may be good.
-            its = printable(files[error.item or 0].file)
-            raise ValueError(f"{error.field}: its {its}: {error.reason}") from error
-
-    def locate_row(self, ref: Any) -> Location | None:
-        """Locates the file of the main image; None if it is compressed or at a URL."""
-        return self.tree.locate(ref[0])
-
-    def further_file_name(self, entry: Entry, column: str, number: int) -> str | None:
-        """Returns the path of a file that is a value of the row, or None for any other value."""
-        *_, rest = entry.ref
-        files = _list_files_of(rest.get(column)) if isinstance(rest, Mapping) else ()
-        return files[number].file if number < len(files) else None
-
-    def claim_row(self, claims: Claims, row: Row) -> None:
-        """Claims the row's files: images as packed, others as annotations. Skips missing files, and claims none if the
-        main image is missing."""
-        file, size, _, rest = row.ref
-        if size >= 0:
-            claims.claim(file)
-            for each in chain.from_iterable(map(_list_files_of, rest.values())):
-                if each.size_bytes >= 0:
-                    picture = each.file.lower().endswith(IMAGE_SUFFIXES)
-                    claims.claim(each.file, Role.PACKED if picture else Role.ANNOTATION)
-
-    def _read_value(self, value: Any) -> Any:
-        """Reads the file that a value names, or each file of a list; converts texts to UTF-8. Returns any other value
-        unchanged, and None for a missing optional file. Raises :class:`ValueError` for any other missing file."""
-        if not isinstance(value, InTree):
-            return [self._read_value(each) for each in value] if _list_files_of(value) else value
-        if value.size_bytes >= 0:
-            data = self.tree.read(value.file, value.size_bytes, value.modified_ns, self._max_bytes)
-            try:
-                return to_utf8(data, self.tree.encoding, self.tree.name(value.file)) if is_text(value.file) else data
-            except SourceError as error:
-                raise ValueError(str(error)) from None
-        if value.optional:
-            return None
-        raise ValueError(f"its {printable(value.file)} is missing or is not a file")
-
-
-def _list_files_of(value: Any) -> Sequence[InTree]:
-    """Returns the files that a value consists of; empty for a plain value."""
-    if isinstance(value, InTree):
-        return (value,)
-    return value if isinstance(value, list) and value and isinstance(value[0], InTree) else ()
 
 
 def in_packing_order(splits: Iterable[str]) -> tuple[str, ...]:

@@ -22,9 +22,10 @@ from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions
 from packstore.sources.beside import clean_path, find_base_folder, join, read_text
 from packstore.sources.contents import path_and_parents
 from packstore.sources.encodings import convert_start
+from packstore.sources.file_rows import FileRow
 from packstore.sources.ignoring import ignore_paths
 from packstore.sources.listing import is_passed_over
-from packstore.sources.rows import FileRow, Row, in_packing_order
+from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.tree import Tree
 
 _MAX_BYTES = 4 << 30

@@ -21,7 +21,7 @@ from packstore.sources.annotation_formats.objects import (
 )
 from packstore.sources.annotation_formats.source import SidecarSource, make_sidecar_kind
 from packstore.sources.beside import join
-from packstore.sources.rows import FileRow, InTree
+from packstore.sources.file_rows import FileRow, InTree
 
 _NUMBERS = (14, 15)
 

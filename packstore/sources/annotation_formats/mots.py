@@ -19,8 +19,8 @@ from packstore.sources.annotation_formats.documents import AnnotationEntry, Docu
 from packstore.sources.annotation_formats.mot import take_frames
 from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths
 from packstore.sources.beside import find_file, infer_mask_field, is_file, is_folder, join
+from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import FileRow, InTree
 
 _CLASSES = {1: "car", 2: "pedestrian", 10: "ignored"}
 _PLACES = ("training/image_02/{}", "train/images/{}", "image_02/{}", "images/{}", "{}/img1", "{}")

@@ -22,8 +22,9 @@ from packstore.sources.base import SPLIT_ORDER, Certainty, Kind, SourceOptions, 
 from packstore.sources.beside import join, read_text
 from packstore.sources.contents import list_contents
 from packstore.sources.encodings import convert_start
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.spread import places_by_split
 from packstore.sources.tree import Tree
 

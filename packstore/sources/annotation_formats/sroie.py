@@ -16,7 +16,7 @@ from packstore.sources.annotation_formats.source import SidecarSource, make_side
 from packstore.sources.base import Certainty, Source, SourceOptions
 from packstore.sources.beside import join
 from packstore.sources.contents import stem_of
-from packstore.sources.rows import FileRow, InTree
+from packstore.sources.file_rows import FileRow, InTree
 
 _ENTITIES = (("entities", ".txt"), ("key", ".json"), ("entities", ".json"))
 

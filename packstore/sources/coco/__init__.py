@@ -34,9 +34,10 @@ from packstore.sources.coco.files import (
     has_all_images,
     separate_copies,
 )
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import is_passed_over
-from packstore.sources.rows import FileRow, FileRowSource, InTree, Row, in_packing_order
+from packstore.sources.rows import Row, in_packing_order
 from packstore.sources.spread import find_spread, places_by_split, split_of_folder
 
 _CUT = 3

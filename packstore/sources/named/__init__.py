@@ -17,10 +17,10 @@ from packstore.sources.annotation_questions import ambiguous_source_error
 from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import join, read_text, read_whole
+from packstore.sources.file_rows import FileRowSource
 from packstore.sources.listing import is_passed_over
 from packstore.sources.named.mat import load_variable
 from packstore.sources.named.text_table import TextTable
-from packstore.sources.rows import FileRowSource
 from packstore.sources.tree import Tree
 
 _DEPTH = 3

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Array, Field, Image, Keypoints, Label, Labels
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.text_table import TextTable
-from packstore.sources.rows import FileRow
 
 _ATTRIBUTES, _PARTITION, _IMAGES = "list_attr_celeba.txt", "list_eval_partition.txt", "img_align_celeba"
 _IDENTITY, _BOXES, _POINTS = "identity_CelebA.txt", "list_bbox_celeba.txt", "list_landmarks_align_celeba.txt"

@@ -11,9 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Keypoints, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.text_table import TextTable
-from packstore.sources.rows import FileRow
 
 _PARTS = "parts/part_locs.txt"
 _MAX_PARTS = 1000

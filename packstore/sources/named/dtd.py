@@ -11,9 +11,9 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label, Labels
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.text_table import TextTable
-from packstore.sources.rows import FileRow
 
 _JOINT = "labels/labels_joint_anno.txt"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from packstore.core.fields import Field, Image, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, make_named_kind
-from packstore.sources.rows import FileRow
 
 _CLASSES = (
     *("AnnualCrop", "Forest", "HerbaceousVegetation", "Highway", "Industrial"),

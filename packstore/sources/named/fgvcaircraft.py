@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, find_marked_folder, make_named_kind
 from packstore.sources.named.text_table import TextTable
-from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
 _LEVELS = {"label": ("variant", "variants.txt"), "family": ("family", "families.txt"),

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, make_named_kind
 from packstore.sources.named.mat import to_whole_numbers
-from packstore.sources.rows import FileRow
 
 _SETS = {"train": "trnid", "val": "valid", "test": "tstid"}
 

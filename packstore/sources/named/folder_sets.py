@@ -23,9 +23,10 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import find_file, infer_mask_field, is_file, join
 from packstore.sources.encodings import to_utf8
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
 from packstore.sources.named import has_path, walk_lone_folders
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 
 _PROBED, _MOST_FOLDERS = 32, 64

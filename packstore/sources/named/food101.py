@@ -9,8 +9,8 @@ from functools import cached_property
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label
 from packstore.sources.beside import clean_path
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, make_named_kind
-from packstore.sources.rows import FileRow
 
 
 class Food101(NamedSource):

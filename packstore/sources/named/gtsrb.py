@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from packstore.core.fields import Boxes, Field, Image, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.named.text_table import TextTable
-from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
 _TRAIN = ("GTSRB/Training/", "Training/", "GTSRB/Final_Training/Images/", "")

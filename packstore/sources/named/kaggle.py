@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label, Labels, Text
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, has_path
 from packstore.sources.named.text_table import TextTable
-from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
 _ROOT = "ILSVRC/Data/CLS-LOC"

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from packstore.core.fields import Boxes, Field, Image, Label, Mask
+from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.named import NamedSource, make_named_kind
-from packstore.sources.rows import FileRow, InTree
 
 _SIDES = (b"xmin", b"ymin", b"xmax", b"ymax")
 

@@ -11,8 +11,8 @@ from functools import cached_property
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Field, Image, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, has_path, make_named_kind
-from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
 _LISTS = {

@@ -11,9 +11,9 @@ from typing import Any
 
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Image, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.named.mat import get_struct_fields, to_texts, to_whole_number
-from packstore.sources.rows import FileRow
 from packstore.sources.tree import Tree
 
 _TEST = "cars_test_annos_withlabels.mat|devkit/cars_test_annos_withlabels.mat"

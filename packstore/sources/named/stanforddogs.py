@@ -13,9 +13,9 @@ from typing import Any
 from packstore.core.errors import SourceError
 from packstore.core.fields import Boxes, Field, Image, Json, Label
 from packstore.sources.beside import join
+from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.named import NamedSource, has_path, make_named_kind
 from packstore.sources.named.mat import to_texts
-from packstore.sources.rows import FileRow, InTree
 from packstore.sources.tree import Tree
 from packstore.sources.voc.objects import parse_annotation
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from packstore.core.fields import Field, Image, Label
+from packstore.sources.file_rows import FileRow
 from packstore.sources.named import NamedSource, make_named_kind
-from packstore.sources.rows import FileRow
 
 
 class Sun397(NamedSource):

@@ -14,8 +14,9 @@ from typing import Any
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Label, Labels
 from packstore.sources.beside import clean_path, infer_mask_field
+from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.named import NamedSource, make_named_kind
-from packstore.sources.rows import FileRow, InTree, in_packing_order
+from packstore.sources.rows import in_packing_order
 
 _LIST = "split_csv/1cls.csv"
 _NOTES = "image_anno.csv"

@@ -23,10 +23,11 @@ from packstore.sources.beside import infer_mask_field
 from packstore.sources.boxes import to_corners
 from packstore.sources.column_options import parse_columns
 from packstore.sources.contents import suffix_of
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.labels import lower_known_split
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.names import make_column_names
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.table.box_cells import is_blank, parse_number_cell
 from packstore.sources.table.boxes import find_convention, read_row_boxes
 from packstore.sources.table.classes import BLANK, UNCERTAIN, ClassColumn, FlagColumns

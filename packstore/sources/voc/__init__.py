@@ -26,10 +26,11 @@ from packstore.sources.beside import (
     join,
     read_lines,
 )
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.ledger import Claims, Role
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.palettes import Palette, declare_mask_columns, find_matching_palette, read_mask_columns
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import VocBesideSource, recognise_beside
 from packstore.sources.voc.objects import CLASSES, declare_annotation_fields, parse_annotation, read_classes

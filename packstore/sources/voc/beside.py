@@ -13,8 +13,9 @@ from packstore.core.fields import Field
 from packstore.sources.annotations import describe_annotations
 from packstore.sources.base import SPLIT_ORDER, Certainty, SourceOptions
 from packstore.sources.beside import is_folder, join
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
-from packstore.sources.rows import FileRow, FileRowSource, InTree, in_packing_order
+from packstore.sources.rows import in_packing_order
 from packstore.sources.spread import find_spread, places_by_split
 from packstore.sources.tree import Tree
 from packstore.sources.voc.objects import declare_annotation_fields, parse_annotation, read_classes

@@ -20,7 +20,7 @@ from packstore.sources.archives import open_tree
 from packstore.sources.base import Certainty, Kind, SourceOptions
 from packstore.sources.beside import has_yolo_beside, holds_yolo_labels, join, parse_finite, read_whole
 from packstore.sources.coco.files import READ_ORDER, find_annotation_files
-from packstore.sources.rows import FileRow, FileRowSource, InTree
+from packstore.sources.file_rows import FileRow, FileRowSource, InTree
 from packstore.sources.tree import Tree
 from packstore.sources.voc.beside import find_folder_pairs
 from packstore.sources.yolo.layout import (
