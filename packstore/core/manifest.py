@@ -270,6 +270,11 @@ class Manifest:
         """Class names of the column ``label``; None if there is no such column or its classes have no names."""
         return self.column("label").classes if self.has_column("label") else None
 
+    @property
+    def has_label(self) -> bool:
+        """True if the column ``label`` has one class a record; False for lists of classes, texts and without it."""
+        return any(column.name == "label" and column.type == "label" for column in self.columns)
+
     def split(self, name: str) -> Split:
         """Returns the split of a name. Raises :class:`KeyError`, which lists the splits, for an unknown name."""
         for split in self.splits:

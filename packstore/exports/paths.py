@@ -50,7 +50,7 @@ class ClassFolders:
         self.renamed = 0
         self.has_missing = False
         self._counts: list[NDArray[np.int64]] = []
-        if not manifest.has_column("label") or manifest.column("label").type != "label":
+        if not manifest.has_label:
             return
         labels = reader.fixed_column("label")
         if manifest.classes is not None:

@@ -26,7 +26,6 @@ from packstore.seeing.drawing import (
 )
 from packstore.seeing.fonts import default_font
 from packstore.seeing.nearby import find_parts_within
-from packstore.seeing.view.facts import has_label
 from packstore.seeing.view.loaded import LoadRequest, SampleLoader
 from packstore.stores import open_store
 from packstore.stores.base import Reader
@@ -166,7 +165,7 @@ def choose_rows(reader: Reader, options: SheetOptions) -> list[SheetRow]:
     candidates = _find_candidates(reader, chosen, options, rng)
     records = candidates.records
     lost = [SheetRow("cannot be read", tuple(candidates.lost[:count]))] if candidates.lost else []
-    if not has_label(manifest):
+    if not manifest.has_label:
         some = np.sort(records[rng.choice(len(records), min(len(records), count * count), replace=False)])
         return lost + [SheetRow("", tuple(some[at : at + count].tolist())) for at in range(0, len(some), count)]
     drawn = rng.permutation(len(records))
@@ -205,7 +204,7 @@ def _find_candidates(reader: Reader, chosen: Split, options: SheetOptions, rng: 
     """
     manifest, parts = reader.manifest, find_parts_within(reader, chosen.start, chosen.stop)
     ends = np.append(reader.part_starts, len(reader))
-    labelled = has_label(manifest)
+    labelled = manifest.has_label
     wanted = options.per_class if labelled else options.per_class**2
     counts = np.zeros(len(manifest.classes or ()) if labelled else 1, np.int64)
     apart = reader.nbytes is not None and len(parts) > 1

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from packstore.core.manifest import Manifest
 from packstore.seeing.charts import COLORS, draw_bars, draw_legend, new_chart, save_chart, set_titles
-from packstore.seeing.view.facts import ImageHeaders, has_label, read_headers, read_labels
+from packstore.seeing.view.facts import ImageHeaders, read_headers, read_labels
 from packstore.stores.base import Reader
 
 _MOST_CLASSES = 24
@@ -25,7 +25,7 @@ def plot_store(reader: Reader, path: Path) -> None:
     images (evenly spread), for which it fetches shards of a store at a URL. Draws the 12 largest columns, and records
     by split in place of classes if there is no class per record. Raises :class:`UsageError` without matplotlib."""
     manifest = reader.manifest
-    labelled = has_label(manifest)
+    labelled = manifest.has_label
     figure, axes = new_chart(f"{reader.path.name}: {len(reader):,} records, {manifest.encoding}", 2, 2, width=11)
     if labelled:
         _draw_classes(axes[0], manifest, read_labels(reader, manifest.column("label"), _ignore_progress))

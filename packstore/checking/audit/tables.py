@@ -66,13 +66,8 @@ class RecordTable:
         splits = np.zeros(count, np.int32)
         for number, split in enumerate(manifest.splits):
             splits[split.start : split.stop] = number
-        labels = classes[0].values if _has_label(manifest) else np.full(count, -1, np.int64)
+        labels = classes[0].values if manifest.has_label else np.full(count, -1, np.int64)
         self.rows = RecordLabels(splits, labels, [len(split) for split in manifest.splits] or [count], classes)
-
-
-def _has_label(manifest: Manifest) -> bool:
-    """Returns whether ``label`` is one class a record, and not a list of classes, or text."""
-    return manifest.has_column("label") and manifest.column("label").type == "label"
 
 
 def _list_class_columns(manifest: Manifest) -> list[Column]:
@@ -128,7 +123,7 @@ def report_classes(collector: FindingCollector, manifest: Manifest, rows: Record
     Adds nothing if the store has no column ``label`` of one class a record. Adds nothing either if the column has no
     class names and a number of 1,000,000 or more. Without class names, no class is reported as without records.
     """
-    if not _has_label(manifest):
+    if not manifest.has_label:
         return
     classes = manifest.classes
     labels, has = rows.labels, rows.labels >= 0

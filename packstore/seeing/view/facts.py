@@ -72,11 +72,6 @@ def find_class_column(manifest: Manifest) -> Column | None:
     return next((column for column in columns if column.name == "label"), columns[0] if columns else None)
 
 
-def has_label(manifest: Manifest) -> bool:
-    """Tells if the column ``label`` has one class a record, and not a list of classes, or text."""
-    return manifest.has_column("label") and manifest.column("label").type == "label"
-
-
 def iterate_parts(reader: Reader, fetch: bool = True) -> Iterator[tuple[int, int, Reader | None]]:
     """Yields first record, end and reader of each part (shard) of a store. The reader is None for a part that does not
     open.
