@@ -145,7 +145,10 @@ class Donor:
                 value = sampled[column.name]
                 value = np.asarray(value, NUMPY_DTYPE[column.dtype]) if column.kind == "fixed" else value
             elif isinstance(self._source, StoreSource) and self._source.manifest.has_column(column.name):
-                value = self._source.reader.value(column.name, entry.ref)
+                try:
+                    value = self._source.reader.value(column.name, entry.ref)
+                except PackstoreError as error:
+                    raise CannotReplaceError(f"the source's {column.name} cannot be read: {error}") from error
             elif column.name == "shape":
                 shape = self._encode_image(entry).shape
                 value = None if shape is None else np.array(shape, np.int32)

@@ -160,6 +160,20 @@ def test_a_damaged_donor_is_refused(source: Path, tmp_path: Path) -> None:
     assert "is damaged" in report.lost[0].what
 
 
+def test_a_donor_with_an_unreadable_column_replaces_nothing(source: Path, tmp_path: Path) -> None:
+    store, donor = tmp_path / "a.h5", tmp_path / "b.lmdb"
+    packstore.convert(source, store, encoding="uint8")
+    packstore.convert(source, donor, encoding="uint8")
+    damage(store, [2], ["key"])
+    file = donor / "data.mdb"
+    data = file.read_bytes()
+    assert data.count(b"'descr': '<i4'") == 1, "the column shape alone has this type"
+    file.write_bytes(data.replace(b"'descr': '<i4'", b"'scrap': '<i4'"))
+    report = packstore.repair(store, donor, tmp_path / "fixed.h5", partial=True)
+    assert [p.record for p in report.lost] == [2, 3]
+    assert report.copied == 4
+
+
 def test_what_cannot_be_repaired(source: Path, tmp_path: Path) -> None:
     store = tmp_path / "a.h5"
     packstore.convert(source, store)

@@ -574,6 +574,11 @@ def test_a_store_of_our_own_is_no_file_of_others(tmp_path: Path) -> None:
         file.attrs["manifest"] = "{}"
     with pytest.raises(PackstoreError, match=r"packstore does not write|not a string of fixed length"):
         open_source(tmp_path / "own.h5")
+    store = bytearray((tmp_path / "own.h5").read_bytes())
+    store[store.index(b"OHDR") + 4] ^= 1  # the version of the root group's header
+    (tmp_path / "own.h5").write_bytes(store)
+    with pytest.raises(PackstoreError, match="is damaged"):
+        open_source(tmp_path / "own.h5")
 
 
 def test_a_chunk_is_decompressed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,7 +326,7 @@ def _is_store(path: Path) -> bool:
     try:
         with h5py.File(path, "r", locking=False) as file:
             return "manifest" in file.attrs or "row_checksum" in file
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, RuntimeError, ValueError, KeyError):
         return True  # opening it as a store tells the fault
 
 
