@@ -164,6 +164,13 @@ def test_ocr_becomes_text(tmp_path: Path) -> None:
             convert(path, tmp_path / "p.lmdb")
 
 
+def test_ocr_counts_other_entries_although_a_label_is_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", {b"num-samples": b"2", b"image-000000001": tiny(1), b"image-000000002": tiny(2)})
+    write(path, {b"label-000000002": b"b", b"label-000000003": b"of no image", b"label-2": b"short"})
+    with closing(open_source(path)) as source:
+        assert dict(source.survey().ledger.members) == {"entries besides image, label and num-samples": 2}
+
+
 def basicsr(path: Path, samples: int) -> Path:
     names = [f"0801_s{n:03}" for n in range(samples)]
     write(path, {name.encode(): tiny(n) for n, name in enumerate(names)})

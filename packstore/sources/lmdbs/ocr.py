@@ -6,11 +6,12 @@ Keys are ``image-%09d`` and ``label-%09d`` from 1 on, and ``num-samples``. The l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from packstore.core.errors import SourceError, printable
 from packstore.core.fields import Field, Image, Text
-from packstore.sources.base import Kind
+from packstore.sources.base import Kind, SourceOptions
 from packstore.sources.lmdbs.base import Database, LmdbSource, RefusedLmdbError
 from packstore.sources.rows import Row
 
@@ -22,6 +23,10 @@ class OcrSource(LmdbSource):
     :class:`SourceError` if an image is missing, or ``num-samples`` is wrong."""
 
     kind = "ocr"
+
+    def __init__(self, path: Path, options: SourceOptions) -> None:
+        super().__init__(path, options)
+        self._others: dict[int, int] = {}
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
@@ -37,22 +42,25 @@ class OcrSource(LmdbSource):
         wrong."""
         for number, database in self.list_databases(split):
             count = _read_count(database)
-            found = 0
+            found = others = 0
             for key, size in database.walk_entries():
                 if key.startswith(_PREFIX):
                     found += 1
                     if key != b"image-%09d" % found:
                         raise SourceError(f"{printable(str(database.path))}: image {found} is missing")
                     yield Row(self.make_key(split, key.decode("ascii")), (number, found), size, 16)
+                elif key != b"num-samples" and not _is_label(key, found):  # images are before labels
+                    others += 1
+            self._others[number] = others
             if found != count:
                 raise SourceError(
                     f"{printable(str(database.path))}: num-samples is {count}, but there are {found} images"
                 )
 
     def count_left_parts(self) -> Mapping[str, int]:
-        """Counts entries besides image, label and ``num-samples``, by reason; ``{}`` if there are none."""
-        others = sum(database.entries - 2 * _read_count(database) - 1 for database in self.databases)
-        return {"entries besides image, label and num-samples": others} if others > 0 else {}
+        """Counts entries besides image, label and ``num-samples`` in the listed splits; ``{}`` if there are none."""
+        others = sum(self._others.values())
+        return {"entries besides image, label and num-samples": others} if others else {}
 
     def read_values(self, ref: Any) -> dict[str, Any]:
         """Reads image and text. Raises :class:`ValueError` if one is missing, the text is not UTF-8, or the image is
@@ -62,6 +70,12 @@ class OcrSource(LmdbSource):
         if text is None:
             raise ValueError(f"label-{index:09} is missing")
         return {"image": self.read_image(number, b"image-%09d" % index), "text": text.decode("utf-8")}
+
+
+def _is_label(key: bytes, images: int) -> bool:
+    """Tells if ``key`` is that of the label of one of ``images`` images."""
+    number = key.removeprefix(b"label-")
+    return number.isdigit() and 1 <= int(number) <= images and key == b"label-%09d" % int(number)
 
 
 def _read_count(database: Database) -> int:
