@@ -16,7 +16,7 @@ from packstore.sources.annotation_formats.objects import (
     box_from_corner,
     nonempty_text,
     object_from_box,
-    parse_json,
+    parse_json_lines,
 )
 
 
@@ -28,10 +28,7 @@ class CrowdHumanSource(DocumentSource):
     title = "CrowdHuman"
     name_pattern = re.compile(r".*\.odgt", re.I)
     signature = re.compile(rb'^\s*\{(?=[^\n]*"ID"\s*:)[^\n]*"gtboxes"\s*:')
-
-    def parse_document(self, data: bytes) -> Any:
-        """Parses each line that is not blank as JSON. Raises :class:`ValueError` for an invalid line."""
-        return [parse_json(line) for line in data.splitlines() if line.strip()]
+    parse_document = staticmethod(parse_json_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each line; the image is ``ID.jpg``."""

@@ -124,8 +124,8 @@ class DocumentSource(AnnotatedSource):
             self.first_ignored[reason].append(identifier)
 
     def parse_document(self, data: bytes) -> Any:
-        """Parses the bytes of a file of annotations, JSON in this base. Raises :class:`ValueError` for an invalid
-        file."""
+        """Parses the bytes of a file of annotations, JSON in this base. Subclasses may assign another parser. Raises
+        :class:`ValueError` for an invalid file."""
         return parse_json(data)
 
     @classmethod

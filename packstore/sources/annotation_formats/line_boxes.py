@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
-from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_box, to_floats
+from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_box, split_lines, to_floats
 from packstore.sources.beside import is_file, join, read_lines
 from packstore.sources.listing import IMAGE_SUFFIXES
 
@@ -30,10 +30,7 @@ class LineBoxesSource(DocumentSource):
     signature = re.compile(
         rf"^[^\n]+?(?:{_SUFFIXES})(?:[ \t]+-?[\d.]+(?:,-?[\d.]+){{3}},\d+)+[ \t]*\r?$".encode(), re.I | re.M
     )
-
-    def parse_document(self, data: bytes) -> Any:
-        """Decodes a list to its lines. Raises :class:`ValueError` if it is not UTF-8."""
-        return data.decode("utf-8-sig").splitlines()
+    parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each line that is not blank. Raises :class:`ValueError` for a line without an image, or a

@@ -18,6 +18,7 @@ from packstore.sources.annotation_formats.objects import (
     SizeReader,
     box_from_corner,
     object_from_box,
+    split_lines,
     to_floats,
 )
 from packstore.sources.beside import is_file, join, read_text
@@ -42,10 +43,7 @@ class MotSource(DocumentSource):
     max_depth = 4
     further_fields: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
     per_object = ("track",)
-
-    def parse_document(self, data: bytes) -> Any:
-        """Decodes ``gt.txt`` to its lines. Raises :class:`ValueError` if it is not UTF-8."""
-        return data.decode().splitlines()
+    parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image of the sequence: ``lines``, the numbers of its frame, and ``classes``, the

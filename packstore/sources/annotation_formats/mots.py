@@ -17,7 +17,7 @@ from packstore.core.fields import Array, Field
 from packstore.core.run_lengths import compute_run_lengths_box, decode_run_lengths
 from packstore.sources.annotation_formats.documents import AnnotationEntry, DocumentSource, make_document_kind
 from packstore.sources.annotation_formats.mot import take_frames
-from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths
+from packstore.sources.annotation_formats.objects import Annotation, SizeReader, object_from_run_lengths, split_lines
 from packstore.sources.beside import find_file, infer_mask_field, is_file, is_folder, join
 from packstore.sources.file_rows import FileRow, InTree
 from packstore.sources.listing import IMAGE_SUFFIXES
@@ -40,10 +40,7 @@ class MotsSource(DocumentSource):
     max_files = 100
     further_fields: ClassVar[Mapping[str, Field]] = {"track": Array("int64", ragged=True, optional=True)}
     per_object = ("track",)
-
-    def parse_document(self, data: bytes) -> Any:
-        """Decodes the file of a sequence to its lines. Raises :class:`ValueError` if it is not UTF-8."""
-        return data.decode().splitlines()
+    parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image of the sequence, with the lines of its frame, ``[]`` if it has none. Yields

@@ -160,6 +160,16 @@ def parse_json(data: bytes) -> Any:
         raise ValueError(f"its annotation is no JSON: {printable(reason)}") from None
 
 
+def parse_json_lines(data: bytes) -> list[Any]:
+    """Parses each line that is not blank as JSON. Raises :class:`ValueError` for an invalid line."""
+    return [parse_json(line) for line in data.splitlines() if line.strip()]
+
+
+def split_lines(data: bytes) -> list[str]:
+    """Splits UTF-8 text into its lines. Raises :class:`ValueError` if ``data`` is not UTF-8."""
+    return data.decode("utf-8-sig").splitlines()
+
+
 def numbered_lines(data: bytes, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
     """Yields number, from 1, and text of each line that is not blank. Raises :class:`ValueError` if ``data`` has
     another encoding."""

@@ -23,7 +23,7 @@ from packstore.sources.annotation_formats.objects import (
     object_from_box,
     object_from_polygons,
     object_from_run_lengths,
-    parse_json,
+    parse_json_lines,
     to_floats,
 )
 from packstore.sources.beside import is_file, join, read_lines
@@ -73,10 +73,7 @@ class WildReceiptSource(DocumentSource):
     signature = re.compile(rb'\A\s*\{(?=[^\n]*"file_name"\s*:)[^\n]*"annotations"\s*:\s*\[\s*\{[^}\n]*"box"\s*:\s*\[')
     further_fields: ClassVar[Mapping[str, Field]] = {"texts": Json(optional=True)}
     per_object = ("texts",)
-
-    def parse_document(self, data: bytes) -> Any:
-        """Parses each line that is not blank as JSON. Raises :class:`ValueError` for an invalid line."""
-        return [parse_json(line) for line in data.splitlines() if line.strip()]
+    parse_document = staticmethod(parse_json_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each line."""

@@ -17,6 +17,7 @@ from packstore.sources.annotation_formats.objects import (
     SizeReader,
     box_from_corner,
     object_from_box,
+    split_lines,
     to_floats,
 )
 from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
@@ -31,10 +32,7 @@ class WiderFaceSource(DocumentSource):
     expected = re.compile(r"(.*/)?wider_face_(train|val|test)\.mat")
     name_pattern = re.compile(r"wider_face_((train|val)_bbx_gt|test_filelist)\.txt")
     signature = re.compile(rb"^\S[^\n]*/[^\n]+\.\w+\s*(\n\s*\d+\s*\n|\n\S[^\n]*/|$)")
-
-    def parse_document(self, data: bytes) -> Any:
-        """Decodes the list to its lines. Raises :class:`ValueError` if it is not UTF-8."""
-        return data.decode().splitlines()
+    parse_document = staticmethod(split_lines)
 
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
         """Yields an entry for each image with its faces; an image of the test set has no annotation. Without the folder
