@@ -33,14 +33,19 @@ def coco_masks(segmentations: Sequence[Any], height: int, width: int, *, max_byt
         uint8 ``(len(segmentations), height, width)``: 1 inside the object, else 0.
 
     Raises:
-        ValueError: The image has no pixels, or the masks would have more than ``max_bytes``. Or a segmentation, which
-            the error names, is neither polygons nor run lengths, or does not fit the image. A polygon is refused if it
-            has fewer than three points, a length of 1.6 million pixels, or a coordinate beyond 100 million.
+        ValueError: The image has no pixels. All other errors name the number of the segmentation:
+
+            - The masks up to this segmentation have more than ``max_bytes``.
+            - It is neither polygons nor run lengths, or does not fit the image.
+            - A polygon has fewer than three points, more than 1.6 million pixels' length, or a coordinate beyond 100
+              million.
     """
-    if height < 1 or width < 1 or len(segmentations) * height * width > max_bytes:
+    if height < 1 or width < 1:
+        raise ValueError(f"an image of {height} x {width} pixels: expected at least one pixel")
+    if len(segmentations) > (allowed := max_bytes // (height * width)):
         raise ValueError(
-            f"{len(segmentations)} masks of {height} x {width} pixels: expected at least one pixel each, and at most "
-            f"{max_bytes} bytes together; ask for fewer objects at once, or give max_bytes"
+            f"segmentation {allowed}: with its mask, {allowed + 1} masks of {height} x {width} pixels have more than "
+            f"{max_bytes} bytes; ask for fewer objects at once, or give a larger max_bytes"
         )
     masks = np.zeros((len(segmentations), height, width), np.uint8)
     for number, segmentation in enumerate(segmentations):
