@@ -72,9 +72,9 @@ def test_what_is_no_segmentation(segmentation: Any, said: str) -> None:
 
 
 def test_masks_larger_than_asked_for() -> None:
-    with pytest.raises(ValueError, match="segmentation 268: .* more than 1073741824 bytes"):
+    with pytest.raises(ValueError, match=r"segmentation 268: .* more than 1073741824 bytes"):
         coco_masks([[]] * 1000, 2000, 2000)
-    with pytest.raises(ValueError, match="segmentation 1: .* 2 masks of 2 x 2 .*ask for fewer objects at once"):
+    with pytest.raises(ValueError, match=r"segmentation 1: .* 2 masks of 2 x 2 .*ask for fewer objects at once"):
         coco_masks([[]] * 2, 2, 2, max_bytes=7)
     with pytest.raises(ValueError, match="at least one pixel"):
         coco_masks([], 0, 2)

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, unused_column_name
+from packstore.core.errors import printable
+from packstore.sources.arrays.choosing import ArrayRoles, ColumnArray, SplitArrays, unused_column_name
+from packstore.sources.arrays.stored import BlockCache
+from packstore.sources.arrays.values import decode_text
 from packstore.sources.base import SPLIT_ORDER
 from packstore.sources.text_labels import LabelTexts, is_label_name, name_words
 
 ATTRIBUTES = ("classes", "class_names", "label_names", "names")
 """Attributes that name classes."""
 
-TextReader = Callable[[ColumnArray], Iterator[list[str]]]
-"""Reads the texts of an array, some at a time. Raises :class:`OSError` or :class:`ValueError`."""
+_MAX_CLASSES = 1 << 20
+_TEXTS = 4096
+_log = logging.getLogger(__name__)
 
 
 def parse_class_names(value: Any) -> tuple[str, ...] | None:
@@ -42,14 +48,14 @@ def parse_class_names(value: Any) -> tuple[str, ...] | None:
     return names if all(isinstance(name, str) and name for name in names) and len({*names}) == len(names) else None
 
 
-def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles, tuple[str, ...] | None]:
+def assign_text_labels(roles: ArrayRoles, blocks: BlockCache) -> tuple[ArrayRoles, tuple[str, ...] | None]:
     """Makes an array of texts the labels, if no array has class numbers, and the texts are certainly classes.
 
     Returns the new roles and the names of the classes. Returns None instead of names if no array becomes the labels, or
     its texts cannot be read. An array with a name for classes becomes a column if it has a text for each sample, and
     texts repeat. Raises :class:`OSError` or :class:`ValueError` if such an array cannot be read.
     """
-    roles = _add_repeated_names(roles, texts)
+    roles = _add_repeated_names(roles, blocks)
     if any("label" in part.columns for part in roles.parts):
         return roles, None
     found, parts = LabelTexts(), []
@@ -62,7 +68,7 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
             continue
         label = part.columns[names[0]]
         try:
-            for some in texts(label):
+            for some in _read_texts(blocks, label):
                 found.add_texts(set(some), len(some))
         except (OSError, ValueError):
             return roles, None
@@ -71,12 +77,12 @@ def assign_text_labels(roles: ArrayRoles, texts: TextReader) -> tuple[ArrayRoles
     order: list[str] = []
     if roles.classes is not None:
         file, info = roles.classes
-        order = list(chain.from_iterable(texts(ColumnArray(file, info))))
+        order = list(chain.from_iterable(_read_texts(blocks, ColumnArray(file, info))))
     classes = found.decide_classes(order=order if len({*order}) == len(order) else ())
     return (roles, None) if classes is None else (replace(roles, parts=tuple(parts), classes=None), classes)
 
 
-def _add_repeated_names(roles: ArrayRoles, texts: TextReader) -> ArrayRoles:
+def _add_repeated_names(roles: ArrayRoles, blocks: BlockCache) -> ArrayRoles:
     """Makes the array of names of classes a column instead, if it has a text for each sample and texts repeat; else
     returns the roles unchanged. Raises :class:`OSError` or :class:`ValueError` if the texts cannot be read."""
     if roles.classes is None or len(roles.parts) != 1:
@@ -84,7 +90,7 @@ def _add_repeated_names(roles: ArrayRoles, texts: TextReader) -> ArrayRoles:
     (file, info), part = roles.classes, roles.parts[0]
     if info.shape[0] != part.length:
         return roles
-    names = list(chain.from_iterable(texts(ColumnArray(file, info))))
+    names = list(chain.from_iterable(_read_texts(blocks, ColumnArray(file, info))))
     if len({*names}) == len(names):
         return roles
     columns = {
@@ -98,6 +104,66 @@ def _may_be_labels(chosen: ColumnArray) -> bool:
     """Tells if an array has a text for each sample, and a name for labels."""
     words = [word for word in name_words(chosen.info.name) if word not in SPLIT_ORDER]
     return chosen.info.content == "texts" and len(chosen.info.shape) == 1 and is_label_name(words)
+
+
+def find_class_names(shown: str, roles: ArrayRoles, blocks: BlockCache) -> tuple[str, ...] | None:
+    """Finds the names of the classes of numeric labels: in an array of texts, or in attributes.
+
+    Attributes may be those of the labels, the images or a group above them. Reads all labels. Returns None if there are
+    no names. Returns None too if the names do not fit the labels, and then logs a warning with ``shown``, the source's
+    path. Raises :class:`OSError` or :class:`ValueError` if labels or texts cannot be read.
+    """
+    labels = (_read_labels(part, blocks) for part in roles.parts)
+    most = max((int(each[np.isfinite(each)].max(initial=0)) for each in labels), default=0)
+    for origin, names, is_certain in _list_possible_names(roles, blocks):
+        if names is not None and most < len(names) and (is_certain or most + 1 == len(names)):
+            return names
+        if is_certain:
+            _log.warning("%s: %s does not name the classes of the labels; they are packed as numbers alone", shown,
+                         origin)  # fmt: skip
+            return None
+    return None
+
+
+def _list_possible_names(roles: ArrayRoles, blocks: BlockCache) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
+    """Yields possible names of classes: their origin for messages; the names, None if unusable; and True if they
+    certainly are classes."""
+    if roles.classes is not None:
+        file, info = roles.classes
+        if not 0 < info.shape[0] <= _MAX_CLASSES:
+            return
+        texts = list(chain.from_iterable(_read_texts(blocks, ColumnArray(file, info))))
+        yield info.shown, tuple(texts) if all(texts) and len({*texts}) == len(texts) else None, True
+        return
+    for part in roles.parts:
+        for role in ("label", "image"):
+            if (chosen := part.columns.get(role)) is None or "label" not in part.columns:
+                continue
+            place: str | None = chosen.info.name
+            while place is not None:
+                found = blocks.open_file(chosen.file).read_attributes(place)
+                for name, value in found.items():
+                    origin = printable(f"the attribute {name} of {place or 'the file'}")
+                    names = parse_class_names(value)
+                    is_certain = names is not None and (name != "names" or place == part.columns["label"].info.name)
+                    yield origin, names, is_certain
+                place = place.rpartition("/")[0] if place else None
+
+
+def _read_texts(blocks: BlockCache, chosen: ColumnArray) -> Iterator[list[str]]:
+    """Yields all texts of an array, up to 4096 at a time. Raises :class:`OSError` or :class:`ValueError` if they
+    cannot be read or decoded."""
+    file, info = blocks.open_file(chosen.file), chosen.info
+    for start in range(0, info.shape[0], _TEXTS):
+        yield [decode_text(text) for text in file.read_rows(info.name, 0, start, min(start + _TEXTS, info.shape[0]))]
+
+
+def _read_labels(part: SplitArrays, blocks: BlockCache) -> NDArray[Any]:
+    """Reads all class numbers of a group of arrays that belong together; empty without labels."""
+    chosen = part.columns.get("label")
+    if chosen is None or not chosen.length:
+        return np.zeros(0, np.int64)
+    return blocks.open_file(chosen.file).read_rows(chosen.info.name, 0, 0, chosen.length)
 
 
 def _decode_name(value: Any) -> Any:

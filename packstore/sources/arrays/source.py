@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,10 +21,9 @@ from packstore.sources.arrays.choosing import (
     LABEL_WORDS,
     ArrayRoles,
     ColumnArray,
-    SplitArrays,
     assign_roles,
 )
-from packstore.sources.arrays.classes import assign_text_labels, parse_class_names
+from packstore.sources.arrays.classes import assign_text_labels, find_class_names
 from packstore.sources.arrays.stored import ArrayInfo, BlockCache, OpenArrays, bytes_per_row, rows_per_block
 from packstore.sources.arrays.values import (
     MASK_DTYPES,
@@ -43,12 +40,8 @@ from packstore.sources.listing import IMAGE_SUFFIXES, is_passed_over
 from packstore.sources.rows import Row, RowSource
 from packstore.sources.text_labels import name_words
 
-_log = logging.getLogger(__name__)
-
 _PROBED = 4
 _MAX_FILES = 10_000
-_MAX_CLASSES = 1 << 20
-_TEXTS = 4096
 
 
 class ArraySource(RowSource):
@@ -145,7 +138,7 @@ class ArraySource(RowSource):
         damaged names of classes."""
         roles = self.assign_roles(infos)
         try:
-            return assign_text_labels(roles, self._read_texts)
+            return assign_text_labels(roles, self._blocks)
         except (OSError, ValueError) as error:
             raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
 
@@ -384,51 +377,9 @@ class ArraySource(RowSource):
         if self._text_classes is not None:
             return self._text_classes
         try:
-            labels = map(self._read_labels, self._roles.parts)
-            most = max((int(each[np.isfinite(each)].max(initial=0)) for each in labels), default=0)
-            for shown, names, is_certain in self._find_class_names():
-                if names is not None and most < len(names) and (is_certain or most + 1 == len(names)):
-                    return names
-                if is_certain:
-                    _log.warning("%s: %s does not name the classes of the labels; they are packed as numbers alone",
-                                 printable(str(self.path)), shown)  # fmt: skip
-                    return None
+            return find_class_names(printable(str(self.path)), self._roles, self._blocks)
         except (OSError, ValueError) as error:
             raise SourceError(f"{printable(str(self.path))}: {printable(str(error))}") from None
-        return None
-
-    def _find_class_names(self) -> Iterator[tuple[str, tuple[str, ...] | None, bool]]:
-        """Yields possible names of classes: their origin for messages; the names, None if unusable; and True if they
-        certainly are classes."""
-        if self._roles.classes is not None:
-            file, info = self._roles.classes
-            if not 0 < info.shape[0] <= _MAX_CLASSES:
-                return
-            texts = list(chain.from_iterable(self._read_texts(ColumnArray(file, info))))
-            yield info.shown, tuple(texts) if all(texts) and len({*texts}) == len(texts) else None, True
-            return
-        for part in self._roles.parts:
-            for role in ("label", "image"):
-                if (chosen := part.columns.get(role)) is None or "label" not in part.columns:
-                    continue
-                place: str | None = chosen.info.name
-                while place is not None:
-                    found = self._blocks.open_file(chosen.file).read_attributes(place)
-                    for name, value in found.items():
-                        shown = printable(f"the attribute {name} of {place or 'the file'}")
-                        names = parse_class_names(value)
-                        is_certain = names is not None and (name != "names" or place == part.columns["label"].info.name)
-                        yield shown, names, is_certain
-                    place = place.rpartition("/")[0] if place else None
-
-    def _read_texts(self, chosen: ColumnArray) -> Iterator[list[str]]:
-        """Yields all texts of an array, up to 4096 at a time. Raises :class:`OSError` or :class:`ValueError` if they
-        cannot be read or decoded."""
-        file, info = self._blocks.open_file(chosen.file), chosen.info
-        for start in range(0, info.shape[0], _TEXTS):
-            yield [
-                decode_text(text) for text in file.read_rows(info.name, 0, start, min(start + _TEXTS, info.shape[0]))
-            ]
 
     @cached_property
     def _label_numbers(self) -> dict[str, int]:
@@ -440,13 +391,6 @@ class ArraySource(RowSource):
         if text not in self._label_numbers:
             raise ValueError(f"label: {printable(text[:40])!r} is not one of the classes: its file has changed")
         return self._label_numbers[text]
-
-    def _read_labels(self, part: SplitArrays) -> NDArray[Any]:
-        """Reads all class numbers of a group of arrays that belong together; empty without labels."""
-        chosen = part.columns.get("label")
-        if chosen is None or not chosen.length:
-            return np.zeros(0, np.int64)
-        return self._blocks.open_file(chosen.file).read_rows(chosen.info.name, 0, 0, chosen.length)
 
 
 _OTHER_DATA = (".h5", ".hdf5", ".npz", ".npy", ".mdb", ".tar", ".zip", ".parquet", ".arrow", ".tfrecord", ".mds")
