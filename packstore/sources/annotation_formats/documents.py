@@ -49,10 +49,10 @@ class AnnotationEntry(NamedTuple):
     """Annotation of one image, from a file with annotations of many.
 
     Attributes:
-        name: Name of the image: a path, which may be that of another machine.
+        name: Path of the image. It may be a path on the machine that wrote the file.
         raw: Raw annotation for :meth:`AnnotationColumns.parse_annotation`; any JSON value.
-        split: Split, which the source writes in lower case; None for that of the file.
-        further_images: Names of further images that it describes.
+        split: Split of the image, in any case of letters; None for the split of the file.
+        further_images: Paths of further images that the entry describes.
         identifier: Its id in the file, for messages.
     """
 
@@ -66,19 +66,25 @@ class AnnotationEntry(NamedTuple):
 class DocumentSource(AnnotatedSource):
     """Base of formats with one file of annotations, or one for each split.
 
-    Names of images are relative to the file of annotations, or to a folder beside or above that file. A name without a
-    folder may be of an image in any folder, if only one image has the name. Images that no file names are left out. A
-    damaged file, an image with two entries (unless :attr:`allows_repeats`) and more than 255 splits raise
-    :class:`SourceError` at once.
+    Paths of images are relative to the file of annotations, or to a folder beside or above that file. If no image has
+    such a path, an image in any other folder is taken, if it is the only one of its name. Images that no file names are
+    left out.
+
+    Opening parses all files, and raises :class:`SourceError`:
+
+    - if there is no file of annotations, or a file is damaged
+    - if an image has two entries, without :attr:`allows_repeats`
+    - for more than 255 splits
+    - if the temporary file for the annotations cannot be written
 
     Attributes:
         name_pattern: Matches the names of files of annotations.
-        signature: Matches the beginning of each of them.
-        max_depth: Number of levels below the top folder in which they are looked for.
-        max_files: Most of them in a folder; more are taken for files of single images, and ignored.
-        allows_repeats: An image may have several entries, each a sample; later ones have keys with ``#1``, ``#2`` ….
-        absent_reason: Reason for leaving out entries whose images are missing. If empty, such entries are bad samples.
-        max_further: Most further images of an entry.
+        signature: Matches the first 64 KiB of such a file.
+        max_depth: Number of levels below the top folder in which such files are searched.
+        max_files: A folder with more matching names has annotations of single images; its files are passed over.
+        allows_repeats: An image may have several entries, each a sample. Later entries have keys with ``#1``, ``#2`` ….
+        absent_reason: Reason for leaving out entries without their images. If empty, such entries are bad samples.
+        max_further: Largest number of further images of an entry.
         ignored: Number of values and entries that are left out, by reason.
         first_ignored: Identifiers of the first entries that are left out, by reason.
     """
@@ -113,12 +119,12 @@ class DocumentSource(AnnotatedSource):
 
     @abstractmethod
     def read_entries(self, file: str, document: Any) -> Iterator[AnnotationEntry]:
-        """Yields an entry for each image of a parsed file. Counts values of the file that are in no entry in
-        ``ignored``. May raise any error of reading a value that lacks the structure of the format."""
+        """Yields an entry for each image of a parsed file. Counts in :attr:`ignored` the values of the file that no
+        entry has. May raise any error of reading a value that lacks the structure of the format."""
 
     def count_ignored(self, reason: str, identifier: str) -> None:
-        """Counts an entry that is left out in :attr:`ignored`; adds the first 4 identifiers for each reason to
-        :attr:`first_ignored`."""
+        """Counts in :attr:`ignored` an entry that is left out. Adds the first 4 identifiers for each reason to
+        :attr:`first_ignored`; no empty ones."""
         self.ignored[reason] += 1
         if identifier and len(self.first_ignored[reason]) < _NAMED:
             self.first_ignored[reason].append(identifier)
@@ -130,8 +136,9 @@ class DocumentSource(AnnotatedSource):
 
     @classmethod
     def find_files(cls, tree: Tree) -> list[str]:
-        """Finds the files of annotations by names and first bytes. Includes files of the same name in other folders
-        even if their beginning does not match: these are damaged, and must not be missed."""
+        """Finds the files of annotations, by names and first bytes. A file whose first bytes do not match is damaged,
+        if a matching file has the same name: such files are included. Passes over folders with more than
+        :attr:`max_files` matching names."""
         folders = _list_folders_to_depth(tree, cls.max_depth)
         paths = [path for each in folders for path in _list_matching_files(tree, each, cls.name_pattern, cls.max_files)]
         found = {path for path in paths if cls.signature.search(convert_start(tree.first_bytes(path, _START)))}
@@ -139,10 +146,13 @@ class DocumentSource(AnnotatedSource):
         return [path for path in paths if path in found or path.rpartition("/")[2] in names]
 
     def _read_files(self) -> Iterator[Any]:
-        """Yields, for each entry of all files, a list of two: the paths of its further images, and its raw annotation.
-        Records image and split of each entry, and the largest number of further images. Counts entries that are left
-        out. Raises :class:`SourceError` for a damaged file and more than 255 splits, and, unless
-        :attr:`allows_repeats` is set, for a repeated image."""
+        """Parses all files, and yields for each entry a list: paths of its further images, raw annotation.
+
+        Records image and split of each entry, and updates :attr:`max_further`. Entries without their images are counted
+        and left out if :attr:`absent_reason` is set. Raises :class:`SourceError` for a damaged file and for more than
+        255 splits. Raises :meth:`_repeated_image_error` for a second entry of an image, if :attr:`allows_repeats` is
+        not set.
+        """
         seen: dict[bytes, str] = {}
         times: Counter[bytes] = Counter()
         for file in self._files:
@@ -191,8 +201,8 @@ class DocumentSource(AnnotatedSource):
                 yield [further, entry.raw]
 
     def _repeated_image_error(self, image: str, first: str, second: str) -> SourceError:
-        """Returns the error for an image that two entries describe, in the files ``first`` and ``second``; if these
-        differ, an :class:`AmbiguousSourceError` that suggests to ignore one."""
+        """Returns the error for an image with two entries, in the files ``first`` and ``second``. For two different
+        files it is an :class:`AmbiguousSourceError`, whose answers each ignore one of them."""
         if first == second:
             return SourceError(f"{self.tree.name(first)} has two annotations of {printable(image)}: remove one")
         answers = [Answer(ignore_paths([each])) for each in (first, second)]
@@ -203,9 +213,14 @@ class DocumentSource(AnnotatedSource):
         )
 
     def _resolve_images(self, file: str, names: Sequence[str], entries: Sequence[AnnotationEntry]) -> list[str]:
-        """Returns the path of each image that a file names. Looks in the usual folders, and in the folders of an
-        entry's own split. At last looks for a unique file of that name anywhere, unless :attr:`absent_reason` is set,
-        or the name has a folder that exists. A missing image gets a path in the folder of most others."""
+        """Returns the path of each image that a file names.
+
+        - Names are joined to the usual folder that has most of the images.
+        - If entries have splits, an image may also be in the folder of its entry's split.
+        - Without :attr:`absent_reason`, a missing image is searched in all folders by its file's name, and taken if
+          only one is found. A name is not searched if its own folder exists.
+        - An image that is not found gets a path in the folder of most others.
+        """
         beside = file.rpartition("/")[0]
         above = beside.rpartition("/")[0]
         split = split_from_file(file)
@@ -228,7 +243,7 @@ class DocumentSource(AnnotatedSource):
         return found
 
     def _find_by_name(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """Finds the paths of all files with one of the ``names``, in any folder, by name."""
+        """Lists the paths of all files with each of the ``names``, in all folders that are not hidden."""
         found: dict[str, list[str]] = {name: [] for name in names}
         for folder, listed in self.tree.folders(is_passed_over):
             for name in found.keys() & set(listed.files):
@@ -240,8 +255,8 @@ class DocumentSource(AnnotatedSource):
         return {each: frozenset(self.tree.names(each).files) for each in {path.rpartition("/")[0] for path in paths}}
 
     def _join_to_folder(self, names: Sequence[str], folders: Sequence[str]) -> list[str]:
-        """Joins names of images to the folder of ``folders`` that has most of these images. If none has any, joins them
-        to the top folder."""
+        """Joins names of images to the folder of ``folders`` that has most of these images. If no folder has any,
+        returns the names as paths from the top folder."""
         folder = (find_base_folder(self.tree, names, folders) if names else None) or ""
         return [join(folder, name) for name in names]
 
@@ -254,8 +269,8 @@ class DocumentSource(AnnotatedSource):
         return in_packing_order(self._splits) or ("",)
 
     def file_rows(self, split: str) -> Iterator[FileRow]:
-        """Yields a row for each entry of a split, in the order of the files; later entries of one image have keys with
-        ``#1``, ``#2`` …"""
+        """Yields a row for each entry of a split, in the order of the files. Later entries of an image have keys with
+        ``#1``, ``#2`` …."""
         if split in self._splits:
             number = self._splits.index(split)
             for image in np.flatnonzero(np.frombuffer(self._split_of, np.uint8) == number).tolist():
@@ -269,8 +284,7 @@ class DocumentSource(AnnotatedSource):
             yield row if entry is None else row._replace(value_bytes=row.value_bytes + self._spool.value_size(entry))
 
     def pop_annotation(self, values: dict[str, Any]) -> Any:
-        """Removes the number of the entry from the values, and reads and returns its raw annotation from the temporary
-        file."""
+        """Removes the entry's number from ``values``, and reads the entry's raw annotation from the temporary file."""
         return self._spool.read_value(values.pop("entry"))[1]
 
     def read_further_images(self, entry: int) -> list[str]:
@@ -304,7 +318,7 @@ def _folder_has_file(files_by_folder: Mapping[str, frozenset[str]], path: str) -
 
 
 def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
-    """Yields the top folder, and the folders up to ``max_depth`` levels below it; skips hidden and ignored folders, and
+    """Yields the top folder, and the folders up to ``max_depth`` levels below it. Skips hidden and ignored folders, and
     links to a folder above."""
     for folder, _ in tree.folders(is_passed_over):  # near ones first
         if len([*path_and_parents(folder)]) > max_depth:
@@ -313,8 +327,8 @@ def _list_folders_to_depth(tree: Tree, max_depth: int) -> Iterator[str]:
 
 
 def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_files: int) -> list[str]:
-    """Returns the paths of the files in a folder whose names match, without hidden ones; ``[]`` if more than
-    ``max_files`` match, since these are annotations of single images."""
+    """Lists the paths of the files in a folder whose names match, without hidden files. Returns ``[]`` for more than
+    ``max_files`` files: these are annotations of single images."""
     suffix = re.search(r"\\[.]\(?(\w+(?:\|\w+)*)\)?$", pattern.pattern)
     names = tree.names(folder)
     listed = names.ending(*(f".{each}" for each in suffix[1].split("|"))) if suffix else names.files
@@ -323,9 +337,9 @@ def _list_matching_files(tree: Tree, folder: str, pattern: re.Pattern[str], max_
 
 
 def _clean_image_path(name: Any) -> str:
-    """Converts the name of an image in an annotation file to a path within the source; takes only the last part of an
-    absolute path or a URL. Raises :class:`ValueError` for a value that is no text, and for a path that leads out of the
-    source."""
+    """Converts the name of an image in an annotation file to a path within the source. Of an absolute path or a URL,
+    keeps the last part alone. Raises :class:`ValueError` for a value that is no text, and for a path that leads out of
+    the source."""
     if not isinstance(name, str):
         raise ValueError(f"found {name!r:.60} as the name of an image, expected a text")
     bare = name
@@ -335,15 +349,15 @@ def _clean_image_path(name: Any) -> str:
 
 
 def split_from_file(file: str) -> str:
-    """Returns the split of a file, in lower case. Takes the first word of the file's name that is a split. Else takes
-    the nearest folder above the file whose name is a split, else ``""``."""
+    """Returns the split of a file by its path, in lower case. Takes the first word of the file's name that is a split.
+    Else takes the nearest folder above the file whose name is a split. Else returns ``""``."""
     *folders, name = file.lower().split("/")
     words = [*re.split(r"[_.\-\s]+", name)[:-1], *reversed(folders)]
     return next((word for word in words if word in SPLIT_ORDER), "")
 
 
 def make_document_kind(source: type[DocumentSource], help: str) -> Kind:
-    """Makes the kind of a format; it is certain of a path in which it finds files of annotations."""
+    """Makes the kind of a format. Recognition is certain of each path with a file of annotations."""
 
     def recognise(path: Path, options: SourceOptions) -> Certainty:
         tree = open_tree(path)

@@ -31,9 +31,9 @@ def is_zip(start: bytes) -> bool:
 
 
 def read_zip(path: Path) -> ArchiveIndex:
-    """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a damaged or encrypted zip,
-    and for one part of a zip in several parts. Also raises it for names that are repeated or lead out of the zip, and
-    if it is unclear whether backslashes separate folders."""
+    """Builds the index of a zip from its central directory. Raises :class:`SourceError` for a zip that is damaged,
+    encrypted, or one part of several. Also raises it for names that are repeated, lead out of the zip, or have
+    backslashes of unclear meaning."""
     name = printable(str(path))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         try:
@@ -43,9 +43,12 @@ def read_zip(path: Path) -> ArchiveIndex:
 
 
 def _build_index(data: mmap.mmap, name: str) -> ArchiveIndex:
-    """Builds the index from the central directory; symbolic links become files without data, directories are left out.
-    Backslashes become slashes in names without a slash that MS-DOS or Windows wrote. Raises :class:`SourceError` for
-    damage, encryption, names that are repeated or lead out of the zip, and unclear backslashes."""
+    """Builds the index from the central directory, without directories. Symbolic links become files without data.
+
+    A name with backslashes alone gets slashes instead, if MS-DOS or Windows wrote the entry. If another system wrote
+    it, and no name in the zip has a slash, the meaning is unclear. Raises :class:`SourceError` for that, for damage and
+    encryption, and for names that are repeated or lead out of the zip.
+    """
     count, start, end = _find_directory(data, name)
     builder, position, entries = IndexBuilder(replaces=False), start, 0
     odd, has_folders = "", False
@@ -100,7 +103,7 @@ class _EntryCount(NamedTuple):
     def agrees_with(self, entries: int) -> bool:
         """Tells if :attr:`stated` agrees with the number of entries found.
 
-        Without zip64 the number has 16 bits: a larger one is stated by its last 16 bits, or as 65535.
+        Without zip64 the field has 16 bits. Writers state a larger number as 65535, or by its last 16 bits.
         """
         if self.has_zip64:
             return entries == self.stated
@@ -134,8 +137,9 @@ def _find_directory(data: mmap.mmap, name: str) -> tuple[_EntryCount, int, int]:
 
 
 def _apply_zip64(extra: bytes, nbytes: int, stored: int, place: int) -> tuple[int, int, int]:
-    """Returns uncompressed size, compressed size and offset of an entry, with those that do not fit into 32 bits
-    replaced from the zip64 field in ``extra``. Raises :class:`struct.error` if the field is too short."""
+    """Returns an entry's uncompressed size, compressed size and offset, with the values of its zip64 field. That field
+    in ``extra`` has only the numbers that do not fit into 32 bits. Without the field, the numbers are returned as
+    given. Raises :class:`struct.error` if the field is too short."""
     values, position = [nbytes, stored, place], 0
     while position + 4 <= len(extra):
         kind, size = struct.unpack_from("<HH", extra, position)
@@ -168,6 +172,6 @@ def _convert_dos_time(date: int, time: int) -> int:
 
 
 def inflate(data: bytes, size: int) -> bytes:
-    """Inflates deflated data to at most ``size + 1`` bytes: one byte more than ``size`` shows that there are more.
+    """Inflates deflated data, at most ``size + 1`` bytes: a longer result than ``size`` shows that there is more.
     Returns fewer bytes for data that are cut off. Raises :class:`zlib.error` for damage."""
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)

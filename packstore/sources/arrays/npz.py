@@ -39,8 +39,8 @@ _CHUNK = 1 << 20
 
 
 class NpzSource(ArraySource):
-    """Samples of ``.npz`` or ``.npy`` files. Arrays of Python objects are never unpickled: images or labels of this
-    type raise :class:`SourceError`, other such arrays are left out."""
+    """Samples of ``.npz`` or ``.npy`` files. Arrays of Python objects are never unpickled: if the images or labels are
+    such, opening raises :class:`SourceError`. Other such arrays are left out."""
 
     kind = "npz"
     suffixes = (".npz", ".npy")
@@ -48,7 +48,7 @@ class NpzSource(ArraySource):
 
     @classmethod
     def open_file(cls, path: Path, folder: Path) -> OpenArrays:
-        """Opens an ``.npz`` if the file is a zip, else an ``.npy``."""
+        """Opens an ``.npz`` if the file is a zip, else an ``.npy``. Raises :class:`SourceError` if it is damaged."""
         return _OpenNpz(path) if first_bytes(path, 4) == _ZIP else _OpenNpy(path)
 
 
@@ -59,7 +59,7 @@ class _StoredArray:
     Attributes:
         read: Reads bytes of its values, given size and offset.
         info: Description of the array.
-        fortran: Its first axis is the fastest in the file.
+        fortran: The values are in Fortran order, with the first axis the fastest.
     """
 
     read: Callable[[int, int], bytes]
@@ -77,8 +77,8 @@ class _OpenNumpyArrays(OpenArrays):
         return [content.info for content in self._contents.values()]
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows ``start`` to ``stop`` along an axis, which keeps its place in the result. Texts become an array of
-        Python's texts, or of bytes."""
+        """Reads rows ``start`` to ``stop`` along ``axis``; the result has the array's axes in their order. Texts become
+        an array of Python objects: ``str`` or ``bytes``. Raises :class:`ValueError` for damaged bytes."""
         content = self._contents[name]
         info = content.info
         shape = info.shape[::-1] if content.fortran else info.shape
@@ -93,8 +93,8 @@ class _OpenNumpyArrays(OpenArrays):
 
 
 class _OpenNpy(_OpenNumpyArrays):
-    """Open ``.npy`` file: one array, with the name of the file. Opening raises :class:`SourceError` for a damaged
-    header, or another size than that of the array."""
+    """Open ``.npy`` file: one array with the name of the file. Opening raises :class:`SourceError` for a damaged
+    header, and if the file has another size than its array."""
 
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))
@@ -119,9 +119,11 @@ class _OpenNpy(_OpenNumpyArrays):
 
 
 class _OpenNpz(_OpenNumpyArrays):
-    """Open ``.npz`` file: a zip of ``.npy`` files. Bytes ``x`` with ``x_offsets`` become one array of files. Opening
-    raises :class:`SourceError` for damage, encryption, and members that are no arrays, repeated, or more than
-    10,000."""
+    """Open ``.npz`` file: a zip of ``.npy`` files. Bytes ``x`` with ``x_offsets`` become one array of files.
+
+    Opening raises :class:`SourceError` for damage, encryption and more than 10,000 members. It also raises it for a
+    member that is no array, and for two members of one name.
+    """
 
     def __init__(self, path: Path) -> None:
         self._shown = printable(str(path))
@@ -152,7 +154,7 @@ class _OpenNpz(_OpenNumpyArrays):
             raise
 
     def _join_offsets(self) -> None:
-        """Replaces each pair of arrays ``x`` (bytes) and ``x_offsets`` by one array of files of any length each."""
+        """Replaces each pair of arrays ``x`` (uint8) and ``x_offsets`` (int64) by one array of files."""
         for name, content in list(self._contents.items()):
             offsets = self._contents.get(f"{name}_offsets")
             if offsets is None or content.info.shape[1:] or content.info.dtype != np.uint8:
@@ -165,8 +167,8 @@ class _OpenNpz(_OpenNumpyArrays):
                 self._offsets[name] = offsets
 
     def read_rows(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
-        """Reads rows along an axis; of joined arrays, files by their offsets. Raises :class:`ValueError` for an offset
-        outside of the array."""
+        """Reads rows along an axis; of joined arrays, files by their offsets. Raises :class:`ValueError` for damage,
+        and for an offset outside of the array."""
         content = self._ragged.get(name)
         if content is None:
             return super().read_rows(name, axis, start, stop)
@@ -181,7 +183,7 @@ class _OpenNpz(_OpenNumpyArrays):
 
     def _open_member(self, name: str, member: zipfile.ZipInfo) -> _StoredArray:
         """Opens an array of the zip, stored or deflated. Raises :class:`ValueError` for another compression, encryption
-        and damage."""
+        or damage, and :class:`SourceError` for a damaged header of the array."""
         header = read_at(self._descriptor, _LOCAL.size, member.header_offset)
         magic, *_, name_size, extra_size = _LOCAL.unpack(header)
         if magic != _ZIP or member.flag_bits & 1:
@@ -213,7 +215,7 @@ class _OpenNpz(_OpenNumpyArrays):
 
 
 class _CheckedReader:
-    """Reads bytes of a file in a zip, by size and offset. The first call reads the whole file, and raises
+    """Reads bytes of a file in a zip, by size and offset. The first read checks the whole file, and raises
     :class:`ValueError` if its CRC-32 differs. ``unchecked`` reads without that check."""
 
     def __init__(self, read: Callable[[int, int], bytes], member: zipfile.ZipInfo) -> None:
@@ -234,7 +236,7 @@ class _CheckedReader:
 
 
 def _read_inflated(reader: GzipReader, size: int, place: int) -> bytes:
-    """Reads exactly ``size`` bytes at an offset of the decompressed file. Raises :class:`ValueError` if they are
+    """Reads exactly ``size`` bytes at offset ``place`` of the decompressed file. Raises :class:`ValueError` if they are
     damaged or missing."""
     try:
         reader.seek(place)
@@ -247,8 +249,9 @@ def _read_inflated(reader: GzipReader, size: int, place: int) -> bytes:
 
 
 def _parse_header(shown: str, name: str, start: bytes, nbytes: int) -> tuple[ArrayInfo, bool, int]:
-    """Parses the header of an ``.npy``: returns the array, True for Fortran order, and the offset of its values. Arrays
-    of Python objects and other dtypes are described as unreadable.
+    """Parses the header of an ``.npy``; returns the array, True for Fortran order, and the offset of its values.
+
+    Arrays of Python objects, and of dtypes without a type of column, are described as unreadable.
 
     Args:
         shown: Name of the file, for messages.
@@ -293,8 +296,8 @@ _open = open_with(NpzSource, ExportedNpz)
 
 
 def _recognise(path: Path, options: SourceOptions) -> Certainty:
-    """Returns ``CERTAIN`` for a file by its first bytes, and for a folder by suffixes, else ``NO``. Opens the arrays
-    first, and raises the errors of that."""
+    """Returns ``CERTAIN`` for a file with the first bytes of an npz or npy, and for a folder of such suffixes. Else
+    returns ``NO``. Opens the arrays before it returns ``CERTAIN``, and raises the errors of opening."""
     if path.is_dir():
         if NpzSource.recognise_folder(path) is Certainty.NO:
             return Certainty.NO
@@ -304,8 +307,8 @@ def _recognise(path: Path, options: SourceOptions) -> Certainty:
 
 
 def _is_npz(path: Path) -> bool:
-    """Tells if a file is a zip of numpy arrays: a zip with the suffix ``.npz``, or with any suffix but ``.zip`` if its
-    first file is an ``.npy``."""
+    """Tells if a file is a zip of numpy arrays. The suffix ``.npz`` of a zip suffices. With any other suffix but
+    ``.zip``, the first file in the zip has to be an ``.npy``."""
     start = first_bytes(path, 512)
     name = start[30 : 30 + int.from_bytes(start[26:28], "little")]
     suffix = path.suffix.lower()

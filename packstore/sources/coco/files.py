@@ -39,9 +39,9 @@ class AnnotationFile:
     Attributes:
         path: Path in the tree.
         kind: One of :data:`READ_ORDER`.
-        split: Name of its split, ``""`` if it has none.
-        token: The split as its name writes it: ``train2017``.
-        named: Its name has the kind.
+        split: Name of the split, ``""`` if there is none.
+        token: Part of the file's name after the kind, mostly the split with a year: ``train2017``.
+        named: True if the kind is in the file's name.
     """
 
     path: str
@@ -52,16 +52,16 @@ class AnnotationFile:
 
 
 def find_annotation_files(tree: Tree) -> list[AnnotationFile]:
-    """Finds COCO's files of annotations by names and first bytes, in the top folder and the folders directly in it.
-    Passes over hidden folders."""
+    """Finds COCO's files of annotations, by names and first bytes. Looks in the top folder and in the folders directly
+    in it, except hidden ones. Returns ``[]`` if there are none."""
     folders = ["", *_BESIDE]
     folders += [name for name in tree.names("").folders if name not in folders and not is_passed_over(name)]
     return [file for folder in folders for file in _find_in_folder(tree, folder)]
 
 
 def separate_copies(tree: Tree, files: list[AnnotationFile]) -> tuple[list[AnnotationFile], list[AnnotationFile]]:
-    """Separates files from copies, which have the bytes of an earlier file of the same split and kind; returns both
-    lists."""
+    """Separates files from copies; returns both lists. A copy has the bytes of an earlier file of the same split and
+    kind."""
     own: list[AnnotationFile] = []
     copies: list[AnnotationFile] = []
     for file in files:
@@ -76,10 +76,12 @@ def _have_same_bytes(tree: Tree, one: str, other: str) -> bool:
 
 
 def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[str, AnnotationFile]]:
-    """Groups files by split, in packing order, and by kind. If a split has two files of a kind, the full tokens
-    (``train2014``, ``train2017``) are splits. In a split without objects, stuff is taken for objects.
+    """Groups files by split, in packing order, and then by kind.
 
-    Raises :class:`AmbiguousSourceError` if two files of a kind have the same token, or if only some files have a split.
+    If two files of one kind have the same split, their tokens (``train2014``, ``train2017``) become the splits. If a
+    split has neither instances nor keypoints, its file of stuff counts as instances. Raises
+    :class:`AmbiguousSourceError` if two files of one kind have the same token, or if only some of the files have a
+    split.
     """
     counts = Counter((file.split, file.kind) for file in files)
     shared = {split for (split, _), count in counts.items() if count > 1}
@@ -108,8 +110,8 @@ def group_by_split(tree: Tree, files: list[AnnotationFile]) -> dict[str, dict[st
 
 
 def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSourceError:
-    """Returns the error for several files of one kind and split. If files share a folder, its answers keep one file and
-    ignore the others. Else they open one of the folders."""
+    """Returns the error for several files of one kind and split. If two of them share a folder, each answer keeps one
+    file and ignores the others. Else each answer opens one of the folders."""
     named = " and ".join(printable(file.path) for file in files)
     folders = [file.path.rpartition("/")[0] for file in files]
     answers = [Answer(source=Path(tree.root, folder)) for folder in folders if folder and Path(tree.root).is_dir()]
@@ -125,8 +127,9 @@ def _several_files_error(tree: Tree, files: list[AnnotationFile]) -> AmbiguousSo
 
 
 def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str | None:
-    """Finds the folder with most of the images ``names``, among the usual ones for an annotation file; of equal ones,
-    the first. Returns None if no folder has any."""
+    """Finds the folder with most of the images ``names``; of equal folders, the first. Looks in folders beside and
+    above the file, with usual names such as ``images`` or the split. Returns None if no folder has any of the
+    images."""
     beside = file.path.rpartition("/")[0]
     above = beside.rpartition("/")[0]
     wanted = dict.fromkeys(filter(None, (file.token, file.split)))
@@ -139,7 +142,7 @@ def find_image_folder(tree: Tree, file: AnnotationFile, names: list[str]) -> str
 
 
 def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
-    """Tells if a folder has all ``names`` of images of a file; False for no names."""
+    """Tells if ``folder`` has all images ``names``; False for no names."""
     there: dict[str, frozenset[str]] = {}
     for path in names:
         within, _, name = path.rpartition("/")
@@ -152,10 +155,10 @@ def has_all_images(tree: Tree, folder: str, names: list[str]) -> bool:
 
 
 def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end: str = "") -> str | None:
-    """Finds the folder with most of the masks ``names`` of an annotation file, or returns None if no folder has any.
+    """Finds the folder with most of the masks ``names`` of an annotation file; returns None if no folder has any.
 
-    The folder has the name of the file plus ``end``, and lies beside the file, one folder above, or in ``images``
-    there. Without ``end``, it may also be the folder that holds the file.
+    The folder has the file's name without suffix, plus ``end``. It lies beside the file, one folder above, or in
+    ``images`` in one of these. Without ``end``, it may also be the file's own folder.
     """
     beside = file.path.rpartition("/")[0]
     stem = file.path.rpartition("/")[2].rpartition(".")[0]
@@ -165,14 +168,17 @@ def find_mask_folder(tree: Tree, file: AnnotationFile, names: Iterable[str], end
 
 
 def _is_named_by_split(folder: str, split: str) -> bool:
-    """Tells if the name of a folder is a split with a year or a word for images: ``train2017``, ``train_images``."""
+    """Tells if a folder has the name of the split and a number, or a word for images: ``train2017``, ``train_images``.
+    False for an empty split."""
     return bool(split) and re.fullmatch(rf"{re.escape(split)}[_-]?(\d+|images?|imgs?)", folder.lower()) is not None
 
 
 def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
-    """Yields the files of annotations in a folder. If the folder has more than 16 JSON files, yields only files with
-    COCO's names. Skips files of a single image. Looks for COCO's lists in the first 64 KiB of a file, or in the first 1
-    GiB if the file has COCO's name."""
+    """Yields the files of annotations in a folder: JSON objects with one of COCO's lists.
+
+    The list has to begin in the first 64 KiB of a file, or in the first 1 GiB if the file has COCO's name. Skips files
+    of a single image. If the folder has more than 16 JSON files, yields only files with COCO's names.
+    """
     found = [name for name in tree.names(folder).ending(".json") if name[0] != "." or _has_coco_name(name)]
     if len(found) > _PROBED:  # a file for each image
         found = [name for name in found if _has_coco_name(name)]
@@ -193,15 +199,20 @@ def _find_in_folder(tree: Tree, folder: str) -> Iterator[AnnotationFile]:
 
 
 def _has_coco_name(name: str) -> bool:
-    """Tells if a file has a name of COCO's or Roboflow's annotation files, also with a leading dot."""
+    """Tells if a file has a name as COCO or Roboflow writes it; a dot may precede the name."""
     match = _NAME.fullmatch(name.lower().lstrip("."))
     return match is not None and (match[1] is not None or match[2] == "annotations.coco") and name[:2] != "._"
 
 
 def _split_from_name(kind: str, token: str, folder: str) -> str:
     """Returns the split of a file of annotations. ``token`` is the part of the file's name after the kind. Takes the
-    first of these: a known split in ``token``; ``token`` without a year, if the name has a kind; the folder's name, if
-    that is a known split; ``""``."""
+    first of these that exists:
+
+    - a word of ``token`` that is a known split
+    - ``token`` without its year, if the name has a kind
+    - the folder's name, if it is a known split
+    - ``""``
+    """
     name = re.sub(r"[_-]?(19|20)\d\d$", "", token)
     known = next((part for part in re.split(r"[_.-]", name) if part in SPLIT_ORDER), "")
     if known or (kind and token not in _NO_SPLIT):

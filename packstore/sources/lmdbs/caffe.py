@@ -29,7 +29,7 @@ class _Datum(NamedTuple):
 
     Attributes:
         shape: Channels, height and width.
-        data: Offsets of the beginning and end of its image.
+        data: Begin and end of the image in the message.
         label: Class number.
         encoded: The image is a file, not pixels.
     """
@@ -41,20 +41,21 @@ class _Datum(NamedTuple):
 
 
 class CaffeSource(LmdbSource):
-    """Source of Caffe's LMDBs. Pixels in an LMDB with ``cifar`` in its name are in the order red, green, blue. Messages
-    of floating-point numbers, and of other than 1 or 3 channels, are bad samples."""
+    """Source of Caffe's LMDBs. Pixels are in the order red, green, blue if the LMDB has ``cifar`` in its name, else in
+    the order blue, green, red. Messages of floating-point numbers are bad samples. So are pixels of other than 1 or 3
+    channels."""
 
     kind = "caffe"
 
     @classmethod
     def is_of_kind(cls, database: Database) -> bool:
-        """Tells if more than half of the first values are messages with an image."""
+        """Tells if more than half of the first 4 values are messages with an image."""
         found = [_is_image_datum(value) for _, value in database.read_first_entries()]
         return 2 * sum(found) > len(found)
 
     @cached_property
     def _has_files(self) -> bool:
-        """True if the messages have image files, by the first of them; False if they have pixels."""
+        """True if the first message with an image has a file, False if it has pixels."""
         return next(
             parse_datum(value).encoded for _, value in self.databases[0].read_first_entries() if _is_image_datum(value)
         )
@@ -72,8 +73,8 @@ class CaffeSource(LmdbSource):
                 yield Row(f"{split}/{text}" if split else text, (number, key), size, 8)
 
     def read_values(self, ref: Any) -> dict[str, Any]:
-        """Reads the image, a file or pixels ``(H, W, C)``, and the label. Raises :class:`ValueError` for damage, too
-        many pixels, and other than 1 or 3 channels."""
+        """Reads image and label; the image is a file, or pixels ``(H, W, C)``. Raises :class:`ValueError` for a damaged
+        message, a missing or too large image, and other than 1 or 3 channels."""
         number, key = ref
         data = self.databases[number].read_value(key)
         if data is None:
