@@ -100,7 +100,29 @@ class Resize(GeometricOperation):
 
 
 @dataclass(frozen=True)
-class CenterCrop(GeometricOperation):
+class FixedSizeOperation(GeometricOperation):
+    """Base of operations whose results have one size, whatever the size of images.
+
+    Converts ``size`` to ``(height, width)``. Raises :class:`UsageError` if it is not positive.
+    """
+
+    size: int | Size
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", parse_size(self.size, type(self).__name__))
+
+    def size_after(self, size: Size | None) -> Size | None:
+        return self._size_pair
+
+    @property
+    def _size_pair(self) -> Size:
+        """Height and width of the results."""
+        assert not isinstance(self.size, int)
+        return self.size
+
+
+@dataclass(frozen=True)
+class CenterCrop(FixedSizeOperation):
     """Crops the centre, as torchvision's ``CenterCrop``; centres smaller images on zeros.
 
     Args:
@@ -110,11 +132,6 @@ class CenterCrop(GeometricOperation):
         UsageError: A size that is not positive.
     """
 
-    size: int | Size
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", parse_size(self.size, "CenterCrop"))
-
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         (rows, columns), (height, width) = self._size_pair, images.shape[-2:]
         top, left = find_centred_start(height, rows), find_centred_start(width, columns)
@@ -123,10 +140,6 @@ class CenterCrop(GeometricOperation):
             images = torch.nn.functional.pad(images, [max(0, n) for n in edges])
             top, left = max(0, top), max(0, left)
         return images[..., top : top + rows, left : left + columns]
-
-    def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size of the crop, whatever the size of images."""
-        return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         """Returns True unless an earlier crop is smaller."""
@@ -138,15 +151,9 @@ class CenterCrop(GeometricOperation):
         top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
         return with_window(crops, top, left, self._size_pair)
 
-    @property
-    def _size_pair(self) -> Size:
-        """Height and width of the crop."""
-        assert not isinstance(self.size, int)
-        return self.size
-
 
 @dataclass(frozen=True)
-class RandomCrop(GeometricOperation):
+class RandomCrop(FixedSizeOperation):
     """Crops a part at a uniformly random position, as torchvision's ``RandomCrop``.
 
     With padding it does not run while files are decoded, but on batches, or when the engine crops stored arrays.
@@ -164,14 +171,13 @@ class RandomCrop(GeometricOperation):
             padding that reflects them.
     """
 
-    size: int | Size
     padding: int = 0
     padding_mode: PaddingMode = "constant"
     fill: float = 0
     pad_if_needed: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", parse_size(self.size, "RandomCrop"))
+        super().__post_init__()
         if self.pad_if_needed and (self.padding or self.padding_mode != "constant"):
             raise UsageError("RandomCrop: pad_if_needed stands without padding, and fills with one value")
         if not isinstance(self.padding, int) or self.padding < 0:
@@ -215,10 +221,6 @@ class RandomCrop(GeometricOperation):
                 f"{height}x{width}; for these at most {reach}"
             )
 
-    def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size of the crop, whatever the size of images."""
-        return self._size_pair
-
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         """Returns True without padding if no earlier crop is smaller; with black ``pad_if_needed`` only as the first
         crop."""
@@ -255,15 +257,9 @@ class RandomCrop(GeometricOperation):
     def pads(self) -> PaddingMode:
         return self.padding_mode
 
-    @property
-    def _size_pair(self) -> Size:
-        """Height and width of the crop."""
-        assert not isinstance(self.size, int)
-        return self.size
-
 
 @dataclass(frozen=True)
-class RandomResizedCrop(GeometricOperation):
+class RandomResizedCrop(FixedSizeOperation):
     """Crops a box of random area and aspect ratio, and resizes it, as torchvision's ``RandomResizedCrop``.
 
     Args:
@@ -277,7 +273,6 @@ class RandomResizedCrop(GeometricOperation):
         UsageError: A size that is not positive, a range that is not ascending and positive, an unknown interpolation.
     """
 
-    size: int | Size
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     interpolation: str = "bilinear"
@@ -287,7 +282,7 @@ class RandomResizedCrop(GeometricOperation):
 
     def __post_init__(self) -> None:
         check_sampling(self, self.interpolation, self.antialias)
-        object.__setattr__(self, "size", parse_size(self.size, "RandomResizedCrop"))
+        super().__post_init__()
         for name in ("scale", "ratio"):
             pair = tuple(float(n) for n in getattr(self, name))
             if len(pair) != 2 or not 0 < pair[0] <= pair[1] < math.inf:
@@ -298,10 +293,6 @@ class RandomResizedCrop(GeometricOperation):
         whole = torch.stack([draws.records * 0 + n for n in images.shape[-2:]], 1)
         crops = self.plan_crops(Crops.full(whole), draws)
         return crop_and_resize(images, crops.box, self._size_pair, crops.sampling)
-
-    def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size of results, whatever the size of images."""
-        return self._size_pair
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
         """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
@@ -361,12 +352,6 @@ class RandomResizedCrop(GeometricOperation):
         rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)
         columns = where(ratio > high, to_int64((to_float64(height) * high).round()), width)
         return rows.clip(1), columns.clip(1)
-
-    @property
-    def _size_pair(self) -> Size:
-        """Height and width of the results."""
-        assert not isinstance(self.size, int)
-        return self.size
 
 
 _ATTEMPTS = 10
