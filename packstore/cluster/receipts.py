@@ -19,20 +19,20 @@ from packstore.objects import ConflictError, ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReceipt:
-    """Receipt of a shard that is packed and uploaded. Equal work gives equal receipts: they do not tell who did it, or
-    when.
+    """Receipt of a shard that is packed and uploaded. Equal work gives equal receipts.
 
     Attributes:
         number: Number of the task, from 0.
-        entries: Number of entries that the shard was made from.
-        split: Their split; ``""`` in a source without splits.
+        entries: Number of the source's entries in this task.
+        split: Split of the entries; ``""`` in a source without splits.
         shard: The uploaded shard; None if all samples were skipped.
         columns: Bytes of the values of each column but ``image``.
         keys: The XXH3-64 of each key, little-endian, in base64.
         labels: Number of records by first label, as text.
         skipped: Samples that were left out.
-        counted: Numbers of records to add to the manifest's options, by option.
-        kept: Number of progressive files that could not be made baseline, by reason.
+        counted: Numbers of records by option of the manifest, such as ``exif_oriented``. Sums over all receipts go
+            into the manifest.
+        kept: Number of progressive JPEG files that stayed progressive, by reason.
         palette: Number of PNG files with a palette, by class number as text.
         oriented: Number of images whose EXIF orientation asks for a rotation or flip.
         source_bytes: Bytes of the images that were read.
@@ -62,12 +62,16 @@ class TaskReceipt:
         return np.frombuffer(base64.b64decode(self.keys), "<u8")
 
     def to_json(self) -> bytes:
-        """Returns canonical JSON, with the digest of everything else in ``digest``."""
+        """Returns canonical JSON. Its field ``digest`` is the digest of all other fields."""
         return encode_with_digest(to_plain(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> TaskReceipt:
-        """Parses a receipt. Raises :class:`StoreError` if :meth:`to_json` cannot have written it."""
+        """Parses a receipt.
+
+        Raises :class:`StoreError` if its digest, its fields or its number of keys are wrong. ``where`` names it in
+        messages.
+        """
         try:
             receipt: TaskReceipt = from_plain(_SCHEMA, cls, parse_with_digest(data), "receipt")
             if len(receipt.key_hashes()) != receipt.records:
@@ -115,10 +119,10 @@ def encode_keys(hashes: NDArray[np.uint64]) -> str:
 
 
 def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> None:
-    """Creates the object of a receipt; accepts an existing one with the same content.
+    """Creates the object of a receipt. Accepts an existing object with the same content.
 
     Raises:
-        StoreError: The existing one differs, because another machine has computed a different shard.
+        StoreError: The existing object is damaged. Or it differs, because another machine computed a different shard.
     """
     try:
         objects.create(name, receipt.to_json())
@@ -132,7 +136,7 @@ def create_receipt(objects: ObjectStore, name: str, receipt: TaskReceipt) -> Non
 
 
 def _describe_receipt(receipt: TaskReceipt) -> str:
-    """Returns the shard's SHA-256 and records, or "no record of N samples", for messages."""
+    """Returns the shard's SHA-256 and number of records, or "no record of N samples". For messages."""
     if receipt.shard is None:
         return f"no record of {receipt.entries} samples"
     return f"SHA-256 {receipt.shard.digest} ({receipt.records:,} records)"
@@ -147,5 +151,5 @@ def sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def select_receipts_with_records(receipts: Sequence[TaskReceipt]) -> list[TaskReceipt]:
-    """Returns the receipts of shards with records, in the order of their tasks."""
+    """Returns the receipts of shards with records, sorted by number."""
     return [receipt for receipt in sorted(receipts, key=lambda r: r.number) if receipt.shard is not None]

@@ -33,10 +33,10 @@ class SharedPlan:
     """The plan that all drivers of a run share, content of ``plan.json``.
 
     Attributes:
-        fingerprint: The source, the options and the versions of the software, see
-            :func:`packstore.packing.resume.conversion_fingerprint`; and ``entries``, the digest of all entries.
+        fingerprint: The fields of :func:`packstore.packing.resume.conversion_fingerprint`: source, options, versions of
+            the software. Besides, ``entries`` has the digest of all entries.
         cuts: Number of entries of each shard.
-        normalization: Normalisation of floating-point records.
+        normalization: Normalisation of floating-point records; None for records without one.
     """
 
     fingerprint: dict[str, Any]
@@ -44,12 +44,13 @@ class SharedPlan:
     normalization: Normalization | None
 
     def to_json(self) -> bytes:
-        """Returns canonical JSON, with the digest of everything else in ``digest``."""
+        """Returns canonical JSON. Its field ``digest`` is the digest of all other fields."""
         return encode_with_digest(to_plain(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> SharedPlan:
-        """Parses a plan. Raises :class:`StoreError` if :meth:`to_json` cannot have written it."""
+        """Parses a plan. Raises :class:`StoreError` if its digest or its fields are wrong. ``where`` names it in
+        messages."""
         try:
             plain = parse_with_digest(data)
             fingerprint = plain.pop("fingerprint")
@@ -83,7 +84,7 @@ class ClusterRun:
     name: str
 
     def object_name(self, part: str) -> str:
-        """Returns the name of one of the run's objects."""
+        """Returns the name of the run's object ``part``: ``_work/<run>/<part>``."""
         return f"{WORK}{self.name}/{part}"
 
     @property
@@ -108,8 +109,10 @@ class ClusterRun:
             return None
 
     def read_receipts(self) -> Iterator[TaskReceipt]:
-        """Reads and yields all existing receipts, in any order. Raises :class:`StoreError` for a damaged one, or one
-        under another task's name. Leaves out those that another driver removes meanwhile.
+        """Reads and yields all existing receipts, in any order. Leaves out receipts that another driver removes
+        meanwhile.
+
+        Raises :class:`StoreError` if a receipt is damaged, or under another task's name.
         """
         names = [info.name for info in self.objects.list(self.object_name("done/"))]
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="packstore-receipts") as pool:
@@ -123,15 +126,16 @@ class ClusterRun:
                         yield receipt
 
     def remove_objects(self) -> None:
-        """Deletes all objects of the run, the plan last, since it identifies the receipts."""
+        """Deletes all objects of the run. The plan goes last, because it identifies the receipts."""
         names = [info.name for info in self.objects.list(self.object_name(""))]
         self.objects.delete([name for name in names if name != self.plan_name])
         self.objects.delete([name for name in names if name == self.plan_name])
 
 
 def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
-    """Names the run of a plan by a digest of its source and options, so that all drivers with the same ones share a
-    run. Requests nothing.
+    """Returns the run of a plan. Requests nothing.
+
+    Its name is a digest of the source and the options that users choose. Drivers with equal ones share a run.
     """
     fingerprint = _plan_fingerprint(plan)
     chosen: dict[str, Any] = {name: fingerprint[name] for name in _CHOSEN_BY_USER}
@@ -140,14 +144,17 @@ def identify_run(plan: Plan, objects: ObjectStore) -> ClusterRun:
 
 
 def join_run(plan: Plan, run: ClusterRun, progress: ProgressCallback) -> tuple[Plan, SharedPlan]:
-    """Joins the run that other drivers began, or begins it by creating its plan. Returns the plan with the run's
-    normalisation, and the shared plan.
+    """Joins the run that other drivers began, or begins it by creating its plan.
 
     Lists the source. Computes the normalisation if this driver begins the run and the plan asks for it.
 
+    Returns:
+        The plan with the run's normalisation, and the shared plan.
+
     Raises:
         DestinationError: The run was begun with another source or other software.
-        SourceError: The source changed while it was listed.
+        SourceError: The number of entries changed while the source was listed.
+        StoreError: The stored plan is damaged.
     """
     mine = SharedPlan(*_list_shards(plan, progress), None)
     stored = run.read_object(run.plan_name)
@@ -181,8 +188,7 @@ def _plan_fingerprint(plan: Plan) -> dict[str, Any]:
 
 
 def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Lists the source. Returns the fingerprint with the digest of all entries, and the number of entries of each
-    shard.
+    """Lists the source. Returns the fingerprint with the digest of all entries, and each shard's number of entries.
 
     Raises :class:`SourceError` if the number of entries changed.
     """
@@ -199,7 +205,7 @@ def _list_shards(plan: Plan, progress: ProgressCallback) -> tuple[dict[str, Any]
 
 
 def source_changed_error(plan: Plan, how: str) -> SourceError:
-    """Returns the error for a source that changed while it was packed."""
+    """Returns the error for a source that changed while it was packed. ``how`` says what changed."""
     return SourceError(
         f"{printable(str(plan.source.path))} changed while it was packed: {how}; run the conversion again with "
         "--restart when nothing writes to it"

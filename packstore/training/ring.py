@@ -90,17 +90,17 @@ class _PastEvent:
 class HostTransport(Transport):
     """Transport for the CPU: copies nothing.
 
-    Memory given to the consumer is reused, up to four buffers of it, when the last tensor over it is gone. New memory
-    for each batch would cost page faults: a fifth of the time in which two threads crop and resize it.
+    When the last tensor over a buffer is gone, its memory can be allocated again. At most four such buffers are kept.
     """
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"))
+        # New memory for each batch would cost page faults: a fifth of the time in which two threads crop and resize.
         self._returned: deque[NDArray[np.uint8]] = deque(maxlen=_KEPT_BUFFERS)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Allocates a tensor, if possible in the memory of an earlier tensor. The memory can be reused when the last
-        view of the tensor is gone."""
+        """Allocates a tensor, if possible in the memory of an earlier one. Views of the tensor keep its memory in
+        use."""
         nbytes = math.prod(shape) * dtype.itemsize
         memory = self._take_buffer(nbytes)
         # A tensor's storage keeps a reference to the array that it was made from. This view belongs to it alone, so it
@@ -110,8 +110,10 @@ class HostTransport(Transport):
         return torch.from_numpy(lent).view(dtype).view(*shape)
 
     def _take_buffer(self, nbytes: int) -> NDArray[np.uint8]:
-        """Takes a returned buffer of ``nbytes`` to twice as many, and drops buffers of other sizes; allocates a new one
-        if none fits."""
+        """Takes a returned buffer of at least ``nbytes`` and at most twice as many. Allocates one if none fits.
+
+        Drops returned buffers of other sizes that it meets first.
+        """
         for _ in range(len(self._returned)):
             try:
                 memory = self._returned.popleft()
@@ -122,13 +124,12 @@ class HostTransport(Transport):
         return np.empty(nbytes, np.uint8)
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        """Returns the shipment at once; ``work`` runs when it is received."""
+        """Returns a shipment at once. ``work`` runs when the shipment is received."""
         return _HostShipment(host, work)
 
 
 class _HostShipment(Shipment):
-    """Shipment whose work runs at its receipt, in the consumer's thread. A second receipt raises
-    :class:`RuntimeError`."""
+    """Shipment whose work runs when it is received, in the consumer's thread."""
 
     copied: Event = _PastEvent()
 
@@ -136,7 +137,7 @@ class _HostShipment(Shipment):
         self._waiting: tuple[Tensors, DeviceWork] | None = host, work
 
     def receive(self) -> Any:
-        """Runs the work now; keeps no reference to the host tensors. Raises :class:`RuntimeError` the second time."""
+        """Runs the work now. Keeps no reference to the host tensors. Raises :class:`RuntimeError` the second time."""
         # In the consumer's thread: torch's own threads do this work, and workers have none to spare.
         # Both are let go of first: what the work holds must not live as long as the slot that keeps this shipment.
         waiting, self._waiting = self._waiting, None
@@ -147,14 +148,17 @@ class _HostShipment(Shipment):
 
 
 class CudaTransport(Transport):
-    """Transport for CUDA: copies and device work run on their own stream, beside the consumer's."""
+    """Transport for CUDA: copies and device work run on a stream of their own.
+
+    Attributes:
+        followed: A stream that all later copies wait for, or None. :meth:`_CudaShipment.receive` sets it.
+    """
 
     asynchronous = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # The consumer's stream, once it was given something whose tensors cannot be found.
         self.followed: Any = None
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -166,8 +170,11 @@ class CudaTransport(Transport):
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        """Queues copy and work on the transport's stream, and returns at once. If tensors are on the device already,
-        the stream first waits for the caller's; it also waits for :attr:`followed`, if set."""
+        """Queues copy and work on the transport's stream, and returns at once.
+
+        If :attr:`followed` is set, that stream's work comes first. If a tensor is on the device already, so does the
+        work on the caller's current stream.
+        """
         copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         if self.followed is not None:
@@ -185,8 +192,7 @@ class CudaTransport(Transport):
 
 
 class _CudaShipment(Shipment):
-    """Shipment on a CUDA device. At its receipt, the consumer's stream waits for the shipment; the host does not
-    wait."""
+    """Shipment on a CUDA device."""
 
     def __init__(self, transport: CudaTransport, value: Any, copied: Any, done: Any) -> None:
         self._transport = transport
@@ -195,8 +201,11 @@ class _CudaShipment(Shipment):
         self._done = done
 
     def receive(self) -> Any:
-        """Makes the caller's stream wait for the work; keeps the memory of tensors until that stream has read them. If
-        the result may contain tensors that are not found, all later sends wait for that stream."""
+        """Makes the caller's current stream wait for the work; the host does not wait.
+
+        The memory of the result's tensors stays allocated until that stream has read them. If :func:`find_tensors`
+        cannot list them, all later sends wait for that stream.
+        """
         value, self._value = self._value, None
         found, stream = find_tensors(value), torch.cuda.current_stream(self._transport.device)
         stream.wait_event(self._done)
@@ -213,9 +222,8 @@ class _CudaShipment(Shipment):
 
 
 class ProducerStream:
-    """Remembers the CUDA stream on which tensors are made, so that other streams wait for them. Does nothing on other
-    devices.
-    """
+    """Remembers the CUDA stream on which tensors are made, to make other streams wait for them. Does nothing on other
+    devices."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -228,8 +236,10 @@ class ProducerStream:
             self._stream = torch.cuda.current_stream(self._device)
 
     def wait(self, *tensors: torch.Tensor) -> None:
-        """Makes the current stream wait for the remembered one, and keeps the memory of ``tensors`` until the current
-        stream has read them."""
+        """Makes the current stream wait for the remembered one, if that is another.
+
+        Keeps the memory of ``tensors`` until the current stream has read them.
+        """
         if not self._cuda or self._stream is None:
             return
         stream = torch.cuda.current_stream(self._device)
@@ -240,27 +250,31 @@ class ProducerStream:
 
 
 def transport_to(device: torch.device) -> Transport:
-    """Returns the transport for ``device``: streams and pinned memory for CUDA, plain ``.to`` for any other
-    accelerator."""
+    """Returns the transport for ``device``.
+
+    - CPU: :class:`HostTransport`.
+    - CUDA: :class:`CudaTransport`, on the current device if ``device`` has no index.
+    - Others: :class:`PlainTransport`.
+    """
     if device.type == "cuda":
         return CudaTransport(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
     return HostTransport() if device.type == "cpu" else PlainTransport(device)
 
 
 class PlainTransport(Transport):
-    """Transport for other devices than CPU and CUDA: copies, and runs the work, when the batch is received."""
+    """Transport for other devices than CPU and CUDA. Copies, and runs the work, when the batch is received."""
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Allocates a tensor in ordinary host memory."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def send(self, host: Tensors, work: DeviceWork) -> Shipment:
-        """Returns a shipment that copies and works when it is received."""
+        """Returns a shipment at once. Copy and ``work`` run when the shipment is received."""
         return _HostShipment(host, lambda tensors: work(tuple(t.to(self.device) for t in tensors)))
 
 
 class Slot:
-    """Host buffers of one batch in the ring, and their latest shipment."""
+    """Host buffers of one batch in the ring, and the batch's shipment."""
 
     def __init__(self) -> None:
         self.buffers: list[torch.Tensor | None] = []
@@ -268,10 +282,9 @@ class Slot:
 
 
 class Ring:
-    """Fixed number of slots for batches, used repeatedly, so that memory does not grow with an epoch. Buffers that the
-    consumer still shares are replaced.
+    """Fixed number of reusable slots for batches, so that memory does not grow with an epoch.
 
-    Not thread-safe: the consumer acquires and releases; workers only write into buffers.
+    Not thread-safe: the consumer alone acquires and releases. Workers only write into buffers.
     """
 
     def __init__(self, transport: Transport, slots: int) -> None:
@@ -282,7 +295,7 @@ class Ring:
     def acquire(self) -> Slot | None:
         """Takes a slot whose buffers are free. Returns None if all slots contain batches that are not received yet.
 
-        Waits only for a copy to the device that is queued but not done.
+        If all others are in use, waits until a received batch is copied to the device.
         """
         if not self._free and self._leaving:
             slot = next((s for s in self._leaving if _copy_event(s).query()), self._leaving[0])
@@ -293,8 +306,10 @@ class Ring:
         return self._free.pop() if self._free else None
 
     def get_buffer(self, slot: Slot, number: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns host buffer ``number`` of a slot as a tensor of this shape and dtype. Allocates a new buffer if the
-        present one has another dtype or is too small."""
+        """Returns host buffer ``number`` of a slot as a tensor of this shape and dtype.
+
+        Allocates a new buffer if there is none, or if it has another dtype or is too small. The content is undefined.
+        """
         while len(slot.buffers) <= number:
             slot.buffers.append(None)
         wanted = math.prod(shape)
@@ -307,8 +322,10 @@ class Ring:
             return held[:wanted].view(*shape)
 
     def release(self, slot: Slot, received: Any) -> None:
-        """Frees a slot whose batch was received. Buffers in whose memory ``received`` may lie are left to the consumer;
-        the slot will allocate new ones."""
+        """Frees a slot whose batch was received.
+
+        Leaves buffers that ``received`` may share to the consumer. The slot allocates new ones later.
+        """
         found = find_tensors(received)
         if found is None:  # a value of the user's that may share the buffers
             slot.buffers = []
@@ -320,13 +337,16 @@ class Ring:
 
 
 def _copy_event(slot: Slot) -> Event:
-    """Returns the event after which the slot's buffers may be overwritten."""
+    """Returns the event after which the buffers of the slot may be overwritten. Without a shipment, it has happened."""
     return slot.shipment.copied if slot.shipment is not None else _PastEvent()
 
 
 def shares_memory(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
-    """Tells if ``tensor`` begins in the memory of ``buffer``, whatever views or numpy arrays lie between. True for
-    sparse tensors, whose memory is not examined."""
+    """Tells if the storage of ``tensor`` begins within that of ``buffer``. Views share a storage.
+
+    - Another device: False.
+    - Sparse tensors: True, without a look at their memory.
+    """
     if tensor.device != buffer.device:
         return False
     if tensor.layout != torch.strided:
@@ -336,8 +356,10 @@ def shares_memory(tensor: torch.Tensor, buffer: torch.Tensor) -> bool:
 
 
 def find_tensors(value: Any) -> list[torch.Tensor] | None:
-    """Lists all tensors in nested tuples, lists and dicts. Returns None if another object is found that may contain
-    tensors."""
+    """Lists all tensors in nested tuples, lists and dicts.
+
+    Numbers, strings, bytes and None hold no tensors. Returns None if any other object is found.
+    """
     if isinstance(value, torch.Tensor):
         return [value]
     if value is None or isinstance(value, (str, bytes, int, float)):

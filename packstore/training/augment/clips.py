@@ -15,7 +15,8 @@ from packstore.training.augment.warp_targets import Warp
 def place_clip(placement: Placement, row: int, clip: Tensor) -> Tensor:
     """Applies the crops, resizes, flips and warps of image ``row`` to all frames of a clip, ``(…, C, H, W)``.
 
-    Consecutive crops and resizes are joined, so that pixels are interpolated once. May return a view of ``clip``."""
+    Consecutive crops and resizes are joined if possible, to interpolate pixels once. May return a view of ``clip``.
+    """
     frames = clip.reshape(-1, *clip.shape[-3:])
     cut = Cut.full(frames.shape[-2], frames.shape[-1])
     for move in placement.moves:

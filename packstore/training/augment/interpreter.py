@@ -38,9 +38,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
-    """Runs ``program`` on a copy of ``images``: with the engine for uint8 RGB on the CPU, else as :func:`run_by_torch`.
+    """Runs ``program`` on a copy of ``images``. Returns ``images`` themselves if the program does nothing.
 
-    Returns ``images`` themselves if the program does nothing. Raises as :func:`run_by_torch`."""
+    The engine runs it on uint8 RGB on the CPU. :func:`run_by_torch` runs all others, and raises the errors.
+    """
     if not program["code"].any():
         return images
     if images.device.type == "cpu" and images.dtype == torch.uint8 and images.shape[1] == 3 and images.numel():
@@ -53,8 +54,9 @@ def run_program(images: Tensor, program: Program, name: str = "") -> Tensor:
 
 
 def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
-    """Applies the steps of ``program`` ``(B, n)`` to ``images`` ``(B, C, H, W)`` with torch, on any device. Leaves
-    ``images`` unchanged. If the program does nothing, returns ``images`` itself.
+    """Applies the steps of ``program`` ``(B, n)`` to a copy of ``images`` ``(B, C, H, W)`` with torch, on any device.
+
+    Returns ``images`` themselves if the program does nothing.
 
     Args:
         images: The images.
@@ -62,8 +64,8 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
         name: Name of the operation in messages. By default, the name of the step.
 
     Raises:
-        UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB; :data:`_IN_GRAY` also
-            take gray, and :data:`_ANY_DTYPE` all images.
+        UsageError: A step does not support the images' dtype or channels. Most need uint8 RGB. :data:`_IN_GRAY` also
+            take gray of uint8. :data:`_ANY_DTYPE` take all images, but erasing with random values does not.
     """
     codes, flags = program["code"], program["flags"]
     busy = codes.any(1)
@@ -109,16 +111,18 @@ def run_by_torch(images: Tensor, program: Program, name: str = "") -> Tensor:
 
 
 def _mode_bits(codes: Steps, flags: Steps) -> NDArray[np.int64]:
-    """Returns the flags of steps that images must share to go through one kernel call: all flags, or for warps all but
-    the fill colour."""
+    """Returns the flags by which steps are grouped for one kernel call. Warps ignore the fill colour in theirs."""
     low = flags.astype(np.int64) & 0xFFFFFFFF
     warped = (codes == Code.AFFINE) | (codes == Code.PERSPECTIVE)
     return np.where(warped, low & 0xFF, low)
 
 
 def _check_pixels(images: Tensor, code: Code, flags: int, name: str) -> None:
-    """Raises :class:`UsageError` if the operation ``code`` does not support the images' dtype or number of channels;
-    says how to load other images. A policy (``name`` has "Aug") supports only uint8 RGB, whatever it has drawn."""
+    """Raises :class:`UsageError` if ``code`` does not support the images' dtype or number of channels.
+
+    A policy supports only uint8 RGB, even if ``code`` supports more. It is recognised by "Aug" in ``name``. The message
+    says how to load other images.
+    """
     channels = images.shape[1]
     random_erasing = code == Code.ERASE and flags != 0
     if images.dtype == torch.uint8 and channels == 3:
@@ -168,7 +172,7 @@ def _with_parameters(kernel: Callable[..., Tensor], *places: int) -> Callable[[T
 
 
 def _run_blur(images: Tensor, steps: Steps) -> Tensor:
-    """Blurs images by the kernel sizes and deviations in ``steps``, all images of one kernel size at once."""
+    """Blurs images by the kernel sizes and deviations in ``steps``. Calls the kernel once per kernel size."""
     sizes = steps["p"][:, :2].astype(np.int64)
     result = torch.empty_like(images)
     for size in np.unique(sizes, axis=0).tolist():
@@ -180,8 +184,10 @@ def _run_blur(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _run_noise(images: Tensor, steps: Steps) -> Tensor:
-    """Adds noise by the means, deviations and seeds in ``steps``, whose flags are equal: with 0 results wrap around,
-    else they are clipped to 0 … 255."""
+    """Adds noise by the means, deviations and seeds in ``steps``.
+
+    The steps have equal flags. Flag 0 wraps results around at 256; other flags clip them to 0 … 255.
+    """
     mean, sigma = _parameter_columns(images, steps, 0, 1)
     return warps.add_noise(images, mean, sigma, _join_seeds(steps, 2), bool(steps["flags"][0]))
 
@@ -193,7 +199,8 @@ def _run_permutation(images: Tensor, steps: Steps) -> Tensor:
 
 
 def _run_erasing(images: Tensor, steps: Steps) -> Tensor:
-    """Overwrites the boxes in ``steps``, whose flags are equal, with their values, or with random pixels for flag 1."""
+    """Overwrites the boxes in ``steps`` with their values, or with random pixels for flag 1. The steps have equal
+    flags."""
     boxes, flags = steps["p"][:, :4].astype(np.int64), steps["flags"][0]
     if flags == 1:
         return warps.erase_with_noise(images, boxes, _join_seeds(steps, 4))
