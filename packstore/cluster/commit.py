@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import packstore
 from packstore.cluster.receipts import TaskReceipt, select_receipts_with_records, sum_counts
 from packstore.cluster.run import ClusterRun
 from packstore.core.errors import StoreError
-from packstore.core.manifest import Column, Manifest
+from packstore.core.manifest import Manifest
 from packstore.core.registry import FORMATS
 from packstore.core.shards import Shard, shards_to_rows
 from packstore.objects import ObjectStore
@@ -29,12 +29,13 @@ from packstore.stores.remote.publish import publish_version, upload_shard
 
 
 def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], previous: int) -> Manifest:
-    """Publishes a store of the shards in the receipts as the version after ``previous``; returns its manifest.
+    """Publishes the shards in the receipts as version ``previous + 1`` of the store. Returns its manifest.
 
-    Writes ``head.json`` first. Uploads shards again whose number changes, and deletes them under the old number.
+    First writes the manifest to ``head.json``. Closes gaps in the shards' numbers: uploads shards under their new
+    numbers, and in the end deletes the old objects.
 
     Raises:
-        StoreError: There are no records, two have the same key, or a shard no longer exists.
+        StoreError: There are no records, two records have the same key, or a shard no longer exists.
         LostRaceError: Somebody else has published another store meanwhile.
     """
     filled, objects = select_receipts_with_records(receipts), run.objects
@@ -53,8 +54,10 @@ def commit_run(plan: Plan, run: ClusterRun, receipts: Sequence[TaskReceipt], pre
 def _build_manifest(
     plan: Plan, receipts: Sequence[TaskReceipt], filled: Sequence[TaskReceipt], shards: Sequence[Shard]
 ) -> Manifest:
-    """Builds the manifest of the store from the plan and the receipts. The receipts' counts join the options. Their
-    skipped samples follow those of the source, if that is a store.
+    """Builds the manifest of the store from the plan and the receipts.
+
+    Its options include the sums of the receipts' counts. Its skipped samples are those of a store as the source,
+    followed by those of the receipts.
     """
     encoder = plan.make_encoder()
     # If the source is a store, its columns have the sizes and digests of all its records.
@@ -79,18 +82,14 @@ def _build_manifest(
     parts = ShardList(
         shards_to_rows(shards), [""] * len(shards), [((receipt.split, receipt.records),) for receipt in filled]
     )
-    return build_sharded_manifest(base, parts, [image, *_with_sizes(columns[1:], nbytes)], skipped=skipped)
-
-
-def _with_sizes(columns: Sequence[Column], nbytes: Mapping[str, int]) -> list[Column]:
-    """Returns the columns with their numbers of bytes."""
-    return [replace(column, nbytes=nbytes[column.name]) for column in columns]
+    others = [replace(column, nbytes=nbytes[column.name]) for column in columns[1:]]
+    return build_sharded_manifest(base, parts, [image, *others], skipped=skipped)
 
 
 def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> list[Shard]:
-    """Returns the shards with consecutive numbers. Downloads and uploads again the shards whose number changes.
+    """Returns the shards with consecutive numbers. A number is missing if all samples of a task were skipped.
 
-    A number is missing if all samples of a task were skipped.
+    Downloads shards whose number changes, and uploads them under the new number. Deletes nothing.
     """
     shards = []
     for number, receipt in enumerate(filled):
@@ -108,7 +107,8 @@ def _renumber_shards(filled: Sequence[TaskReceipt], objects: ObjectStore) -> lis
 
 
 class _RemoteKeys:
-    """Returns keys by record number. Fetches the whole shard of a key, and keeps the keys of the last shard."""
+    """Keys of the receipts' shards, by record number. Fetches a whole shard for a key, and remembers the last shard's
+    keys."""
 
     def __init__(self, filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
         self._filled, self._format, self._objects = filled, format, objects
@@ -133,9 +133,9 @@ class _RemoteKeys:
 
 
 def _refuse_duplicates(filled: Sequence[TaskReceipt], format: Format, objects: ObjectStore) -> None:
-    """Raises :class:`StoreError` if two records have the same key, and names both; also if there are no records.
+    """Raises :class:`StoreError` if there are no records, or if two records have the same key. Names both.
 
-    In bounded memory: key hashes go to a file, and keys are fetched only if hashes are equal.
+    Its memory is bounded: key hashes go to a file, and keys are fetched only if hashes are equal.
     """
     records = sum(receipt.records for receipt in filled)
     if not records:

@@ -28,20 +28,22 @@ from packstore.stores.remote.publish import check_destination
 
 
 def run_on_cluster(plan: Plan, progress: ProgressCallback = no_progress, started: float | None = None) -> ConvertReport:
-    """Runs a plan whose destination is a URL, see :func:`packstore.convert`. ``started``: ``time.monotonic`` at the
-    start; None for now.
+    """Runs a plan whose destination is a URL, as :func:`packstore.convert` does.
+
+    ``started``: ``time.monotonic`` at the start, for the report; None for now.
     """
     return Driver(plan, open_objects(plan.destination), progress).run(time.monotonic() if started is None else started)
 
 
 class Driver:
-    """Runs a plan. Several drivers may run the same plan at once; all produce the same store. Raises
-    :class:`UsageError` for a source that can be read only once.
+    """Runs a plan. Several drivers may run the same plan at once; all produce the same store.
+
+    Raises :class:`UsageError` for a source that can be read only once.
 
     Args:
         plan: A plan whose destination is a URL.
         objects: The object store at that URL.
-        progress: Called when a task has ended.
+        progress: Called while the source is listed and measured, and whenever tasks have ended.
     """
 
     def __init__(self, plan: Plan, objects: ObjectStore, progress: ProgressCallback) -> None:
@@ -59,13 +61,16 @@ class Driver:
         self._failed: dict[int, BaseException] = {}
 
     def run(self, started: float) -> ConvertReport:
-        """Packs the shards without a receipt, publishes the store, and removes the run's objects. If an earlier driver
-        has published the store, only removes these objects. With the option ``restart``, first removes them, too.
+        """Packs the shards that lack a receipt, publishes the store, and removes the run's objects.
+
+        If an earlier driver has published the store, only removes the run's objects. The option ``restart`` removes the
+        objects of an unfinished run first.
 
         Raises:
-            DestinationError: There is a store already, or a run that was begun with other options.
-            SourceError: The source changed meanwhile, or has a bad sample.
-            StoreError: A task failed, or two made different shards.
+            DestinationError: There is a store already, or a run that was begun with another source or other software.
+            SampleError: A sample is bad, and ``on_error`` is ``"raise"``.
+            SourceError: The source changed meanwhile, or all samples were skipped.
+            StoreError: A task failed, two drivers made different shards, or two records have the same key.
         """
         run, options = self._run, self._plan.options
         if (published := self._find_published()) is not None:  # a driver was killed before it removed the run
@@ -97,10 +102,11 @@ class Driver:
         return self._make_report(manifest, started, resumed)
 
     def _read_reusable_receipts(self, shared: SharedPlan) -> dict[int, TaskReceipt]:
-        """Reads all receipts of the run. Returns, by task, the receipts whose shard still exists or that have no shard:
-        these tasks need not run again.
+        """Reads all receipts of the run. Returns, by task, those that still hold: these tasks need not run again.
 
-        Raises :class:`StoreError` for a receipt that does not fit the plan.
+        A receipt holds if its shard exists with the right number of bytes, or if it has no shard.
+
+        Raises :class:`StoreError` for a receipt that is damaged or does not fit the plan.
         """
         receipts = [*self._run.read_receipts()]
         for receipt in receipts:
@@ -116,7 +122,7 @@ class Driver:
         }
 
     def _find_published(self) -> Manifest | None:
-        """Returns the store's manifest if this very run has published it, else None: compares it with ``head.json``."""
+        """Returns the store's manifest if this run has published it: if it equals ``head.json``. Else returns None."""
         head = self._run.read_object(self._run.head_name)
         if head is None or not find_newest_version(self._objects):
             return None
@@ -124,10 +130,12 @@ class Driver:
         return manifest if encode_manifest(manifest) == head else None
 
     def _run_tasks(self, shared: SharedPlan, runner: Runner) -> None:
-        """Runs all tasks without a receipt; adds their receipts to this driver. If a task fails, begins no others,
-        waits for those before it, and raises the error of the first in order.
+        """Runs all tasks without a receipt, and keeps their receipts in this driver.
 
-        Raises :class:`SourceError` if the source lists other samples than the plan.
+        If a task fails, begins no further tasks and waits for the tasks before it. Raises the error of the first that
+        failed.
+
+        Raises :class:`SourceError` if the source lists other numbers of samples than the plan.
         """
         plan, pending = self._plan, PendingTasks()
         assert plan.shards is not None
@@ -152,8 +160,9 @@ class Driver:
             raise source_changed_error(plan, f"{len(shared.cuts):,} shards at first, {number + 1:,} in the end")
 
     def _collect_outcomes(self, runner: Runner, pending: PendingTasks) -> None:
-        """Waits for tasks to end and keeps their receipts or errors; submits copies of stragglers before that. The
-        first outcome of a task counts.
+        """Waits until a task ends or becomes a straggler. Keeps the receipts or errors of tasks that ended.
+
+        First submits copies of the present stragglers. The first outcome of a task counts.
         """
         for number, entries in pending.choose_stragglers(runner.at_once):
             runner.submit(number, entries)
@@ -176,8 +185,9 @@ class Driver:
         self._progress(Progress("pack", sum(r.entries for r in done), self._plan.survey.records, nbytes))
 
     def _refuse_skipped(self, receipts: Sequence[TaskReceipt]) -> None:
-        """Raises :class:`SampleError` for the first skipped sample if ``on_error`` is ``"raise"``, and
-        :class:`SourceError` if all were skipped.
+        """Raises :class:`SampleError` for the first skipped sample if ``on_error`` is ``"raise"``.
+
+        Raises :class:`SourceError` if all samples were skipped.
         """
         skipped = [skipped for receipt in receipts for skipped in receipt.skipped]
         if skipped and self._plan.options.on_error == "raise":
@@ -222,8 +232,12 @@ def _labels_from_text(counts: Counter[str]) -> Counter[int]:
 
 
 def make_runner(job: ClusterJob, tasks: int) -> Runner:
-    """Starts the runner that the option ``cluster`` names: ``ray:ADDRESS``, ``processes:COUNT`` (at most one for each
-    task; they share the cores), or this process by default.
+    """Starts the runner that the option ``cluster`` names.
+
+    - ``ray:ADDRESS``: :class:`RayRunner`.
+    - ``processes:COUNT``: :class:`ProcessRunner`, with at most one process for each task. The processes share the
+      cores.
+    - None: :class:`LocalRunner`, which runs tasks in this process.
     """
     name, _, detail = (job.plan.options.cluster or "").partition(":")
     if name == "ray":
@@ -235,6 +249,6 @@ def make_runner(job: ClusterJob, tasks: int) -> Runner:
 
 
 def _set_threads(job: ClusterJob, threads: int) -> ClusterJob:
-    """Returns the job with this number of threads a task, unless the user has chosen one."""
+    """Returns the job with ``threads`` threads a task, unless the user has chosen a number."""
     options = replace(job.plan.options, workers=job.plan.options.workers or threads)
     return replace(job, plan=replace(job.plan, options=options))

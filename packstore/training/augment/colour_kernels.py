@@ -17,7 +17,7 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Blends each image with the mean of its gray values: ``factor`` 0 gives the mean, 1 the image."""
+    """Blends each image with the mean of its gray values. ``factor`` 0 gives the mean, 1 the image."""
     gray = _gray_values(images)
     # A sum of whole numbers does not depend on the order; a sum of float32 would.
     mean = gray.long().sum((-3, -2, -1), keepdim=True).double() / gray[0].numel()
@@ -25,21 +25,20 @@ def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Blends images with their gray versions: ``factor`` 0 gives gray, 1 the image."""
+    """Blends images with their gray versions. ``factor`` 0 gives gray, 1 the image."""
     return _blend(images, _gray_values(images), factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Shifts the hue by ``shift``, -0.5 … 0.5, in HSV.
 
-    Equals torchvision's without its divisions: positions on the hue circle are multiples of the difference between
-    highest and lowest channel, not of sixths. Rounding differs, so a few values differ by 1.
+    A few values differ by 1 from torchvision's, because this has no divisions and rounds differently.
     """
     scaled = images.float()
     red, green, blue = scaled.unbind(1)
     low, high = torch.aminmax(scaled, dim=1)
     spread = high - low
-    circle = spread * 6
+    circle = spread * 6  # a position on the hue circle, times the spread: no division
     at = torch.where(high == green, blue - red + spread * 2, red - green + spread * 4)
     at = torch.where(high == red, green - blue, at) + shift[:, 0] * 6 * spread
     at = at + torch.where(at < 0, circle, 0.0)
@@ -60,7 +59,7 @@ def invert(images: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keeps the highest ``bits`` of each value, 0 … 8."""
+    """Keeps the highest ``bits`` (0 … 8) of each value, and zeroes the others."""
     return images & (256 - (1 << (8 - bits.int()))).to(torch.uint8)
 
 
@@ -75,7 +74,7 @@ def solarize_add(images: Tensor, added: Tensor, threshold: Tensor) -> Tensor:
 
 
 def autocontrast(images: Tensor) -> Tensor:
-    """Stretches each channel of an image to 0 … 255; leaves a channel of one value unchanged."""
+    """Stretches each channel of an image to 0 … 255. A channel of one value stays unchanged."""
     values = images.float()
     low, high = values.amin((-2, -1), keepdim=True), values.amax((-2, -1), keepdim=True)
     flat = high == low
@@ -84,7 +83,8 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Equalizes the histogram of each channel of an image, as Pillow does."""
+    """Equalizes the histogram of each channel of an image, as Pillow does. Leaves channels unchanged that have too few
+    pixels below their highest value."""
     batch, channels, height, width = images.shape
     pixels = height * width
     flat = images.reshape(batch, channels, pixels).long()
@@ -99,9 +99,10 @@ def equalize(images: Tensor) -> Tensor:
 
 
 def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Blends images with smoothed versions: ``factor`` 0 smooths, above 1 sharpens. The outermost pixels stay.
+    """Blends images with smoothed versions. ``factor`` 0 smooths, 1 gives the image, above 1 sharpens.
 
-    Images with a side of less than three pixels are only copied."""
+    The outermost pixels stay. Images with a side of less than three pixels are only copied.
+    """
     height, width = images.shape[-2:]
     if height <= 2 or width <= 2:
         return images.clone()
@@ -118,10 +119,10 @@ def adjust_sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, size: tuple[int, int], sigma: Tensor) -> Tensor:
-    """Blurs images with a Gaussian kernel, reflecting at the edges.
+    """Blurs images with a Gaussian kernel. Reflects them at the edges, as often as the kernel needs.
 
     Args:
-        images: uint8 ``(B, C, H, W)``.
+        images: uint8 ``(B, C, H, W)``, of any number of channels.
         size: Width and height of the kernel, odd.
         sigma: float32 ``(B, 2)``: standard deviation across and down.
     """
@@ -160,7 +161,7 @@ def permute_channels(images: Tensor, order: Tensor) -> Tensor:
 
 
 def _gray_values(images: Tensor) -> Tensor:
-    """Computes the gray values of images as whole numbers in float32, ``(B, 1, H, W)``."""
+    """Computes the gray values of images, float32 ``(B, 1, H, W)``, rounded down. One channel is its own gray."""
     if images.shape[1] == 1:
         return images.float()
     red, green, blue = images.unbind(1)
@@ -173,7 +174,7 @@ def _blend(images: Tensor, other: Tensor, ratio: Tensor) -> Tensor:
 
 
 def _one_minus(ratio: Tensor) -> Tensor:
-    """Computes ``1 - ratio``, rounded once."""
+    """Computes ``1 - ratio`` in float64, and rounds the result to float32."""
     return (1.0 - ratio.double()).float()
 
 

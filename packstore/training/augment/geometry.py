@@ -64,8 +64,11 @@ class Resize(GeometricOperation):
         return crop_and_resize(images, whole, size, sampling)
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns height and width of the results. With a single length they keep the aspect ratio of ``size``; returns
-        None if ``size`` is None."""
+        """Returns height and width of the results.
+
+        If the option ``size`` is a single length, the results keep the aspect ratio of images. The longer side is
+        rounded down, to at least 1. Without the images' size, the result is None.
+        """
         if not isinstance(self.size, int):
             return self.size
         if size is None:
@@ -80,7 +83,10 @@ class Resize(GeometricOperation):
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Returns crops that resize the visible box of ``crops``. Draws nothing but a ``"random"`` interpolation."""
+        """Returns crops that resize the visible box of ``crops``. Draws only a ``"random"`` interpolation.
+
+        Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
+        """
         box = visible_box(crops, "Resize")
         height, width = box[:, 2], box[:, 3]
         if isinstance(self.size, int):
@@ -103,7 +109,7 @@ class Resize(GeometricOperation):
 class FixedSizeOperation(GeometricOperation):
     """Base of operations whose results have one size, whatever the size of images.
 
-    Converts ``size`` to ``(height, width)``. Raises :class:`UsageError` if it is not positive.
+    Replaces ``size`` by ``(height, width)``. Raises :class:`UsageError` if it is not positive.
     """
 
     size: int | Size
@@ -123,7 +129,7 @@ class FixedSizeOperation(GeometricOperation):
 
 @dataclass(frozen=True)
 class CenterCrop(FixedSizeOperation):
-    """Crops the centre, as torchvision's ``CenterCrop``; centres smaller images on zeros.
+    """Crops the centre, as torchvision's ``CenterCrop``. Pads smaller images with zeros.
 
     Args:
         size: ``S`` for a square, or ``(height, width)``.
@@ -142,11 +148,11 @@ class CenterCrop(FixedSizeOperation):
         return images[..., top : top + rows, left : left + columns]
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True unless an earlier crop is smaller."""
+        """Returns True unless an earlier crop has fewer rows or columns."""
         return crop_composes_after(self._size_pair, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Sets the windows of ``crops`` to their centres. Draws nothing."""
+        """Cuts a centred window of this size from the present window. It exceeds a smaller one. Draws nothing."""
         rows, columns = self._size_pair
         top, left = find_centred_start(crops.window[:, 2], rows), find_centred_start(crops.window[:, 3], columns)
         return with_window(crops, top, left, self._size_pair)
@@ -156,19 +162,20 @@ class CenterCrop(FixedSizeOperation):
 class RandomCrop(FixedSizeOperation):
     """Crops a part at a uniformly random position, as torchvision's ``RandomCrop``.
 
-    With padding it does not run while files are decoded, but on batches, or when the engine crops stored arrays.
+    A crop with ``padding`` cannot run while files are decoded. It runs on batches, or while the engine crops stored
+    arrays.
 
     Args:
         size: ``S`` for a square, or ``(height, width)``.
-        padding: Pixels that are first added on each side.
-        pad_if_needed: Pad smaller images with ``fill`` on both sides, by as much as they lack.
+        padding: Number of pixels that are first added on each side.
+        pad_if_needed: Pad smaller images with ``fill``, each side by the whole difference. Stands without ``padding``.
         padding_mode: ``"constant"`` (``fill``), ``"edge"`` (the outermost pixel), ``"reflect"`` (mirrored without the
             outermost pixel) or ``"symmetric"`` (mirrored with it).
         fill: Value of added pixels, in the images' own units.
 
     Raises:
-        UsageError: Invalid size or padding, an unknown mode. When called: images smaller than the crop, or than the
-            padding that reflects them.
+        UsageError: Invalid size or padding, an unknown mode, ``pad_if_needed`` with padding. When called: images
+            smaller than the crop, or too small to reflect them into the padding.
     """
 
     padding: int = 0
@@ -197,16 +204,17 @@ class RandomCrop(FixedSizeOperation):
         return crop(images, top, left, self._size_pair, self.padding, self.padding_mode, self.fill, flip)
 
     def _draw_corners(self, size: Size, draws: Draws) -> tuple[Tensor, Tensor]:
-        """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``. Raises :class:`UsageError` if they
-        are too small."""
+        """Draws top and left of the crops, int64 ``(B,)``, for images of ``size``. Negative ones begin in the padding.
+
+        Raises :class:`UsageError` if the images are too small.
+        """
         self._check_size(size)
         (rows, columns), padding = self._size_pair, self.padding
         top = draws.integers(size[0] + 2 * padding - rows + 1, 0) - padding
         return top, draws.integers(size[1] + 2 * padding - columns + 1, 1) - padding
 
     def _check_size(self, size: Sequence[int]) -> None:
-        """Raises :class:`UsageError` if images of ``size`` are smaller than the crop with its padding, or than the
-        padding mode needs."""
+        """Raises :class:`UsageError` if images of ``size`` are too small, for the crop or for the padding mode."""
         (rows, columns), (height, width) = self._size_pair, size
         padded = height + 2 * self.padding, width + 2 * self.padding
         if rows > padded[0] or columns > padded[1]:
@@ -222,15 +230,21 @@ class RandomCrop(FixedSizeOperation):
             )
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True without padding if no earlier crop is smaller; with black ``pad_if_needed`` only as the first
-        crop."""
+        """Tells if this crop can follow the operations ``before`` in one :class:`Crops`.
+
+        - With padding: never.
+        - With ``pad_if_needed``: as the first crop, if the fill is 0.
+        - Otherwise: if no earlier crop is smaller.
+        """
         if self.pad_if_needed and (self.fill != 0 or any(isinstance(op, CenterCrop | RandomCrop) for op in before)):
             return False
         return self.padding == 0 and crop_composes_after(self._size_pair, before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Draws the position of a window within ``crops`` and the padding. Raises :class:`UsageError` if a record is
-        too small; does not check on a device."""
+        """Draws the position of a window within the present window and its padding.
+
+        Raises :class:`UsageError` for a numpy record that is too small. On a device, does not check.
+        """
         window, padding = crops.window, self.padding
         rows, columns = self._size_pair
         if self.pad_if_needed:
@@ -265,7 +279,7 @@ class RandomResizedCrop(FixedSizeOperation):
     Args:
         size: ``S`` for a square, or ``(height, width)``.
         scale: Smallest and largest area of the box, as fractions of the image's.
-        ratio: Smallest and largest aspect ratio of the box, width / height; its logarithm is uniform.
+        ratio: Smallest and largest aspect ratio of the box, width / height. Its logarithm is drawn uniformly.
         interpolation: As for :class:`Resize`.
         antialias: As for :class:`Resize`.
 
@@ -301,8 +315,10 @@ class RandomResizedCrop(FixedSizeOperation):
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
         """Draws a box of each image in the arithmetic of torchvision's ``get_params``, in float64.
 
-        Tries ten boxes and takes the first that fits; else the largest centred box that ``ratio`` allows. Then draws
-        the interpolation, if it is ``"random"``.
+        Tries ten boxes and takes the first that fits. If none fits, takes the largest centred box that ``ratio``
+        allows. Draws the interpolation last, if it is ``"random"``.
+
+        Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
         """
         box = visible_box(crops, "RandomResizedCrop")
         height, width = box[:, 2], box[:, 3]
@@ -329,8 +345,11 @@ class RandomResizedCrop(FixedSizeOperation):
     def _try_boxes(
         self, draws: Draws, height: Array, width: Array, first: int, count: int
     ) -> tuple[Array, Array, Array]:
-        """Draws ``count`` boxes for each image, from attempt ``first`` on; returns height and width of the first that
-        fits, and if any does. Without one, height and width are meaningless."""
+        """Draws boxes for each image: attempts ``first`` to ``first + count - 1``.
+
+        Returns height and width of the first box that fits, and bool ``(B,)``: whether a box fits. If none does, height
+        and width are meaningless.
+        """
         low, high = self.scale
         uniform = draws.uniform(2 * first, 2 * count)
         areas = to_float64(height * width) * (uniform[0::2] * (high - low) + low)
@@ -346,7 +365,8 @@ class RandomResizedCrop(FixedSizeOperation):
         return sampling_indices(self.interpolation, self.antialias)
 
     def _central_box(self, height: Array, width: Array) -> tuple[Array, Array]:
-        """Returns height and width of the largest box in each image whose aspect ratio :attr:`ratio` allows."""
+        """Returns height and width of the largest box in each image whose aspect ratio :attr:`ratio` allows; at least
+        1."""
         low, high = self.ratio
         ratio = to_float64(width) / to_float64(height)
         rows = where(ratio < low, to_int64((to_float64(width) / low).round()), height)
@@ -362,7 +382,8 @@ _FIRST_ATTEMPTS = 2
 def crop_composes_after(size: Size, before: Sequence[GeometricOperation]) -> bool:
     """Tells if a crop of ``size`` can follow the operations ``before`` in one :class:`Crops`.
 
-    It may not be larger than an earlier crop: beside that are zeros, although the image has pixels there.
+    It can unless an earlier crop has fewer rows or columns. A :class:`Crops` forgets the earlier crop: it would show
+    pixels of the image beside it, and not zeros.
     """
     crops = [op.output_size for op in before if isinstance(op, CenterCrop | RandomCrop)]
     return all(c is not None and size[0] <= c[0] and size[1] <= c[1] for c in crops)
