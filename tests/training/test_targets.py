@@ -512,7 +512,7 @@ def test_functions_that_nobody_knows_are_refused(tv: Any) -> None:
     unknown = [abs, lambda images: images, torch.nn.ReLU(), Own(), v2.Lambda(abs), Subclass([0.5], [0.5])]
     for op in unknown:
         held = [op, PerImage(op), PerImage(torch.nn.Sequential(op))] if isinstance(op, torch.nn.Module) else [op]
-        for wrapped in (*held, PerImage(v2.Compose([op]))):
+        for wrapped in (*held, PerImage(v2.Compose([op])), v2.Compose([InPlace(abs), op])):
             for types in (["boxes"], ["mask"], ["keypoints"]):
                 with pytest.raises(UsageError, match=rf"might move the images, and would leave {types[0]} .*InPlace\("):
                     check_targets([Cutout(2), wrapped], ["image", *types])

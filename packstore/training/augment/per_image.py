@@ -237,14 +237,21 @@ def is_of_torchvision(kind: type) -> bool:
 
 
 def iterate_parts(operation: Any) -> Iterator[Any]:
-    """Yields ``operation``, and the operations inside if it is a container of torchvision, or :class:`InPlace`, at any
-    depth."""
+    """Yields ``operation``, and all operations inside it, at any depth. Looks into containers of torchvision and
+    :class:`InPlace`."""
     yield operation
+    for part in list_inner_operations(operation):
+        yield from iterate_parts(part)
+
+
+def list_inner_operations(operation: Any) -> Sequence[Any]:
+    """Returns the operations directly inside a container of torchvision or an :class:`InPlace`; empty for others."""
     if isinstance(operation, InPlace):
-        yield from iterate_parts(operation.fn)
-    elif any(map(is_of_torchvision, type(operation).__mro__)):
-        for part in getattr(operation, "transforms", ()):
-            yield from iterate_parts(part)
+        return [operation.fn]
+    if any(map(is_of_torchvision, type(operation).__mro__)):
+        inner: Sequence[Any] = getattr(operation, "transforms", ())
+        return inner
+    return ()
 
 
 def _refuse_random(operation: Any, use: str) -> None:

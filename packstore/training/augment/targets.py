@@ -7,7 +7,7 @@ batches. The arithmetic equals torchvision's ``transforms.v2`` for ``tv_tensors`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,7 +22,7 @@ from packstore.training.augment.base import Crops, GeometricOperation, PaddingMo
 from packstore.training.augment.crop import source_index
 from packstore.training.augment.detection import centres_inside
 from packstore.training.augment.in_place import InPlace, stable_repr
-from packstore.training.augment.per_image import PerImage, is_of_torchvision, iterate_parts
+from packstore.training.augment.per_image import PerImage, is_of_torchvision, list_inner_operations
 from packstore.training.augment.policies import AugMix
 from packstore.training.augment.program_operation import ProgramOperation
 from packstore.training.augment.timm_policies import TimmAugment
@@ -396,14 +396,16 @@ def _contains_augmix(op: Any) -> bool:
 
 
 def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yields an entry of a list and all operations inside it, at any depth; each with True if it is inside an
-    :class:`InPlace`."""
-    for part in iterate_parts(op):
-        stays = stays or isinstance(part, InPlace)
-        yield part, stays
-        inner = [part.fn] if isinstance(part, PerImage) else part if type(part) is torch.nn.Sequential else ()
-        for each in inner:
-            yield from _iterate_nested_parts(each, stays)
+    """Yields an entry of a list and all operations inside it, at any depth; each with True if it is an
+    :class:`InPlace` or inside an :class:`InPlace`."""
+    stays = stays or isinstance(op, InPlace)
+    yield op, stays
+    if isinstance(op, PerImage):
+        inner: Iterable[Any] = [op.fn]
+    else:
+        inner = op if type(op) is torch.nn.Sequential else list_inner_operations(op)
+    for part in inner:
+        yield from _iterate_nested_parts(part, stays)
 
 
 def _keeps_places(part: Any) -> bool:
