@@ -50,7 +50,7 @@ class Runner(ABC):
 
     @property
     def at_once(self) -> int:
-        """Most tasks that run at once, by default :attr:`slots`; other submitted tasks wait for a worker."""
+        """Most tasks that run at once, by default :attr:`slots`. Other submitted tasks wait for a worker."""
         return self.slots
 
     @abstractmethod
@@ -59,16 +59,18 @@ class Runner(ABC):
 
     @abstractmethod
     def wait(self, seconds: float | None = None) -> list[Outcome]:
-        """Waits until at least one task has ended, and returns the outcomes; returns none after ``seconds``."""
+        """Waits until at least one task has ended, and returns the outcomes. Returns an empty list after
+        ``seconds``."""
 
     def drop(self, number: int) -> None:
-        """Ends the remaining copies of a task, if the runner can; :meth:`wait` may return outcomes of them
-        nevertheless.
+        """Ends the remaining copies of a task, if the runner can. By default does nothing.
+
+        :meth:`wait` may still return outcomes of these copies.
         """
         return
 
     def close(self) -> None:
-        """Ends all tasks. Idempotent."""
+        """Ends all tasks. Idempotent. By default does nothing."""
         return
 
     def __enter__(self) -> Runner:
@@ -88,18 +90,18 @@ class LocalRunner(Runner):
         self._task: tuple[int, Sequence[Entry]] | None = None
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
-        """Keeps the task, which :meth:`wait` runs."""
+        """Remembers the task. :meth:`wait` runs it."""
         self._task = number, entries
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
-        """Runs the submitted task and returns its outcome; ignores ``seconds``."""
+        """Runs the submitted task and returns its outcome. Ignores ``seconds``."""
         assert self._task is not None
         return [try_task(self._job, *self._task)]
 
 
 @dataclass(slots=True, eq=False)
 class _WorkerProcess:
-    """A worker process, and the task that it has now."""
+    """A worker process, and the task that it has now; None if it is idle."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
@@ -108,12 +110,14 @@ class _WorkerProcess:
 
 
 class ProcessRunner(Runner):
-    """Runs tasks in processes of this machine. Replaces a process that dies, and runs its task again; after
-    :data:`TRIES` deaths the task's outcome is a :class:`StoreError`.
+    """Runs tasks in processes of this machine, which it starts on demand.
 
-    The processes are fresh interpreters: nothing is forked, and ``__main__`` need not be importable. A thread talks to
-    each one, because a process that hangs may leave a message half read or half sent.
+    If a process dies, runs its task again in another one. After :data:`TRIES` deaths the task's outcome is a
+    :class:`StoreError`.
     """
+
+    # The processes are fresh interpreters: nothing is forked, and ``__main__`` need not be importable. A thread talks
+    # to each one, because a process that hangs may leave a message half read or half sent.
 
     slots = 1
 
@@ -126,14 +130,15 @@ class ProcessRunner(Runner):
         self._answers: SimpleQueue[tuple[_WorkerProcess, TaskReceipt | BaseException | None]] = SimpleQueue()
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
-        """Hands the task to an idle process, or to a new one, and waits for the answer in another thread."""
+        """Hands the task to an idle process, or to a new one. A thread waits for the answer."""
         worker = next((worker for worker in self._workers if worker.task is None), None) or self._start_worker()
         worker.task = number, entries
         threading.Thread(target=self._run_in_worker, args=(worker,), name="packstore-worker", daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
-        """Waits for one task to end; returns its outcome, or none after ``seconds``. Runs a task again whose process
-        has died.
+        """Waits for one task to end and returns its outcome. Returns an empty list after ``seconds``.
+
+        If a process has died, submits its task again.
         """
         until = None if seconds is None else time.monotonic() + seconds
         while True:
@@ -152,7 +157,7 @@ class ProcessRunner(Runner):
             _end_worker(worker)
 
     def close(self) -> None:
-        """Lets all processes clean up for ten seconds, then kills them."""
+        """Lets all processes clean up for at most ten seconds together, and kills those that still run."""
         for worker in self._workers:
             _end_worker(worker)
         until = time.monotonic() + ENDING_SECONDS
@@ -166,8 +171,9 @@ class ProcessRunner(Runner):
         self._dropped.clear()
 
     def _start_worker(self) -> _WorkerProcess:
-        """Starts a process that runs :func:`serve_tasks`, in a session of its own, so that Ctrl-C reaches only the
-        driver. Keeps and returns it.
+        """Starts a process that runs :func:`serve_tasks`. Keeps and returns it.
+
+        The process has a session of its own: Ctrl-C reaches only the driver.
         """
         ours, theirs = socket.socketpair()
         root = str(Path(__file__).resolve().parents[2])
@@ -189,8 +195,11 @@ class ProcessRunner(Runner):
         return worker
 
     def _run_in_worker(self, worker: _WorkerProcess) -> None:
-        """Sends a process its task (before the first one also the job), waits for the answer and queues it for
-        :meth:`wait`. Queues None if the process has died, and the error if task or answer cannot be pickled.
+        """Sends a process its task, waits for the answer, and queues the answer for :meth:`wait`. Sends the job first
+        if the process lacks it.
+
+        - If the process has died, queues None.
+        - If task or answer cannot be pickled, queues that error.
         """
         result: TaskReceipt | BaseException | None = None
         try:
@@ -206,8 +215,10 @@ class ProcessRunner(Runner):
         self._answers.put((worker, result))
 
     def _handle_answer(self, worker: _WorkerProcess, result: TaskReceipt | BaseException | None) -> Outcome | None:
-        """Returns the outcome in a process's answer, and marks the process as idle. If the process has died, forgets
-        it, submits its task again and returns None; after three deaths returns an error.
+        """Returns the outcome in a process's answer, and marks the process as idle.
+
+        If the process has died, forgets it, submits its task again and returns None. After :data:`TRIES` deaths the
+        outcome is a :class:`StoreError`.
         """
         assert worker.task is not None
         number, entries = worker.task
@@ -226,7 +237,8 @@ class ProcessRunner(Runner):
 
 
 def _end_worker(worker: _WorkerProcess) -> None:
-    """Lets a process clean up and end: closes its socket if it is idle, else sends SIGTERM. Does not wait."""
+    """Lets a process clean up and end, without waiting. Closes the socket of an idle process; sends SIGTERM to a busy
+    one."""
     if worker.task is None:
         worker.connection.close()
     else:
@@ -235,7 +247,7 @@ def _end_worker(worker: _WorkerProcess) -> None:
 
 
 def try_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> Outcome:
-    """Runs a task; returns its receipt or error. Raises only exceptions that end the process, as KeyboardInterrupt."""
+    """Runs a task and returns its receipt or error. Lets KeyboardInterrupt and SystemExit through."""
     try:
         return Outcome(number, run_task(job, number, entries))
     except Exception as error:
@@ -243,7 +255,10 @@ def try_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> Outcome:
 
 
 def serve_tasks(descriptor: int) -> None:
-    """Runs a worker process: reads a job and then tasks from a socket, and answers each, until the socket is closed."""
+    """Runs a worker process until its socket ``descriptor`` is closed, or until SIGTERM.
+
+    Reads a job from the socket, and then tasks. Answers each task with its receipt or error.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that a task cleans up
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
@@ -253,8 +268,9 @@ def serve_tasks(descriptor: int) -> None:
 
 
 def try_pickled_task(job: bytes, number: int, entries: Sequence[Entry]) -> TaskReceipt | BaseException:
-    """Unpickles a job and runs a task of it, in a worker process. Returns its receipt or error; adds a traceback to an
-    unexpected error.
+    """Unpickles a job and runs a task of it, in a worker process. Returns the receipt or error.
+
+    An unexpected error has its traceback as a note. Errors of unpickling are returned, too.
     """
     try:
         opened = pickle.loads(job)
@@ -264,8 +280,9 @@ def try_pickled_task(job: bytes, number: int, entries: Sequence[Entry]) -> TaskR
 
 
 def add_traceback(result: TaskReceipt | BaseException) -> TaskReceipt | BaseException:
-    """Adds its traceback, as a note, to an unexpected error that goes to another process. Returns ``result``; leaves
-    receipts and packstore's own errors as they are.
+    """Adds the traceback of an unexpected error to it, as a note. Returns ``result``.
+
+    Receipts and packstore's own errors stay unchanged.
     """
     if isinstance(result, TaskReceipt | PackstoreError):
         return result

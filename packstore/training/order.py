@@ -27,14 +27,18 @@ BLOCKS_A_WINDOW = 16
 class Order:
     """Order of the records in the batches of every epoch, for one rank.
 
-    An epoch is a sequence of records. Global batch ``b`` is its part ``[b * G, (b + 1) * G)`` with
-    ``G = batch_size * world_size``, and each rank takes a contiguous share of it. So the same global batches come out
-    of any number of ranks, ranks see disjoint records, and all have equally many batches.
+    An epoch is a sequence of records. Global batch ``b`` is the part ``[b * G, (b + 1) * G)`` of the sequence, with
+    ``G = batch_size * world_size``. Each rank takes a contiguous share of each global batch. The same global batches
+    come out of any number of ranks. All ranks have equally many batches, of different records.
 
-    The tail after the last full global batch has ``r < G`` records. ``drop_last`` drops it, which depends on the global
-    batch alone. Otherwise the tail is one more batch, split as evenly as possible: some ranks get one record more. If
-    ``r < world_size``, some rank would get no record. Then there is no further batch: ``r`` ranks get one record more
-    in the last full batch. So no record is left out or repeated, and all ranks take equally many steps.
+    The tail after the last full global batch has ``r < G`` records:
+
+    - With ``drop_last``: dropped.
+    - ``r >= world_size``: one more batch, split as evenly as possible.
+    - ``r < world_size``: no further batch. ``r`` ranks get one record more in the last full batch.
+
+    A dataset of fewer records than ranks has no batch. Otherwise no record is left out or repeated without
+    ``drop_last``.
 
     Args:
         length: Number of records of the dataset, at most 2**31.
@@ -44,19 +48,19 @@ class Order:
         drop_last: Drop the tail.
         rank: Number of this rank.
         world_size: Number of ranks.
-        block: For storage that seeks slowly: blocks of this many consecutive records come in random order, and records
-            are shuffled within windows of ``window`` consecutive blocks of that order. None shuffles all records. Needs
+        block: Number of consecutive records in a block, for storage that seeks slowly. Blocks come in random order.
+            Records are shuffled within windows of consecutive blocks of that order. None shuffles all records. Needs
             ``shuffle``.
-        shards: First record of each shard, ascending from 0. Shuffles in lanes, for shards that must be fetched: each
-            rank reads its own shards, and records are shuffled within windows of whole shards, see
-            :mod:`packstore.training.lanes`. The sequence then also depends on the global batch size.
-        window: With ``block``: blocks per window, 16 if None; a reader that holds this many plus two reads each block
-            once. With ``shards``: number of shards mixed at a time, over all ranks; 64 if None. With ``mixture``: the
-            same for each store whose shards are fetched.
-        indices: Record numbers to draw from instead of all, as a one-dimensional array of integers; repetitions are
-            allowed. Blocks are then of consecutive entries of it. Shuffled with ``shards``, it is sorted by shard.
+        shards: First record of each shard, ascending from 0, for shards that must be fetched. Shuffles in lanes, see
+            :mod:`packstore.training.lanes`: each rank reads its own shards, and records are shuffled within windows
+            of whole shards. The sequence also depends on the global batch size.
+        window: With ``block``: blocks per window, 16 if None. A reader that holds two more blocks reads each block
+            once. With ``shards``: number of shards mixed at a time, over all ranks, 64 if None. With ``mixture``:
+            the same for each store whose shards are fetched.
+        indices: Record numbers to draw from instead of all, as a one-dimensional array of integers. Repetitions are
+            allowed. ``block`` counts entries of this array. Shuffled with ``shards``, the array is sorted by shard.
         mixture: Number of records that an epoch draws from each of several stores, instead of all records once. The
-            sequence then consists of ids. Not with ``block``, ``shards`` and ``indices``.
+            sequence consists of ids. Not with ``block``, ``shards`` and ``indices``.
 
     Raises:
         UsageError: A number out of range; ``block`` without ``shuffle``, or with ``shards``; ``indices`` or ``shards``
@@ -102,7 +106,7 @@ class Order:
 
     @property
     def count(self) -> int:
-        """Number of records of an epoch, over all ranks, before any are dropped."""
+        """Number of records of an epoch, over all ranks. Includes those that are dropped."""
         if self.mixture is not None:
             return self.mixture.count
         return self.length if self.indices is None else len(self.indices)
@@ -114,13 +118,16 @@ class Order:
 
     @property
     def dropped_count(self) -> int:
-        """Number of records that an epoch drops, over all ranks."""
+        """Number of records that an epoch drops, over all ranks. If it has no batch, it drops all."""
         if not self.count_batches():
             return self.count
         return self.count % self.global_batch_size if self.drop_last else 0
 
     def count_batches(self) -> int:
-        """Returns the number of batches of an epoch, which is equal on all ranks."""
+        """Returns the number of batches of an epoch, which is equal on all ranks.
+
+        0 for fewer records than ranks. With ``drop_last``, 0 for fewer than a global batch.
+        """
         full, tail = divmod(self.count, self.global_batch_size)
         return full + (tail >= self.world_size and not self.drop_last)
 
@@ -139,41 +146,46 @@ class Order:
         return start + first, start + stop
 
     def count_records(self, batches: int) -> int:
-        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks, without dropped
-        records."""
+        """Returns the number of records in the first ``batches`` batches of an epoch, over all ranks.
+
+        More batches than an epoch has give all its records without the dropped ones.
+        """
         whole = self.count - self.dropped_count
         return min(batches * self.global_batch_size, whole) if batches < self.count_batches() else whole
 
     def batches_before(self, position: int) -> int:
-        """Returns the number of batches that contain the first ``position`` records of an epoch, over all ranks; the
-        last batch may contain more records."""
+        """Returns how many batches contain the first ``position`` records of an epoch, over all ranks. Rounds up.
+
+        At most the number of batches of an epoch.
+        """
         total, whole = self.count_batches(), self.count - self.dropped_count
         return min(-(-position // self.global_batch_size), total) if position < whole else total
 
     def batch_records(self, epoch: int, number: int) -> NDArray[np.int64]:
-        """Computes the records of this rank's batch ``number``, int64 ``(B,)`` in [0, ``length``); with ``mixture``
-        their ids.
+        """Computes the records of this rank's batch ``number``, int64 ``(B,)``; their ids with ``mixture``.
 
-        The cost depends on the batch size only. Raises as :meth:`batch_bounds`.
+        The cost depends on the batch size only. Raises :class:`UsageError` for a batch that the epoch does not have.
         """
         records: NDArray[np.int64] = self.records_at(epoch, np.arange(*self.batch_bounds(number), dtype=np.int64))
         return records
 
     @cached_property
     def lanes(self) -> Lanes | None:
-        """Order of shuffled records by shards (see :mod:`packstore.training.lanes`); None without ``shards`` or
-        ``shuffle``."""
+        """Order of shuffled records by shards, see :mod:`packstore.training.lanes`.
+
+        None without ``shards``, without ``shuffle``, or without records.
+        """
         if self.shards is None or not self.shuffle or not self.count:
             return None
         return Lanes(self.shards, self.count, self.global_batch_size, self.window or SHARDS_A_WINDOW, self.seed)
 
     def records_at(self, epoch: int, positions: Array) -> Array:
-        """Computes the records at ``positions`` of an epoch's sequence over all ranks, each position in [0,
-        :attr:`count`). With ``mixture`` they are ids: record and occurrence.
+        """Computes the records at ``positions`` of an epoch's sequence over all ranks.
 
-        Returns int64, a numpy array or torch tensor like ``positions``, on its device. With torch and ``block``,
-        ``shards``, ``indices`` or ``mixture``, and always on a CUDA device, the host waits: ask for a whole epoch then,
-        not for a batch.
+        Each position is in [0, :attr:`count`). With ``mixture`` the results are ids: record and occurrence.
+
+        Returns int64, a numpy array or torch tensor like ``positions``, on its device. On a CUDA device the host waits.
+        It is made for a whole epoch there, not for a batch.
         """
         if isinstance(positions, np.ndarray):
             return self._numpy_records_at(epoch, positions)
@@ -187,8 +199,12 @@ class Order:
     def list_shard_reads(self, epoch: int) -> ShardReads | None:
         """Lists the shards that this rank reads in an epoch, and the batches that need them.
 
-        Returns None if that is unknown: without ``shards``, with ``indices`` that are not shuffled, or with a
-        ``mixture`` without fetched stores."""
+        Returns None if they are unknown:
+
+        - without ``shards`` and ``mixture``;
+        - with ``indices`` that are not shuffled;
+        - with a ``mixture`` that has no fetched stores.
+        """
         if self.lanes is not None:
             return self.lanes.list_shard_reads(epoch, self.rank, self.world_size)
         if self.mixture is not None:
@@ -199,13 +215,14 @@ class Order:
         return list_sequential_shard_reads(self.shards, self.length, self.global_batch_size)
 
     def list_first_epoch_reads(self, window: int) -> ShardReads:
-        """Lists the shards that this rank would read in its first epoch with another ``window``."""
+        """Lists the shards that this rank would read in its first epoch with another ``window``. Asserts that they are
+        known."""
         reads = replace(self, window=window).list_shard_reads(0)
         assert reads is not None
         return reads
 
     def _numpy_records_at(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Does :meth:`records_at` for a numpy array, by the kind of shuffling; then maps to ``indices``."""
+        """Computes :meth:`records_at` for a numpy array."""
         if self.mixture is not None:
             return self.mixture.ids_at(positions, self.seed, epoch, self.shuffle, self.window or SHARDS_A_WINDOW)
         if positions.size and self.block is not None:
@@ -217,8 +234,10 @@ class Order:
         return positions if self.indices is None else self.indices[positions]
 
     def _shuffle_blocks(self, epoch: int, positions: NDArray[np.int64], block: int) -> NDArray[np.int64]:
-        """Maps positions to records: blocks of consecutive records come in random order, with the short last block
-        anywhere among them, and records are shuffled within windows of several blocks."""
+        """Maps positions to records of blocks in random order. Records are shuffled within windows of several blocks.
+
+        The short last block comes anywhere among the others.
+        """
         # Within windows first: which place of the sequence of shuffled blocks comes at each position?
         span = block * (self.window or BLOCKS_A_WINDOW)
         windows = positions // span
@@ -237,8 +256,11 @@ class Order:
 
 
 def _parse_shards(shards: Any, length: int) -> NDArray[np.int64]:
-    """Converts the first records of shards to read-only int64. Raises :class:`UsageError` unless they are integers that
-    ascend from 0 to at most ``length``."""
+    """Converts the first records of shards to read-only int64.
+
+    Raises :class:`UsageError` unless they are integers that ascend from 0 to at most ``length``. Equal ones are
+    allowed.
+    """
     array = np.asarray(shards)
     if array.ndim != 1 or array.dtype.kind not in "iu" or not array.size:
         raise UsageError(f"shards should be a one-dimensional array of integers, got {array.dtype} {array.shape}")
@@ -250,8 +272,10 @@ def _parse_shards(shards: Any, length: int) -> NDArray[np.int64]:
 
 
 def _check_indices(indices: Any, length: int) -> NDArray[np.int64]:
-    """Converts record numbers to read-only int64. Raises :class:`UsageError` unless they are integers in [0,
-    ``length``)."""
+    """Converts record numbers to read-only int64.
+
+    Raises :class:`UsageError` unless they are one-dimensional and integers in [0, ``length``).
+    """
     array = np.asarray(indices)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise UsageError(f"indices should be a one-dimensional array of integers, got {array.dtype} {array.shape}")

@@ -32,12 +32,12 @@ IMAGENET_MEAN = (124, 116, 104)
 
 @dataclass(frozen=True)
 class _RecipeDefinition:
-    """Definition of a recipe; its operations are created on demand.
+    """Definition of a recipe. Its operations are created on demand.
 
     Attributes:
         make: Makes the list of operations, or a dict of views.
         source: Publication or code of the recipe.
-        mix: Makes the value of ``mix=``; None for none.
+        mix: Makes the value of ``mix=``; None if the recipe mixes nothing.
         normalize: Value of ``normalize=``.
     """
 
@@ -48,13 +48,13 @@ class _RecipeDefinition:
 
 
 class Recipe(list[Any]):
-    """Operations of a recipe: a list, whose ``repr`` is the code that makes it.
+    """Operations of a recipe as a list. Its ``repr`` is the code that makes the list, or the dict of views.
 
     Attributes:
         name: Name of the recipe.
         source: Publication or code of the recipe.
-        mix: Value of a loader's ``mix=``; None for none.
-        views: Value of ``views=`` if the recipe has several views of an image; the list is then empty.
+        mix: Value of a loader's ``mix=``; None if the recipe mixes nothing.
+        views: Value of ``views=``; None for a single view. A recipe of views has an empty list.
         normalize: Value of ``normalize=``.
     """
 
@@ -83,7 +83,7 @@ def _format_operations(operations: Any, indent: str) -> str:
 
 
 def _define_timm_rsb(size: int, policy: str, mixup: float, smoothing: float) -> _RecipeDefinition:
-    """Returns the definition of a recipe of "ResNet strikes back", which differ in these four values."""
+    """Defines a recipe of "ResNet strikes back". These four arguments are all in which they differ."""
     return _RecipeDefinition(
         lambda: [RandomResizedCrop(size, interpolation="random"), RandomHorizontalFlip(), TimmAugment(policy)],
         "Wightman, Touvron, Jégou, 'ResNet strikes back' (2021), table 2; timm 1.0, data/transforms_factory.py",
@@ -104,10 +104,10 @@ def _make_deit3() -> list[Step]:
 def _make_self_supervised_view(
     crop: RandomResizedCrop, jitter: tuple[float, float, float, float], kernel: int, blur: float, solarize: float = 0.0
 ) -> list[Step]:
-    """Creates the operations of a self-supervised view: ``crop``, flip, colour jitter, gray, blur and, unless its
-    probability is 0, solarisation.
+    """Creates the operations of a self-supervised view: ``crop``, flip, colour jitter, gray, blur, solarisation.
 
-    ``blur`` and ``solarize`` are probabilities; ``kernel`` is the side of the blur's kernel."""
+    ``kernel``: side of the blur's kernel. ``blur``, ``solarize``: probabilities. With 0, solarisation is left out.
+    """
     operations: list[Step] = [
         crop,
         RandomHorizontalFlip(),
@@ -125,7 +125,10 @@ _JITTER = (0.4, 0.4, 0.2, 0.1)
 
 
 def _make_dino_views(large: float, kernel: int) -> dict[str, tuple[int, list[Step]]]:
-    """Creates the views of DINO: two large crops, of at least the share ``large`` of the area, and eight small ones."""
+    """Creates the views of DINO: two large crops and eight small ones.
+
+    ``large``: smallest share of the area for large crops, and largest for small ones.
+    """
     whole = RandomResizedCrop(224, scale=(large, 1.0), interpolation="bicubic")
     part = RandomResizedCrop(96, scale=(0.05, large), interpolation="bicubic")
     return {
@@ -277,10 +280,10 @@ RECIPES = tuple(_RECIPES)
 
 
 def recipe(name: str) -> Recipe:
-    """Creates the operations of a recipe as a list, for ``augment=``; a recipe of views has them in ``views``.
+    """Creates the operations of a recipe as a list, for ``augment=``. A recipe of views has them in ``views``.
 
     Raises:
-        UsageError: An unknown name; the message proposes the most similar one.
+        UsageError: An unknown name. The message names all recipes, and a similar one.
     """
     found = _RECIPES.get(name)
     if found is None:

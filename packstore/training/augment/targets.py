@@ -38,12 +38,12 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Move:
-    """Crops, resizes or flips of a batch's images by one operation, for moving their masks, boxes and keypoints.
+    """One operation's crops, resizes or flips of a batch, for moving masks, boxes and keypoints.
 
     Attributes:
         crops: numpy crops of the images before this operation.
         pads: Padding outside the resized box.
-        drops: bool ``(B,)``: images whose boxes are dropped if their centres are outside the window; None for none.
+        drops: bool ``(B,)``: drop the boxes of these images if their centres are outside the window. None for no image.
     """
 
     crops: Crops
@@ -53,11 +53,11 @@ class Move:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """All moves of a batch's pixels by the operations of a list, for moving masks, boxes and keypoints alike.
+    """All moves of a batch's pixels by the operations of a list, for moving masks, boxes and keypoints.
 
     Attributes:
         moves: Moves and warps of the operations that move pixels, in order.
-        sizes: int64 ``(B, 2)``: heights and widths of the results.
+        sizes: int64 ``(B, 2)``: heights and widths of the images after all operations.
     """
 
     moves: tuple[Move | Warp, ...]
@@ -65,44 +65,46 @@ class Placement:
 
     @cached_property
     def has_warps(self) -> bool:
-        """True if there are warps, under which rows and columns do not stay rows and columns."""
+        """True if there are warps. A warp does not map rows to rows and columns to columns."""
         return any(isinstance(move, Warp) for move in self.moves)
 
     @cached_property
     def parts(self) -> tuple[Placement | Warp, ...]:
-        """Each move as a placement of its own, and each warp, in order."""
+        """The moves in order, each as a placement of its own. Warps are as in :attr:`moves`."""
         parts: list[Placement | Warp] = []
         for move in self.moves:
             parts.append(Placement((move,), move.crops.window[:, 2:]) if isinstance(move, Move) else move)
         return tuple(parts)
 
     def rows_needed(self, row: int) -> int | None:
-        """Returns how many rows of the mask of image ``row``, from the top, are shown in the result; None for all, if
-        there are warps."""
+        """Returns the number of the lowest row of mask ``row`` that the result shows, plus 1. None if there are
+        warps."""
         return None if self.has_warps else int(self.rows[row, : self.sizes[row, 0]].max(initial=-1)) + 1
 
     def prepare_masks(self) -> None:
-        """Computes and caches the row and column tables for masks, before threads use them."""
+        """Computes and caches the tables of rows and columns that :func:`place_mask` needs, before threads use them."""
         for part in self.parts if self.has_warps else (self,):
             if isinstance(part, Placement):
                 _ = part.rows, part.columns
 
     @cached_property
     def rows(self) -> Numbers:
-        """Source row of each row of the results, int64 ``(B, h)``, -1 for none.
+        """Source row of each row of the results, int64 ``(B, h)``; -1 for padding.
 
-        ``h`` is the largest height; of lower results only their own rows count. Not for warped images.
+        ``h`` is the largest height. The last entries of a lower result are meaningless. Must not be used with warps.
         """
         return self._trace_axis(0)
 
     @cached_property
     def columns(self) -> Numbers:
-        """Source column of each column, like :attr:`rows`: ``(B, w)``."""
+        """Source column of each column of the results, ``(B, w)``, like :attr:`rows`."""
         return self._trace_axis(1)
 
     def _trace_axis(self, axis: int) -> Numbers:
-        """Returns the source row (``axis`` 0) or column of each row or column of the results, through all moves; -1 for
-        none."""
+        """Returns the source row (``axis`` 0) or column (1) of each row or column of the results, through all moves.
+
+        The result is -1 for padding.
+        """
         found = None
         for move in self.moves:
             assert isinstance(move, Move)
@@ -125,9 +127,9 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
 
     Args:
         sizes: int64 ``(B, 2)``: heights and widths of the images.
-        ops: The user's whole list. Operations that are not geometric move no pixels.
+        ops: The user's whole list. Operations that move no pixels, and foreign functions, are passed over.
         draws: Random numbers of the records, numpy. Operation ``i`` draws from stream ``i`` of them.
-        first: Crops of the first operation, if they are planned already; it then draws nothing.
+        first: Crops of the first operation, if it is geometric and drawn already.
 
     Raises:
         UsageError: As :meth:`GeometricOperation.plan_crops`.
@@ -146,8 +148,10 @@ def plan_targets(sizes: Numbers, ops: Sequence[Step], draws: Draws, first: Crops
 
 
 def draw_program_by_size(op: ProgramOperation, draws: Draws, sizes: Numbers) -> Program:
-    """Draws the program of images of ``sizes``: for all at once, or image by image if sizes differ and the operation
-    depends on them."""
+    """Draws the program of images of ``sizes``.
+
+    Draws image by image if sizes differ and the operation depends on them; else draws for all images at once.
+    """
     same = np.unique(sizes, axis=0)
     if len(same) == 1 or not op.depends_on_size:
         drawn: Program = op.draw_program(draws, (int(same[0, 0]), int(same[0, 1])))
@@ -159,7 +163,7 @@ def draw_program_by_size(op: ProgramOperation, draws: Draws, sizes: Numbers) -> 
 def place_mask(
     placement: Placement, row: int, mask: NDArray[Any], fill: float = 0, out: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """Moves the mask with its image ``row``: resizes (nearest pixel), crops, mirrors and warps it.
+    """Moves the mask with its image ``row``: resizes (nearest pixel), crops, mirrors and warps it. Returns ``out``.
 
     Args:
         placement: Placement of the batch.
@@ -208,10 +212,11 @@ def place_boxes(
         boxes: float32 ``(N, 4)``: left, top, right, bottom, in pixels of the images.
         rows: int64 ``(N,)``: the image of each box.
         min_area: Minimum area of a kept box, in square pixels of the result.
-        min_visible: Minimum remaining fraction of a kept box's area. With both 0, all boxes are kept.
+        min_visible: Minimum fraction of a kept box's area that the result shows.
 
     Returns:
-        All boxes, ``(N, 4)``, and which to keep, bool ``(N,)``. Without moves, boxes are unchanged, and all are kept.
+        All boxes, ``(N, 4)``, and which to keep, bool ``(N,)``. A kept box satisfies both limits. Without moves, boxes
+        are unchanged, and all are kept.
     """
     boxes = np.asarray(boxes, np.float32).reshape(-1, 4)
     if not placement.moves:
@@ -227,16 +232,18 @@ def place_boxes(
 
 
 def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
-    """Moves keypoints of a batch with their images; does not clip them.
+    """Moves keypoints of a batch with their images. Does not clip them.
 
-    As in torchvision, mirroring an image of width W maps x of a point to W - 1 - x (of a box: W - x), and does not swap
-    left and right points of a body: the user has to.
+    - Mirroring an image of width W maps x to W - 1 - x, as in torchvision. It does not swap left and right points of a
+      body: users have to.
+    - With visibility v, points with v = 0 become zeros. So do points whose pixel, (x, y) to (x + 1, y + 1), is
+      outside the result.
+    - Points without v keep coordinates outside the result.
+    - Without moves, points are returned unchanged.
 
     Args:
         placement: Placement of the batch.
-        points: float32 ``(N, ..., k)``: x and y; if k is 3 also COCO's visibility v. With v, unlabelled points (v = 0)
-            and points outside the result become zeros. A point is the pixel from (x, y) to (x + 1, y + 1). Points
-            without v keep coordinates outside the result. Without moves nothing changes.
+        points: float32 ``(N, ..., k)``: x and y; if k is 3 also COCO's visibility v.
         rows: int64 ``(N,)``: the image of each point.
 
     Returns:
@@ -263,8 +270,10 @@ def place_points(placement: Placement, points: Floats, rows: Numbers) -> Floats:
 
 
 def _trace_move(move: Move, axis: int) -> Numbers:
-    """Returns the input row (``axis`` 0) or column that each row or column of the result of ``move`` shows, int64 ``(B,
-    n)``; -1 for padding."""
+    """Returns the input row (``axis`` 0) or column (1) of each row or column of the result of ``move``.
+
+    The result is int64 ``(B, n)``. It is -1 for constant padding.
+    """
     crops = move.crops
     start, length = crops.box[:, [axis]], crops.box[:, [2 + axis]]
     resized, window = crops.size[:, [axis]], crops.window[:, [2 + axis]]
@@ -280,9 +289,10 @@ def _trace_move(move: Move, axis: int) -> Numbers:
 
 
 def move_boxes(placement: Placement, boxes: Floats, rows: Numbers, clip: bool) -> Floats:
-    """Moves boxes float32 ``(N, 4)`` with images ``rows``; clips them to the results if ``clip``.
+    """Moves boxes float32 ``(N, 4)`` with images ``rows``. Clips them to the results if ``clip``.
 
-    Boxes whose centre is outside of a crop that drops such boxes become zeros."""
+    If a move drops boxes of an image by :attr:`Move.drops`, they become zeros.
+    """
     corners = boxes.reshape(-1, 2, 2)
     for move in placement.moves:
         if isinstance(move, Warp):
@@ -329,7 +339,7 @@ def _move_points(crops: Crops, points: Floats, rows: Numbers, clip: bool, last: 
 
 
 def _box_areas(boxes: Floats) -> NDArray[np.float64]:
-    """Computes the area of each box, float64; 0 for a box whose right or bottom is before its left or top."""
+    """Computes the area of each box, float64. A box whose right or bottom is before its left or top has area 0."""
     sides = (boxes[:, 2:] - boxes[:, :2]).clip(0).astype(np.float64)
     area: NDArray[np.float64] = sides[:, 0] * sides[:, 1]
     return area
@@ -354,13 +364,18 @@ _INSTEAD = "packstore.augment's operations, or a DataLoader with output='tv_tens
 
 
 def check_targets(ops: Sequence[Step], types: Sequence[str], instead: str = _INSTEAD) -> None:
-    """Raises :class:`UsageError` for operations that masks, boxes or keypoints cannot follow, such as AugMix, a padding
-    that repeats pixels beside boxes or keypoints, and functions that might move pixels.
+    """Raises :class:`UsageError` for operations that masks, boxes or keypoints cannot follow.
+
+    - AugMix, which mixes images that lie in different places.
+    - torchvision's transforms that move pixels.
+    - Unknown functions, unless they are in :class:`InPlace`.
+    - Beside boxes or keypoints: a padding that repeats pixels.
 
     Args:
         ops: The user's whole list, and all other functions that are called with images.
-        types: Types of the loaded columns. Only :data:`TARGETS` count, and for AugMix also ``image``, for further
-            images.
+        types: Types of the loaded columns. Only :data:`TARGETS` count. Against AugMix, ``image`` counts too: it stands
+            for
+            further images.
         instead: Alternative that moves images and targets together, for messages.
     """
     moved = [name for name in TARGETS if name in types]
@@ -396,8 +411,10 @@ def _contains_augmix(op: Any) -> bool:
 
 
 def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, bool]]:
-    """Yields an entry of a list and all operations inside it, at any depth; each with True if it is an
-    :class:`InPlace` or inside an :class:`InPlace`."""
+    """Yields an operation and all operations inside it, at any depth.
+
+    Each comes with True if it is an :class:`InPlace`, or inside one.
+    """
     stays = stays or isinstance(op, InPlace)
     yield op, stays
     if isinstance(op, PerImage):
@@ -409,9 +426,11 @@ def _iterate_nested_parts(op: Any, stays: bool = False) -> Iterator[tuple[Any, b
 
 
 def _keeps_places(part: Any) -> bool:
-    """Tells if masks and boxes stay right under an operation. True for packstore's own, which masks and boxes follow,
-    for a ``Sequential``, and for torchvision's transforms except ``Lambda``. The caller has refused transforms that
-    move pixels."""
+    """Tells if masks and boxes stay right under an operation. The operations inside are asked about separately.
+
+    True for packstore's own, for a ``Sequential``, and for torchvision's except ``Lambda``. Those of torchvision that
+    move pixels must have been refused before.
+    """
     kind = type(part)
     if is_of_torchvision(kind):
         return kind.__name__ != "Lambda"
