@@ -38,8 +38,10 @@ _PIL_MODES = ("L", "LA", "RGB", "RGBA", "I;16", "I", "F")
 
 
 def widen_for_torch(pixels: NDArray[Any], column: Column) -> NDArray[Any]:
-    """Converts pixels of 16 bits to int32, since torch has few operations for uint16. Leaves other dtypes, and columns
-    of ``CHW`` arrays, unchanged."""
+    """Converts pixels of 16 bits to int32, because torch has few operations for uint16.
+
+    Returns other dtypes, and pixels of ``CHW`` columns, unchanged.
+    """
     wide = column.layout != "CHW" and pixels.dtype in (np.uint16, np.int16)
     return pixels.astype(np.int32) if wide else pixels
 
@@ -53,7 +55,7 @@ class ImageReader:
         decoder: Decoder of image files.
         exif_transpose: Apply the EXIF orientation of files.
         normalization: Normalisation of floating point images; undone for ``pil``.
-        dtype: Dtype of tensors, if the user names one.
+        dtype: Dtype of tensors that the user wants; None for the store's.
         device: Device of tensors.
     """
 
@@ -65,10 +67,11 @@ class ImageReader:
     device: torch.device
 
     def read(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads the image of a record as ``output``: ``"tensor"``, ``"numpy"``, ``"pil"`` or ``"bytes"``. Returns None
-        for a missing image.
+        """Reads the image of a record as ``output``: ``"tensor"``, ``"numpy"``, ``"pil"`` or ``"bytes"``.
 
-        Raises :class:`DecodeError`, which names the record and its key, if the image cannot be decoded."""
+        Returns None for a missing image. Raises :class:`DecodeError`, which names the record and its key, if the image
+        cannot be decoded.
+        """
         if self.column.nullable and not reader.has_value(self.column.name, record):
             return None
         if output == "bytes":
@@ -80,8 +83,10 @@ class ImageReader:
         return self.convert_pixels(torch.from_numpy(widen_for_torch(self.read_pixels(reader, record), self.column)))
 
     def read_each(self, output: str, reader: Reader, records: Sequence[int]) -> Iterator[Any]:
-        """Yields several images as :meth:`read`; decodes up to 16 files together, which is faster. Raises the
-        :class:`DecodeError` of the first damaged file."""
+        """Yields several images as :meth:`read`. Decodes up to 16 files together, which is faster.
+
+        Raises the :class:`DecodeError` of a damaged file after it has yielded the images before it.
+        """
         if self.column.layout is not None or self.column.nullable or output == "bytes":
             yield from (self.read(output, reader, record) for record in records)
             return
@@ -113,10 +118,11 @@ class ImageReader:
         return self.column.layout == "CHW"
 
     def convert_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Converts stored pixels, an image or a batch, to the user's layout, dtype and device; may return the same
-        memory.
+        """Converts stored pixels, an image or a batch, to the layout, dtype and device of the user.
 
-        Floating point dtypes scale integer pixels to 0 … 1."""
+        A floating point dtype scales integer pixels to 0 … 1. Normalised images are float32 by default. May return the
+        same memory.
+        """
         if self.floats:
             if self.column.dtype == "bfloat16":
                 pixels = pixels.view(torch.bfloat16)
@@ -128,10 +134,10 @@ class ImageReader:
         return wide.div_(self.mode.white).to(self.dtype)
 
     def read_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
-        """Reads an image as an array in the store's layout and dtype, bfloat16 as bits, in memory of its own.
+        """Reads an image as an array in the store's layout and dtype, in memory of its own. bfloat16 comes as uint16.
 
         Raises:
-            DecodeError: The image cannot be decoded; names the record and its key.
+            DecodeError: The image cannot be decoded. Names the record and its key.
         """
         if self.column.layout is None:
             try:
@@ -143,7 +149,7 @@ class ImageReader:
         return np.array(read_stored_array(reader, self.column, record))
 
     def read_numpy(self, reader: Reader, record: int) -> NDArray[Any]:
-        """Reads an image as an array in the store's layout and dtype; bfloat16 becomes float32."""
+        """Reads an image as an array in the store's layout and dtype. bfloat16 becomes float32."""
         pixels = self.read_pixels(reader, record)
         if self.column.dtype == "bfloat16":
             # The upper half of a float32 is a bfloat16.
@@ -151,11 +157,12 @@ class ImageReader:
         return pixels
 
     def read_pil(self, reader: Reader, record: int) -> Image:
-        """Reads an image as a PIL image of its mode; undoes normalisation."""
+        """Reads an image as a PIL image of its mode. Undoes normalisation. Check the mode by :func:`check_pil_mode`
+        before."""
         return _to_pil(self.read_stored_pixels(reader, record), self.mode)
 
     def read_stored_pixels(self, reader: Reader, record: int) -> NDArray[Any]:
-        """Reads an image as pixels of its mode, ``(H, W, C)``; undoes normalisation."""
+        """Reads an image as pixels ``(H, W, C)`` of its mode. Undoes normalisation."""
         pixels = self.read_pixels(reader, record)
         return denormalize(pixels, self.column, self.normalization) if self.floats else pixels
 
@@ -181,8 +188,9 @@ class ImageListReader:
         missing list.
 
         Raises:
-            DecodeError: An image cannot be decoded; names the record, its key and the image.
-            StoreError: The list is damaged; names the record and its key."""
+            DecodeError: An image cannot be decoded. Names the record, its key and the image's number.
+            StoreError: The list is damaged. Names the record and its key.
+        """
         column = self.pictures.column
         if column.nullable and not reader.has_value(column.name, record):
             return None
@@ -203,18 +211,20 @@ class ImageListReader:
         return found
 
     def decode_files(self, files: Sequence[Buffer]) -> list[Any]:
-        """Decodes files to arrays; returns a :class:`DecodeError` in place of each file that cannot be decoded."""
+        """Decodes files to arrays. In place of a file that cannot be decoded, returns its :class:`DecodeError`."""
         return list(self.pictures.decoder.decode_each(list(files), exif_transpose=self.pictures.exif_transpose))
 
 
 def read_stored_files(reader: Reader, column: Column, record: int) -> Sequence[Buffer]:
-    """Reads a record's value of a column of image files. Returns the encoded bytes of each file. Raises
-    :class:`StoreError` if the value is damaged."""
+    """Reads a record's list of image files. Returns the encoded bytes of each file.
+
+    Raises :class:`StoreError` if the value is damaged.
+    """
     return column.traits.files(column, reader.value(column.name, record))
 
 
 def check_pil_mode(mode: Mode) -> None:
-    """Raises :class:`UsageError` unless Pillow has images of the mode."""
+    """Raises :class:`UsageError` if Pillow has no images of the mode."""
     if mode.name not in _PIL_MODES:
         raise UsageError(f"output='pil' gives Pillow's images, which has none of mode {mode}; use 'tensor' or 'numpy'")
 
@@ -243,7 +253,7 @@ def read_stored_array(reader: Reader, column: Column, record: int) -> NDArray[An
 
 
 def describe_key(reader: Reader, record: int) -> str:
-    """Returns the key of a record for a message, or a phrase that says that the key is damaged, too."""
+    """Returns the key of a record for a message. If the key cannot be read, returns "its key is damaged, too"."""
     try:
         return printable(reader.key(record))
     except (StoreError, IndexError):
@@ -251,7 +261,9 @@ def describe_key(reader: Reader, record: int) -> str:
 
 
 def locate_error(error: PackstoreError, reader: Reader, record: int, column: str) -> DecodeError:
-    """Returns a :class:`DecodeError` with the text of ``error`` after record number, key and store; names the column
-    unless it is ``image``."""
+    """Returns a :class:`DecodeError` that puts number, key and store of the record before the text of ``error``.
+
+    Also names the column, unless it is ``image``.
+    """
     where = "" if column == "image" else f"column {column!r}: "
     return DecodeError(f"record {record} ({describe_key(reader, record)}) of {reader.path}: {where}{error}")

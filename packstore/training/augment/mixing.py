@@ -71,8 +71,8 @@ class CutMix(_Mixer):
     """Pastes a box of one image into another, as torchvision's ``CutMix`` (Yun et al., 2019).
 
     Args:
-        alpha: The share of the first image has the distribution Beta(alpha, alpha), before the box is clipped to the
-            image.
+        alpha: The share of the first image has the distribution Beta(alpha, alpha). It grows if the box exceeds the
+            image, and is cut off.
 
     Raises:
         UsageError: ``alpha`` is not positive.
@@ -87,14 +87,15 @@ class BatchMixer:
 
     Args:
         mixers: :class:`MixUp` and :class:`CutMix` to draw from.
-        p: Probability of mixing at all.
-        weights: Probabilities of ``mixers``, or numbers in proportion; None for equal ones. timm's ``switch_prob`` s is
-            ``(1 - s, s)`` for ``[MixUp(…), CutMix(…)]``.
-        mode: ``"batch"``: one draw, and records are mixed with their predecessors, as in torchvision. ``"pair"``: one
-            draw for each pair of first and last, second and second to last, …, as in timm. ``"elem"``: the same pairs,
-            with a draw for each record.
+        p: Probability of mixing, for each draw.
+        weights: Probabilities of ``mixers``, or numbers in proportion. None for equal probabilities. timm's
+            ``switch_prob`` of 0.3 is ``(0.7, 0.3)`` for ``[MixUp(…), CutMix(…)]``.
+        mode: Which records are mixed, and how often mixers are drawn. ``"batch"``: records with their predecessors, by
+            one draw, as in torchvision. ``"pair"``: the first record with the last, the second with the second to
+            last, …, by a draw for each pair, as in timm. ``"elem"``: the same pairs, by a draw for each record.
         labels: ``"dense"``: labels become shares of classes, float32 ``(B, C)``; ``"pairs"``: :class:`MixedLabels`.
-        label_smoothing: Weight distributed over all classes, before mixing. Multi-hot labels move towards 0.5 by it.
+        label_smoothing: Weight distributed over all classes, before mixing. It pulls multi-hot labels towards 0.5.
+            Not with ``labels="pairs"``.
         num_classes: Number of classes; None for the store's.
 
     Raises:
@@ -176,7 +177,7 @@ class BatchMixer:
             classes: Number of classes of the store, if known.
 
         Raises:
-            UsageError: The number of classes is unknown, or, on the CPU, a label exceeds it.
+            UsageError: The number of classes is unknown. On the CPU also: a label is no class.
         """
         share = torch.from_numpy(drawn.share.astype(np.float32)).to(labels.device)
         partners = torch.from_numpy(drawn.partners).to(labels.device)
@@ -193,7 +194,7 @@ class BatchMixer:
     def _one_hot(self, labels: Tensor, classes: int | None) -> Tensor:
         """Converts labels to smoothed probabilities of classes, ``(B, classes)``.
 
-        Raises :class:`UsageError` if ``classes`` is None, or, on the CPU, if a label is out of range.
+        Raises :class:`UsageError` if ``classes`` is None. On the CPU, also raises it for a label that is no class.
         """
         if classes is None:
             raise UsageError("mix=: the store has no class names to count; say BatchMixer([...], num_classes=…)")
@@ -222,8 +223,10 @@ class DrawnMix:
     box: NDArray[np.int64]
 
     def mix_images(self, images: Tensor) -> Tensor:
-        """Mixes ``images`` ``(B, C, H, W)`` into a new batch, rounding integers. Returns ``images`` themselves if
-        nothing is mixed."""
+        """Mixes ``images`` ``(B, C, H, W)`` into a new batch. Rounds integers to the nearest.
+
+        Returns ``images`` themselves if nothing is mixed.
+        """
         if not (self.share < 1).any():
             return images
         device, layout = images.device, torch.channels_last if is_channels_last(images) else torch.contiguous_format
@@ -249,10 +252,11 @@ class DrawnMix:
 
 
 def parse_mix(mix: Any) -> BatchMixer | Mosaic | None:
-    """Converts a user's ``mix=``: one mixer or a list becomes a :class:`BatchMixer`, an empty list None. Returns other
-    valid values unchanged.
+    """Converts a user's ``mix=``. One mixer or a list of mixers becomes a :class:`BatchMixer`; an empty list becomes
+    None.
 
-    Raises :class:`UsageError` for anything but mixers, lists of them, :class:`BatchMixer` and :class:`Mosaic`."""
+    Returns None, :class:`BatchMixer` and :class:`Mosaic` unchanged. Raises :class:`UsageError` for anything else.
+    """
     if mix is None or isinstance(mix, BatchMixer | Mosaic):
         return mix
     mixers = [mix] if isinstance(mix, MixUp | CutMix) else mix

@@ -22,12 +22,12 @@ from packstore.training.random_draws import Draws
 
 @dataclass(frozen=True)
 class Mosaic:
-    """Combines each image of a batch with three others around a random point of a canvas; for ``mix=``. The three are
-    drawn from the batch, so an image may occur twice.
+    """Combines each image of a batch with three others around a random point of a canvas; for ``mix=``.
 
-    The first mosaic was that of YOLOv4 (Bochkovskiy et al., 2020); this one is that of ultralytics and MMDetection
-    before they crop it. Images keep the size that ``augment`` gives them, and are clipped to the canvas. Boxes, columns
-    parallel to boxes, keypoints and masks follow.
+    The three are drawn from the batch. An image may occur twice. Images keep the size that ``augment`` gives them, and
+    are clipped to the canvas. Boxes, columns parallel to boxes, keypoints and masks follow.
+
+    It is the mosaic of ultralytics and MMDetection, without their later crop (first: YOLOv4, Bochkovskiy et al., 2020).
 
     Args:
         size: Height and width of the canvas: ``S`` for a square, or ``(height, width)``.
@@ -36,8 +36,8 @@ class Mosaic:
         p: Probability of a mosaic. Otherwise the image is alone in the middle of the canvas.
 
     Raises:
-        UsageError: A size that is not positive, an invalid range or probability; (in a loader) columns that cannot be
-            joined: labels and further images of one record, volumes and clips.
+        UsageError: A size that is not positive, an invalid range or probability. In a loader also the columns that
+            :func:`check_columns` refuses.
     """
 
     size: int | Size
@@ -54,8 +54,8 @@ class Mosaic:
     def draw_tiles(self, draws: Draws, sizes: NDArray[np.int64]) -> Tiles:
         """Draws which images of a batch each mosaic shows, and their positions.
 
-        With probability ``p``, a mosaic has four tiles: the record's own image, above and left of the point, and three
-        drawn from the batch. Otherwise it has one: the own image, centred.
+        With probability ``p``, a mosaic has four tiles around the point. The record's own image is above and left of
+        it. Otherwise the own image is alone, centred.
 
         Args:
             draws: Draws of the batch's records, numpy.
@@ -89,8 +89,7 @@ class Mosaic:
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """Positions of a batch's images in its mosaics, one mosaic for each record. Builds the mosaics of images, masks,
-    boxes and keypoints.
+    """Positions of a batch's images in its mosaics, one mosaic for each record. Builds all columns of the mosaics.
 
     Attributes:
         size: Height and width of the mosaics.
@@ -105,7 +104,8 @@ class Tiles:
     def arrange_tiles(self, values: Any, fill: float) -> Tensor:
         """Copies images or masks ``(…, h, w)``, a tensor or a list, into new mosaics ``(B, …, *size)``.
 
-        What exceeds a mosaic is cut off; free pixels become ``fill``."""
+        Cuts off pixels outside a mosaic. Free pixels become ``fill``.
+        """
         like = values[0]
         result: Tensor = like.new_full((len(self.tiles), *like.shape[:-2], *self.size), fill)
         for canvas, tiles in zip(result, self.tiles, strict=True):
@@ -130,8 +130,12 @@ class Tiles:
         min_area: float,
         min_visible: float,
     ) -> dict[str, Any]:
-        """Builds the other columns of the mosaics: joins boxes, columns parallel to boxes, and keypoints of all images
-        of a mosaic to lists, masks to a tensor. Other values stay the batch's own."""
+        """Builds the other columns of the mosaics.
+
+        - Masks: a tensor.
+        - Boxes, columns parallel to boxes, keypoints: a list of joined rows for each mosaic.
+        - Others: unchanged.
+        """
         found = dict(values)
         kept: dict[str, list[list[Tensor]]] = {}
         for name, column in columns.items():
@@ -145,8 +149,10 @@ class Tiles:
         return found
 
     def _move_boxes(self, boxes: Any, min_area: float, min_visible: float) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """Moves and clips the boxes of each mosaic's images; drops boxes that become too small. Returns the boxes of
-        each mosaic, and bool masks of the kept boxes for each of its images."""
+        """Moves and clips the boxes of each mosaic's images. Drops boxes whose clipped area is below the limits.
+
+        Returns the boxes of each mosaic, and a bool mask of the kept boxes for each of its images.
+        """
         results, kept = [], []
         for tiles in self.tiles:
             parts: list[Tensor] = []
@@ -165,8 +171,11 @@ class Tiles:
         return results, kept
 
     def _join_rows(self, values: Any, kept: list[list[Tensor]] | None, points: bool) -> list[Tensor]:
-        """Concatenates the rows of each mosaic's images; ``kept`` masks select rows, None takes all. Moves the rows if
-        they are keypoints (``points``)."""
+        """Concatenates the rows of each mosaic's images.
+
+        ``kept``: masks of the rows to take; None takes all rows. ``points``: whether the rows are keypoints, which are
+        moved.
+        """
         results = []
         for row, tiles in enumerate(self.tiles):
             parts = []
@@ -177,8 +186,11 @@ class Tiles:
         return results
 
     def _move_points(self, points: Tensor, top: int, left: int) -> Tensor:
-        """Moves a copy of keypoints ``(…, 2 or 3)``. Points with visibility become zeros if they are invisible or leave
-        the canvas, as in :func:`packstore.training.augment.targets.place_points`."""
+        """Returns a moved copy of keypoints ``(…, 2 or 3)``.
+
+        Points with visibility become zeros if they are unlabelled or leave the canvas, as in
+        :func:`packstore.training.augment.targets.place_points`.
+        """
         moved = points.clone()
         moved[..., 0] += left
         moved[..., 1] += top
@@ -190,8 +202,12 @@ class Tiles:
 
 
 def check_columns(columns: Sequence[Column], collate: Mapping[str, Any]) -> None:
-    """Raises :class:`UsageError` for columns that mosaics cannot join: labels and images of one record, volumes, clips,
-    and columns of boxes, points, masks or rows of boxes that have a form in ``collate``."""
+    """Raises :class:`UsageError` for columns that mosaics cannot join.
+
+    - Labels and further images of a whole record.
+    - Volumes and clips.
+    - Columns that mosaics join to lists, if ``collate`` gives them another form.
+    """
     boxes = {column.name for column in columns if column.type == "boxes"}
     for column in columns:
         moves = column.traits.moves or column.parallel in boxes

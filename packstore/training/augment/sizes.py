@@ -24,8 +24,10 @@ from packstore.training.random_draws import Array, Draws, to_float64, to_int64
 
 
 class _DrawnSize(GeometricOperation):
-    """Resizes each image to a size of its own, which is drawn; ``interpolation="random"`` is drawn after the size.
-    Called with a batch whose images get different sizes or interpolations, raises :class:`UsageError`."""
+    """Resizes each image to a drawn size of its own. Draws ``interpolation="random"`` after the size.
+
+    Called with a batch, raises :class:`UsageError` if sizes or interpolations differ.
+    """
 
     resizes: ClassVar[bool] = True
     gives_sizes: ClassVar[bool] = True
@@ -34,7 +36,8 @@ class _DrawnSize(GeometricOperation):
 
     @abstractmethod
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws new heights and widths for images of ``height`` and ``width`` ``(B,)``; float64, to be truncated."""
+        """Draws new heights and widths, float64, for images of ``height`` and ``width`` ``(B,)``. The caller truncates
+        them."""
 
     def __call__(self, images: Tensor, draws: Draws) -> Tensor:
         """Resizes one image, or several that get the same size."""
@@ -54,11 +57,14 @@ class _DrawnSize(GeometricOperation):
         return None
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True after flips alone: only one resize is possible, before any crop."""
+        """Tells if all operations before this one are flips. A resize cannot follow a crop or another resize."""
         return all(op.mirrors for op in before)
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Draws the size of each image by :meth:`draw_size`, of at least one pixel, and the interpolation."""
+        """Draws the size of each image by :meth:`draw_size`, at least one pixel, and the interpolation.
+
+        Raises :class:`UsageError` if numpy crops are resized already, or exceed the image.
+        """
         box = visible_box(crops, type(self).__name__)
         found = self.draw_size(to_float64(box[:, 2]), to_float64(box[:, 3]), draws)
         size = join_columns([to_int64(each).clip(1) for each in found])
@@ -97,7 +103,7 @@ class RandomResize(_DrawnSize):
             )
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws the length of the shorter side; the aspect ratio stays."""
+        """Draws the length of the shorter side. The aspect ratio stays."""
         shorter = to_float64(self.min_size + draws.integers(self.max_size - self.min_size, 0))
         upright = width <= height
         return where(upright, shorter * height / width, shorter), where(upright, shorter, shorter * width / height)
@@ -109,7 +115,7 @@ class RandomShortestSize(_DrawnSize):
 
     Args:
         min_size: The lengths, or one.
-        max_size: Limit of the longer side, which may shorten the shorter side further. None for no limit.
+        max_size: Limit of the longer side. Images that exceed it become smaller on both sides. None for no limit.
         interpolation: As for :class:`Resize`.
         antialias: As for :class:`Resize`.
 
@@ -134,7 +140,8 @@ class RandomShortestSize(_DrawnSize):
         object.__setattr__(self, "min_size", sizes)
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws one of the lengths for the shorter side; shrinks both sides if the longer one exceeds ``max_size``."""
+        """Draws one of the lengths for the shorter side. Shrinks both sides if the longer one would exceed
+        ``max_size``."""
         assert not isinstance(self.min_size, int)
         chosen, shorter = draws.integers(len(self.min_size), 0), height * 0
         for number, size in enumerate(self.min_size):
@@ -142,20 +149,18 @@ class RandomShortestSize(_DrawnSize):
         upright = width <= height
         ratio = shorter / where(upright, width, height)
         if self.max_size is not None:
-            most = (height * 0 + self.max_size) / where(
-                upright, height, width
-            )  # torch divides by Python numbers differently
+            # Arrays by arrays: torch divides by Python numbers differently.
+            most = (height * 0 + self.max_size) / where(upright, height, width)
             ratio = where(most < ratio, most, ratio)
         return height * ratio, width * ratio
 
 
 @dataclass(frozen=True)
 class ScaleJitter(_DrawnSize):
-    """Resizes images by a random factor of the size that fits a target, as torchvision's ``ScaleJitter``.
+    """Resizes images to fit a target times a random factor, as torchvision's ``ScaleJitter``. Keeps the aspect ratio.
 
     Args:
-        target_size: ``(height, width)`` of the target; as in torchvision its first number bounds widths, its second
-            heights.
+        target_size: Two numbers. As in torchvision, the first bounds widths and the second heights. Or one for both.
         scale_range: Smallest and largest factor.
         interpolation: As for :class:`Resize`.
         antialias: As for :class:`Resize`.
@@ -178,7 +183,7 @@ class ScaleJitter(_DrawnSize):
         object.__setattr__(self, "scale_range", (low, high))
 
     def draw_size(self, height: Array, width: Array, draws: Draws) -> tuple[Array, Array]:
-        """Draws a factor of the size that fits the target; the aspect ratio stays."""
+        """Draws a factor, and multiplies the size that fits the target by it. The aspect ratio stays."""
         assert not isinstance(self.target_size, int)
         low, high = self.scale_range
         # Arrays by arrays: torch multiplies a number by the reciprocal.
@@ -192,12 +197,12 @@ class Pad(GeometricOperation):
     """Pads the sides of images, as torchvision's ``Pad``.
 
     Args:
-        padding: Pixels on each side; ``(left and right, top and bottom)``; or ``(left, top, right, bottom)``.
+        padding: Number of pixels on each side; ``(left and right, top and bottom)``; or ``(left, top, right, bottom)``.
         fill: Value of constant padding, in the images' own units.
         padding_mode: As for :class:`RandomCrop`.
 
     Raises:
-        UsageError: Invalid padding, an unknown mode. When called: images smaller than the padding that reflects them.
+        UsageError: Invalid padding, an unknown mode. When called: images too small to reflect them into the padding.
     """
 
     padding: int | Sequence[int]
@@ -234,14 +239,12 @@ class Pad(GeometricOperation):
         return None if size is None else (size[0] + top + bottom, size[1] + left + right)
 
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Returns True for black padding that no crop precedes: outside of a crop the image has pixels."""
-        crops = any(
-            isinstance(op, CenterCrop | RandomCrop) for op in before
-        )  # crops outside of the image show other pixels
-        return self.padding_mode == "constant" and self.fill == 0 and not crops
+        """Returns True for padding with 0 that no crop precedes. After a crop it would show pixels beside the crop."""
+        cropped = any(isinstance(op, CenterCrop | RandomCrop) for op in before)
+        return self.padding_mode == "constant" and self.fill == 0 and not cropped
 
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Enlarges the windows of ``crops`` by the padding. Draws nothing."""
+        """Enlarges the windows of ``crops`` by the padding, and sets mode and fill. Draws nothing."""
         left, top, right, bottom = self._paddings
         zero = crops.window[:, 2] * 0
         size: tuple[Any, Any] = (crops.window[:, 2] + top + bottom, crops.window[:, 3] + left + right)
