@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 class _LazySequence(Sequence[_T]):
-    """Sequence over consecutive records that reads each value on access. A slice is a list; ``repr`` reads two
+    """Sequence over consecutive records that reads each value on access. A slice is a list. ``repr`` reads two
     values."""
 
     noun: ClassVar[str]
@@ -38,22 +38,19 @@ class _LazySequence(Sequence[_T]):
 
 
 class LazyKeys(_LazySequence[str]):
-    """Keys of consecutive records, read on access; bytes that are not UTF-8 become surrogates."""
+    """Keys of consecutive records, read on access. Bytes that are not UTF-8 become surrogates."""
 
     noun = "keys"
 
     def _read_value(self, record: int) -> str:
-        """Reads the key; bytes that are not UTF-8 become surrogates."""
         return bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
 
 
 class LazySamples(_LazySequence[tuple[str, int]]):
-    """Pairs ``(key, label)`` of consecutive records, read on access; bytes of keys that are not UTF-8 become
-    surrogates."""
+    """Pairs ``(key, label)`` of consecutive records, read on access. Keys are as in :class:`LazyKeys`."""
 
     noun = "samples"
 
     def _read_value(self, record: int) -> tuple[str, int]:
-        """Reads key and label; bytes of the key that are not UTF-8 become surrogates."""
         key = bytes(self._reader.value("key", record)).decode("utf-8", "surrogateescape")
         return key, int(self._reader.value("label", record))

@@ -25,23 +25,24 @@ _thread = threading.local()
 
 
 def make_single_threaded() -> None:
-    """Keeps torch on the calling thread from now on, for threads of our own.
+    """Keeps torch on the calling thread from now on. For threads of our own.
 
-    If OpenMP's number of threads cannot be set, :func:`is_single_threaded` returns False in this thread."""
+    If OpenMP's number of threads cannot be set, :func:`is_single_threaded` returns False in this thread.
+    """
     _thread.single = _set_openmp_threads(1)
 
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """Keeps torch on the calling thread within the block; restores its number of threads afterwards.
+    """Keeps torch on the calling thread within the block. Restores its number of threads afterwards.
 
-    Sets torch's process-wide number only if OpenMP's cannot be set: a thread that reads it for the first time meanwhile
-    would keep the 1.
+    If OpenMP's number cannot be set, sets torch's number for the whole process.
     """
     before = torch.get_num_threads()
     if before == 1:
         yield
         return
+    # Preferred: a thread that reads torch's process-wide number for the first time meanwhile would keep the 1.
     by_openmp = _set_openmp_threads(1)
     if not by_openmp:
         torch.set_num_threads(1)
@@ -53,7 +54,10 @@ def single_threaded() -> Iterator[None]:
 
 
 def _set_openmp_threads(count: int) -> bool:
-    """Sets OpenMP's number of threads for the calling thread, in all loaded libraries. Returns True if torch obeys."""
+    """Sets OpenMP's number of threads for the calling thread, in all loaded libraries.
+
+    Returns True if torch then has this number.
+    """
     torch.get_num_threads()  # torch sets a thread's number when it is first asked, and would set it again later
     for library in _find_openmp_libraries():
         library.omp_set_num_threads(count)
@@ -87,8 +91,10 @@ def is_single_threaded() -> bool:
 
 @functools.cache
 def _find_openmp_libraries() -> tuple[ctypes.CDLL, ...]:
-    """Returns the OpenMP libraries that this process has loaded at the first call; empty without ``/proc``, as outside
-    Linux. Leaves out files that do not load again."""
+    """Returns the OpenMP libraries that this process has loaded at the first call. Empty without ``/proc``.
+
+    Leaves out libraries that cannot be loaded again.
+    """
     try:
         lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
     except OSError:

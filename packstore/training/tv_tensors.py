@@ -13,8 +13,10 @@ from packstore.core.manifest import Column
 
 
 class TVTensors:
-    """Wraps the values of an item in torchvision's types. Pickles without the module; each process imports it again.
-    Raises :class:`UsageError` if torchvision is missing, or has no type for a column of keypoints."""
+    """Wraps the values of an item in torchvision's types.
+
+    Pickles without torchvision's module. Each process imports that again.
+    """
 
     def __init__(self, columns: Iterable[Column]) -> None:
         """
@@ -46,7 +48,8 @@ class TVTensors:
                 raise UsageError(f"column {column.name!r} holds keypoints, which need torchvision 0.23 or later")
 
     def wrap_value(self, column: Column, value: Any, size: tuple[int, int]) -> Any:
-        """Wraps ``value`` in torchvision's type for its column; returns values without such a type unchanged.
+        """Wraps ``value`` in torchvision's type for its column. Wraps each image of a list. Returns other values
+        unchanged.
 
         Args:
             column: Column of the value.

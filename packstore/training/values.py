@@ -18,10 +18,12 @@ from packstore.training.pictures import describe_key, locate_error, read_stored_
 
 
 def as_tensor(column: Column, values: NDArray[Any]) -> torch.Tensor:
-    """Converts values of a column to a tensor of the column's dtype, over the same memory if possible.
+    """Converts values of a column to a tensor, over the same memory if possible.
 
-    Masks, volumes and clips of 16 bits become int32, since torch has few operations for uint16. uint64 becomes int64 of
-    the same bits. Bits of bfloat16 become bfloat16.
+    - Masks, volumes and clips of 16 bits become int32: torch has few operations for uint16.
+    - uint64 becomes int64 of the same bits.
+    - bfloat16, stored as uint16, becomes bfloat16.
+    - Others keep their dtype.
     """
     if column.dtype == "bfloat16":
         return torch.from_numpy(values).view(torch.bfloat16)
@@ -45,15 +47,16 @@ class ValueReader:
     max_pixels: int = MAX_PIXELS
 
     def read(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads the value of a record as ``output`` of a dataset names it: ``"tensor"``, ``"numpy"``, ``"pil"``,
-        ``"bytes"``. Returns None for a missing value.
+        """Reads the value of a record. Returns None for a missing value.
 
-        Whole numbers are ``int``; text, JSON and bytes are Python objects; ``"pil"`` and ``"bytes"`` concern masks
-        alone.
+        - Masks: as ``output``: ``"tensor"``, ``"numpy"``, ``"pil"`` or ``"bytes"``.
+        - Single whole numbers: ``int``.
+        - Text, JSON and bytes: Python objects.
+        - Others: a copy as an array for ``"numpy"``, else as a tensor.
 
         Raises:
-            StoreError: The value is damaged; names the record and its key.
-            DecodeError: The mask cannot be decoded; names the record and its key.
+            StoreError: The value is damaged. Names the record and its key.
+            DecodeError: The mask cannot be decoded. Names the record and its key.
         """
         column = self.column
         if column.kind == "fixed" and column.traits.has_classes and not column.nullable:
@@ -75,8 +78,10 @@ class ValueReader:
         return array if output == "numpy" else as_tensor(column, array).to(self.device)
 
     def _read_mask(self, output: str, reader: Reader, record: int) -> Any:
-        """Reads a record's mask as a tensor, an array, a PIL image or bytes. Raises :class:`DecodeError`, which names
-        the record."""
+        """Reads a record's mask as a tensor, an array, a PIL image or bytes.
+
+        Raises :class:`DecodeError`, which names the record, if its file cannot be decoded or has over ``max_pixels``.
+        """
         column = self.column
         if output == "bytes":
             return bytes(read_stored_bytes(reader, column, record))

@@ -28,11 +28,12 @@ Step = Callable[..., Any]
 
 
 class Operation(ABC):
-    """Augmentation of a batch of images, whose random numbers depend only on seed, epoch, record and its index in the
-    user's list.
+    """Augmentation of a batch of images.
 
-    Subclasses are immutable, picklable and stateless, so threads may share one. Those of packstore raise
-    :class:`UnknownArgumentError`, with advice, for an unknown argument.
+    Its random numbers depend only on seed, epoch, record, and its index in the user's list. Subclasses are immutable,
+    picklable and stateless: threads may share an instance.
+
+    Operations of packstore raise :class:`UnknownArgumentError`, with advice, for an unknown argument.
     """
 
     def __new__(cls, *args: Any, **named: Any) -> Self:
@@ -60,7 +61,7 @@ class Operation(ABC):
     def size_after(self, size: Size | None) -> Size | None:
         """Returns the ``(height, width)`` of results for images of ``size``; by default ``size`` itself.
 
-        ``size`` None stands for images of unknown or different sizes. Returns None if results may differ in size.
+        Returns None if results may differ in size. ``size`` is None for images of unknown or different sizes.
         """
         return size
 
@@ -76,8 +77,7 @@ class Operation(ABC):
 
 
 class GeometricOperation(Operation):
-    """Crop, resize or flip: an operation that can be described by :class:`Crops`, so that it can run while images are
-    decoded."""
+    """Crop, resize or flip. :class:`Crops` can describe it, to run it while images are decoded."""
 
     mirrors: ClassVar[bool] = False
     """It mirrors images; other geometric operations select pixels."""
@@ -87,7 +87,7 @@ class GeometricOperation(Operation):
 
     @property
     def samplings(self) -> set[int]:
-        """Interpolations that the operation may use: indices of :data:`SAMPLINGS`; bilinear alone by default."""
+        """Interpolations that the operation may use: indices in :data:`SAMPLINGS`. By default bilinear alone."""
         return {0}
 
     @property
@@ -97,47 +97,46 @@ class GeometricOperation(Operation):
 
     @abstractmethod
     def composes_after(self, before: Sequence[GeometricOperation]) -> bool:
-        """Tells if this operation and the operations ``before`` it can be described as one :class:`Crops`, for a single
-        resize."""
+        """Tells if one :class:`Crops` can describe the operations ``before`` and this one, with at most one resize."""
 
     @abstractmethod
     def plan_crops(self, crops: Crops, draws: Draws) -> Crops:
-        """Draws this operation, and returns ``crops`` followed by it. ``draws`` are those of the records; both are
-        numpy, or tensors on one device.
+        """Draws this operation, and returns ``crops`` followed by it.
+
+        Args:
+            crops: Crops by the operations before this one, numpy or torch.
+            draws: Draws of the records, of the same kind, on the same device.
 
         Raises:
-            UsageError: A crop is too small (names the record), or this operation does not compose with the earlier
-                ones.
+            UsageError: A record is too small for a crop, or this operation cannot follow the earlier ones.
         """
 
     def plan_whole_images(self, sizes: Array, draws: Draws) -> Crops:
-        """Draws this operation for whole images of ``sizes``, int64 ``(B, 2)``, also if it runs on batches.
+        """Draws this operation for whole images of ``sizes``, int64 ``(B, 2)``. Moves their masks, boxes and keypoints.
 
-        For masks, boxes and keypoints. The crops may exceed the image; :attr:`pads` says what is shown there.
+        Works for operations that cannot run while decoding, too. The crops may exceed the image, see :attr:`pads`.
         """
         return self.plan_crops(Crops.full(sizes), draws)
 
     @property
     def pads(self) -> PaddingMode:
-        """Padding mode for windows of :meth:`plan_whole_images` that exceed the image."""
+        """Padding mode of crops by :meth:`plan_whole_images` that exceed the image."""
         return "constant"
 
 
 @dataclass(frozen=True, eq=False)
 class Crops:
-    """Crops of B images. A box of each image is resized; then a window is cut from the resized box, and perhaps
-    mirrored.
+    """Crops of B images. A box of each image is resized. A window is cut from the resized box, and perhaps mirrored.
 
     All arrays are numpy (while decoding), or all torch.
 
     Attributes:
         box: int64 ``(B, 4)``: top, left, height, width in the source image, within it.
-        size: int64 ``(B, 2)``: height and width to which the box is resized; the box's own size for no resizing.
+        size: int64 ``(B, 2)``: height and width to which the box is resized. If they are the box's, nothing is resized.
         window: int64 ``(B, 4)``: top, left, height, width in the resized box; may exceed it.
         flip: bool ``(B,)``: mirrored left to right, as the last step; None for no image.
         pads: Padding outside the resized box; always ``"constant"`` for boxes that are resized.
-        fill: Value of constant padding, in the units of the images; or one per channel, which only :class:`Cut`
-            supports.
+        fill: Value of constant padding, in the units of the images. Only :class:`Cut` supports a value per channel.
         sampling: int64 ``(B,)``: interpolation of each box, indices of :data:`SAMPLINGS`; None for bilinear.
     """
 
@@ -185,6 +184,8 @@ def join_columns(columns: Sequence[Array]) -> Array:
 
 
 def is_channels_last(images: Tensor) -> bool:
-    """Tells if ``images`` ``(B, C, H, W)`` have the memory layout ``(B, H, W, C)`` alone; False if they are contiguous,
-    too, as with one channel."""
+    """Tells if ``images`` ``(B, C, H, W)`` have the memory layout ``(B, H, W, C)``.
+
+    False if they are contiguous as well, for example with one channel.
+    """
     return not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last)

@@ -31,8 +31,9 @@ from packstore.training.random_draws import Draws
 def parse_operations(operation: Operation, parts: Any, geometric: bool = True) -> tuple[Any, ...]:
     """Returns ``parts``, the operations inside ``operation``, as a tuple.
 
-    Raises :class:`UsageError` unless ``parts`` is a list, and all of them draw programs; ``geometric`` also allows
-    crops and resizes, and groups of these."""
+    Raises :class:`UsageError` unless ``parts`` is a list of operations that draw programs. With ``geometric``, crops,
+    resizes and groups of these are allowed, too.
+    """
     name = type(operation).__name__
     if isinstance(parts, Operation) or not isinstance(parts, Sequence) or isinstance(parts, str):
         raise UsageError(f"{name} takes a list of operations, got {parts!r}")
@@ -55,8 +56,10 @@ def draw_programs(parts: Sequence[Any], draws: Draws, size: Size) -> list[Progra
 
 
 class _OperationGroup(ProgramOperation):
-    """Operation that runs other operations, its ``transforms``, on all or some of the images. With crops or resizes
-    among them, raises :class:`UsageError` if it is called with a batch."""
+    """Operation that runs other operations, its ``transforms``, on all or some of the images.
+
+    Called with a batch, raises :class:`UsageError` if there are crops or resizes among them.
+    """
 
     transforms: Sequence[Any]
 
@@ -75,12 +78,12 @@ class _OperationGroup(ProgramOperation):
         """Draws which records each operation of ``transforms`` runs for: a bool ``(B,)`` for each operation."""
 
     def assign_rows(self, draws: Draws, rows: NDArray[np.bool_]) -> Iterator[tuple[Any, Draws, NDArray[np.bool_]]]:
-        """Yields the operations of ``transforms`` in order, each with its draws and a bool ``(B,)``: the records that
-        it runs for.
+        """Yields the operations of ``transforms`` in order, each with its draws and a bool ``(B,)``: the records it
+        runs for.
 
         Args:
             draws: Draws of the records, numpy.
-            rows: bool ``(B,)``: records to which this operation applies.
+            rows: bool ``(B,)``: the records that this group runs for.
         """
         for number, (part, mine) in enumerate(zip(self.transforms, self.choose_rows(draws), strict=True)):
             yield part, draws.child(number), rows & mine
@@ -96,7 +99,7 @@ class Compose(_OperationGroup):
     """Runs operations one after the other. In a loader's list it is replaced by its operations.
 
     Raises:
-        UsageError: ``transforms`` is not a list.
+        UsageError: ``transforms`` is not a list. Its entries are checked where it is used.
     """
 
     transforms: Sequence[Any]
@@ -115,13 +118,13 @@ class Compose(_OperationGroup):
         return [np.ones(len(draws), np.bool_)] * len(self.transforms)
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size after all operations, one after the other."""
+        """Returns the size after all operations, one after the other; None if results may differ in size."""
         return _compose_sizes(self.transforms, size)
 
 
 @dataclass(frozen=True)
 class RandomApply(_OperationGroup):
-    """Runs all operations of a list with probability ``p``, else none, as torchvision's ``RandomApply``.
+    """Runs all operations of a list with probability ``p``, as torchvision's ``RandomApply``. Otherwise runs none.
 
     Raises:
         UsageError: ``p`` is not a probability, or an operation is not packstore's own.
@@ -135,7 +138,7 @@ class RandomApply(_OperationGroup):
         object.__setattr__(self, "transforms", parse_operations(self, self.transforms))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Joins the programs of all operations, and clears the rows of images that are not drawn."""
+        """Joins the programs of all operations. Images for which they do not run get an empty program."""
         program = join_programs(draw_programs(self.transforms, draws, size), len(draws))
         program[~chance(draws, self.p, 0)] = 0
         return program
@@ -145,7 +148,7 @@ class RandomApply(_OperationGroup):
         return [chance(draws, self.p, 0)] * len(self.transforms)
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns ``size`` if the operations keep it, else None, since they may not run."""
+        """Returns ``size`` if all operations keep it. Else returns None, because they may not run."""
         return size if _compose_sizes(self.transforms, size) == size else None
 
 
@@ -155,7 +158,7 @@ class RandomChoice(_OperationGroup):
 
     Args:
         transforms: The operations.
-        p: Probabilities of the operations, or numbers in proportion; None for equal ones.
+        p: Probabilities of the operations, or numbers in proportion. None for equal probabilities.
 
     Raises:
         UsageError: An empty list, an operation that is not packstore's own, or probabilities that do not match.
@@ -174,7 +177,7 @@ class RandomChoice(_OperationGroup):
             object.__setattr__(self, "p", tuple(self.p))
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws the programs of all operations, and takes the row of one of them for each image."""
+        """Draws the programs of all operations, and takes one of them for each image."""
         programs = draw_programs(self.transforms, draws, size)
         steps = max(program.shape[1] for program in programs)
         chosen = draw_choice(draws, len(programs), self.p, 0)
@@ -188,7 +191,7 @@ class RandomChoice(_OperationGroup):
         return [number == part for part in range(len(self.transforms))]
 
     def size_after(self, size: Size | None) -> Size | None:
-        """Returns the size after any of the operations; None if it differs between them."""
+        """Returns the size that all operations give; None if they give different sizes."""
         after = {part.size_after(size) for part in self.transforms}
         return after.pop() if len(after) == 1 else None
 
@@ -211,7 +214,7 @@ class RandomOrder(_OperationGroup):
         raise NotImplementedError("its operations leave the size of an image as it is")
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws the programs of all operations, and joins them for each image in an order of its own."""
+        """Draws the programs of all operations, and joins them in another random order for each image."""
         programs = draw_programs(self.transforms, draws, size)
         steps = max((program.shape[1] for program in programs), default=0)
         if not steps:
@@ -222,14 +225,15 @@ class RandomOrder(_OperationGroup):
 
 
 def _compose_sizes(parts: Sequence[Any], size: Size | None) -> Size | None:
-    """Returns the size of images after all ``parts``, one after the other; None if it differs between images."""
+    """Returns the size of images after all ``parts``, one after the other; None if results may differ in size."""
     for part in parts:
         size = part.size_after(size)
     return size
 
 
 def draw_choice(draws: Draws, count: int, weights: Sequence[float] | None, draw: int) -> Any:
-    """Draws a number below ``count`` per record, int64 ``(B,)``, uniformly or in proportion to ``weights``."""
+    """Draws a number below ``count`` per record, int64 ``(B,)``, in proportion to ``weights``. Without weights all are
+    equally likely."""
     if weights is None:
         return draws.integers(count, draw)
     limits = np.cumsum(np.asarray(weights, np.float64))
