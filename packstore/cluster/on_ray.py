@@ -15,14 +15,16 @@ from packstore.sources.base import Entry
 
 
 class RayRunner(Runner):
-    """Runs tasks on a Ray cluster; Ray restarts tasks whose worker or machine has died, up to :data:`TRIES` attempts.
+    """Runs tasks on a Ray cluster. Ray runs a task again if its worker or machine dies, up to :data:`TRIES` attempts.
+
     Raises :class:`UsageError` if ray is not installed or cannot connect.
 
     Args:
         job: Its ``workers`` are the threads of a task, and the cores that Ray reserves for it.
         tasks: Number of tasks in all.
-        address: Address of a running cluster; if empty, one is started on this machine, and :meth:`close` ends it.
-            Ignored if this process is connected to a cluster already.
+        address: Address of a running cluster. If empty, starts one on this machine, which :meth:`close` ends. Ignored
+            if
+            this process is connected to a cluster already.
     """
 
     def __init__(self, job: ClusterJob, tasks: int, address: str) -> None:
@@ -45,14 +47,12 @@ class RayRunner(Runner):
 
     @property
     def slots(self) -> int:
-        """Number of tasks to submit: twice as many as the cluster runs at once, so that no core waits; it may grow and
-        shrink.
-        """
+        """Most tasks that may be submitted at once: twice :attr:`at_once`. No core waits for the driver."""
         return 2 * self.at_once
 
     @property
     def at_once(self) -> int:
-        """Number of tasks that the cluster's present cores can run at once, at least 1."""
+        """Number of tasks that the cluster's present cores can run at once, at least 1. Changes with the cluster."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1) // self._cores))
 
     def submit(self, number: int, entries: Sequence[Entry]) -> None:
@@ -61,7 +61,8 @@ class RayRunner(Runner):
         self._refs[named.remote(self._job, number, entries)] = number
 
     def wait(self, seconds: float | None = None) -> list[Outcome]:
-        """Waits until a task has ended, and returns the outcomes of all that have; none after ``seconds``."""
+        """Waits until a task has ended. Returns the outcomes of all that have ended, or an empty list after
+        ``seconds``."""
         self._ray.wait(list(self._refs), num_returns=1, timeout=seconds)
         ready, _ = self._ray.wait(list(self._refs), num_returns=len(self._refs), timeout=0)
         return [Outcome(self._refs.pop(ref), self._receive_result(ref)) for ref in ready]
@@ -73,7 +74,7 @@ class RayRunner(Runner):
             self._ray.cancel(ref, force=True)
 
     def close(self) -> None:
-        """Cancels all tasks, by force after ten seconds; disconnects from Ray if this runner connected."""
+        """Cancels all tasks, by force after ten seconds. Disconnects from Ray if this runner connected."""
         refs = list(self._refs)
         self._refs.clear()
         for force in (False, True):  # first lets interrupted tasks clean up
@@ -86,7 +87,8 @@ class RayRunner(Runner):
             self._connected = False
 
     def _receive_result(self, ref: Any) -> TaskReceipt | BaseException:
-        """Returns the receipt of a finished task, or its error; :class:`StoreError` if Ray could not run it."""
+        """Returns the receipt of a finished task, or its error. Returns a :class:`StoreError` if Ray could not run the
+        task."""
         try:
             result: TaskReceipt | BaseException = self._ray.get(ref)
         except self._ray.exceptions.RayError as error:

@@ -37,7 +37,9 @@ _sources: dict[tuple[str, str], Source] = {}
 
 @dataclass(frozen=True)
 class ClusterJob:
-    """Data that all tasks of a run need. It pickles without the opened source, which each process opens itself.
+    """Data that all tasks of a run need.
+
+    It pickles without the opened source. Each process opens the source itself.
 
     Attributes:
         plan: The plan, with the run's normalisation.
@@ -63,9 +65,10 @@ def list_library_versions(plan: Plan) -> dict[str, str]:
 
 
 def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions: dict[str, str]) -> ClusterJob:
-    """Unpickles a job in another process; opens its source, once a process, and sets how it reads clips.
+    """Unpickles a job in another process, and opens its source. A process opens the source of a run once, and keeps it.
 
-    Raises :class:`StoreError` if the software differs from the driver's, since records might differ too.
+    Raises :class:`StoreError` if versions of the software differ from the driver's: records might differ too. Errors of
+    opening the source pass through.
     """
     mine = list_library_versions(plan)
     if mine != versions:
@@ -87,8 +90,9 @@ def _rebuild_job(plan: Plan, run: ClusterRun, opening: dict[str, Any], versions:
 
 
 def run_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> TaskReceipt:
-    """Packs shard ``number`` from its entries, uploads it, and creates its receipt. If all samples were skipped,
-    uploads no shard.
+    """Packs shard ``number`` from its entries, uploads it, and creates its receipt. Returns the receipt.
+
+    If all samples were skipped, uploads no shard.
 
     Raises:
         SampleError: A sample is bad, and bad ones are not to be skipped.
@@ -106,7 +110,7 @@ def run_task(job: ClusterJob, number: int, entries: Sequence[Entry]) -> TaskRece
 
 
 def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) -> TaskReceipt:
-    """Makes the receipt of a shard that is not uploaded yet."""
+    """Makes the receipt of a shard that is not uploaded yet. Its shard, columns and keys are empty."""
     skipped = {skipped.key for skipped in packed.skipped}
     labels = Counter(first_label(entry) for entry in entries if entry.key not in skipped)
     return TaskReceipt(
@@ -125,8 +129,9 @@ def _make_receipt(number: int, entries: Sequence[Entry], packed: PackedShard) ->
 
 
 def _upload_shard(receipt: TaskReceipt, manifest: Manifest, path: Path, objects: ObjectStore) -> TaskReceipt:
-    """Uploads a shard that was sealed and read back, after reading its keys. Returns the receipt with the shard, its
-    keys, and the bytes of each column.
+    """Uploads a shard that was sealed and read back.
+
+    Returns the receipt with the shard, its keys, and the bytes of each column.
     """
     format: Format = FORMATS[manifest.format]
     nbytes, digest = file_digest(format.data_file(path))

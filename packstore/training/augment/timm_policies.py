@@ -69,20 +69,37 @@ _LEVELS = 10.0
 
 @dataclass(frozen=True)
 class TimmAugment(ProgramOperation):
-    """Policy of timm in its notation: ``rand-…`` (RandAugment), ``augmix-…``, or a learned one: ``original``, ….
+    """Policy of timm in its notation, such as ``rand-m9-mstd0.5-inc1``. In a loader's list the text alone is enough.
 
-    In a loader's list the text alone is enough.
+    The notation begins with ``rand`` (RandAugment), ``augmix``, or a learned policy: ``original``, ``originalr``,
+    ``v0``, ``v0r``, ``3a``. Parts follow after dashes; their defaults are in parentheses. For all policies:
+
+    - ``mstd``: standard deviation of the magnitude (0). Above 100, the magnitude is uniform from 0 to ``m``; for augmix
+      that is the default.
+
+    For rand and augmix:
+
+    - ``m``: magnitude (10; augmix 3).
+
+    For rand:
+
+    - ``n``: number of operations (2).
+    - ``p``: probability of each (0.5).
+    - ``mmax``: largest magnitude (10).
+    - ``inc1``: use operations that grow with the magnitude.
+    - ``t``: set of operations: ``tweights``, ``t3a`` or ``t3aw``.
+
+    For augmix:
+
+    - ``w``: number of chains that are mixed (3).
+    - ``d``: number of operations in each chain (1 to 3, at random).
+    - ``a``: parameter of the distributions of the chains' weights (1).
+    - ``b1``: accepted, without effect on the result.
 
     Args:
-        config: ``rand``, ``augmix``, or ``original``, ``originalr``, ``v0``, ``v0r``, ``3a``; then parts after dashes:
-            ``m`` magnitude (10; augmix 3), ``mstd`` standard deviation of the magnitude (0). If that is above 100, or
-            missing for augmix, the magnitude is uniform from 0 to ``m``. For rand also: ``n`` number of operations (2),
-            ``p`` probability of each (0.5), ``mmax`` largest magnitude (10), ``inc1`` for operations that grow with
-            the magnitude, ``t`` set of operations: ``weights``, ``3a`` or ``3aw``. For augmix also: ``w`` number of
-            chains (3), ``d`` operations in each (1 … 3), ``a`` parameter of the distributions of weights (1), and
-            ``b1``, which has no effect on the result.
-        fill: Byte of each channel for pixels outside a warped image; the default is timm's, the mean of ImageNet.
-        interpolation: Interpolation of warps; ``"random"`` draws bilinear or bicubic for each.
+        config: The notation.
+        fill: Byte of each channel for pixels outside a warped image. The default is timm's, the mean of ImageNet.
+        interpolation: Interpolation of warps. ``"random"`` draws bilinear or bicubic for each warp.
 
     Raises:
         UsageError: Text that timm does not know, numbers out of range, an unknown interpolation, or an invalid fill.
@@ -103,7 +120,7 @@ class TimmAugment(ProgramOperation):
         return True
 
     def draw_program(self, draws: Draws, size: Size) -> Program:
-        """Draws one chain of operations for each image; for augmix several, which are mixed."""
+        """Draws one chain of operations for each image. For augmix, draws several chains, which are mixed."""
         plan = _parse_notation(self.config)
         if not plan.chains:
             return self._draw_chain(plan, draws, size)
@@ -112,15 +129,14 @@ class TimmAugment(ProgramOperation):
         return mix_chains(chains, draw_chain_weights(draws, plan.alpha, plan.chains))
 
     def _draw_chain(self, plan: _PolicyPlan, draws: Draws, size: Size) -> Program:
-        """Draws the program of one chain of operations, for all images and steps at once: numpy takes microseconds a
-        call."""
-        steps = plan.steps
+        """Draws the program of one chain of operations, for all images and steps at once."""
+        steps = plan.steps  # all at once below, because each call of numpy takes microseconds
         program = new_program(len(draws), steps)
         if not steps:
             return program
         chosen, shares, levels = plan.draw_operations(draws)
         own = draws.child(0)
-        bits = own.bits(0, 7 * steps).reshape(7, steps, -1).transpose(0, 2, 1)  # all at once, likewise
+        bits = own.bits(0, 7 * steps).reshape(7, steps, -1).transpose(0, 2, 1)
         happens = shares >= bits[0] * 2.0**-32
         if plan.random_depth:
             happens &= np.arange(steps) <= (bits[1, :, :1] * steps >> 32)
@@ -144,7 +160,9 @@ class TimmAugment(ProgramOperation):
     def _draw_warp_flags(self, bits: NDArray[np.int64]) -> NDArray[np.int32]:
         """Packs interpolation and fill colour into the ``flags`` of warps, int32 of the shape of ``bits``.
 
-        With ``interpolation="random"``, the highest of 32 random ``bits`` chooses bilinear or bicubic."""
+        ``bits``: random numbers of 32 bits. With ``interpolation="random"``, their highest bit chooses bilinear or
+        bicubic.
+        """
         if self.interpolation == "random":
             way: Any = 1 + (bits >> 31)
         else:
@@ -160,17 +178,18 @@ class _PolicyPlan:
     """Parsed notation of a policy, from which operations are drawn.
 
     Attributes:
-        steps: Number of operations per image.
-        names: Operations to choose from, unless pairs were learned.
-        weights: Weights of the names, drawn without replacement; None for equal ones, with replacement.
+        steps: Number of operations per image and chain.
+        names: Operations to choose from. Empty if ``learned`` is not.
+        weights: Weights of the names, which are drawn without replacement. None draws equally, with replacement.
         magnitude: Magnitude of operations.
         share: Probability that a drawn operation runs.
-        deviation: Standard deviation of the magnitude; above 100 it is uniform.
+        deviation: Standard deviation of the magnitude. Above 100, the magnitude is uniform.
         most: Largest magnitude.
-        chains: Number of chains that are mixed; 0 for a single unmixed one.
-        random_depth: Draw the number of steps, from 1 on.
+        chains: Number of chains that are mixed; 0 for a single chain without mixing.
+        random_depth: Draw the number of steps, 1 to ``steps``.
         alpha: Parameter of the distributions of the chains' weights.
-        learned: Learned lists of operations to choose from: name, probability and magnitude of each.
+        learned: Learned lists of operations to choose from, of equal length. Each operation has name, probability and
+            magnitude.
     """
 
     steps: int = 2
@@ -215,9 +234,11 @@ class _PolicyPlan:
         return np.array(pairs, np.float64)
 
     def draw_operations(self, draws: Draws) -> tuple[NDArray[np.int64], Any, Any]:
-        """Draws an operation for each image and step. Returns the operations, as indices in :attr:`operations`, ``(B,
-        steps)``, their probabilities and their magnitudes. The probability is one number for all unless the lists were
-        learned."""
+        """Draws an operation for each image and step.
+
+        Returns the operations as indices in :attr:`operations`, ``(B, steps)``, their probabilities and their
+        magnitudes. The probabilities of operations that are not learned are a single number.
+        """
         if self.learned:
             found = self._pair_table[draws.integers(len(self.learned), 0)]
             return found[..., 0].astype(np.int64), found[..., 1], found[..., 2]
@@ -241,8 +262,10 @@ _PARTS: dict[str, dict[str, str]] = {
 
 @lru_cache(64)
 def _parse_notation(config: str) -> _PolicyPlan:
-    """Parses a policy in timm's notation, as ``rand-m9-mstd0.5``. Raises :class:`UsageError` for unknown parts, and
-    numbers out of range. Cached."""
+    """Parses a policy in timm's notation, such as ``rand-m9-mstd0.5``. Caches the 64 latest results.
+
+    Raises :class:`UsageError` for unknown parts, and for numbers out of range.
+    """
     first, *parts = config.split("-") if isinstance(config, str) else [""]
     plan, chosen, increasing = _PolicyPlan(), "", False
     if first in TIMM_POLICIES:
@@ -288,10 +311,13 @@ def _parse_notation(config: str) -> _PolicyPlan:
 
 
 def _draw_magnitudes(uniform: Floats, level: Floats, plan: _PolicyPlan) -> Floats:
-    """Draws magnitudes ``(B, steps)``, cut off at 0 and ``plan.most``, from uniform numbers ``(2, B, steps)``.
+    """Draws magnitudes ``(B, steps)``, clipped to 0 … ``plan.most``, from uniform numbers ``(2, B, steps)``.
 
-    ``plan.deviation`` is the standard deviation around ``level``: 0 returns ``level``, more than 100 draws uniformly
-    below ``level``.
+    By ``plan.deviation``:
+
+    - 0: ``level`` itself.
+    - At most 100: normally distributed around ``level``.
+    - More: uniform from 0 to ``level``.
     """
     if plan.deviation > 100:
         level = level * uniform[0]
@@ -301,8 +327,10 @@ def _draw_magnitudes(uniform: Floats, level: Floats, plan: _PolicyPlan) -> Float
 
 
 ParameterWriter = Callable[[Any, Floats, Floats, Size, NDArray[np.int32], Floats], None]
-"""Writes parameters into steps ``(N,)``: of magnitudes as shares of the largest, of signs, -1 or 1, of the height and
-width of the images, of the flags of warps, and of uniform numbers."""
+"""Writes parameters into steps ``(N,)``.
+
+Arguments: the steps; magnitudes as shares of 10; signs, -1 or 1; height and width of the images; flags of warps;
+uniform numbers."""
 
 
 def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
@@ -311,41 +339,41 @@ def _write_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any
 
 
 def _write_growing_factor(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes factors of at least 0.1, whose distance from 1, in either direction, grows with the magnitude."""
+    """Writes factors of at least 0.1, above or below 1. Their distance from 1 grows with the magnitude."""
     steps["p"][:, 0] = np.maximum(0.1, 1 + sign * part * 0.9)
 
 
 def _write_nothing(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes nothing, for operations without parameters."""
+    """Writes nothing. For operations without parameters."""
 
 
 def _write_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers of kept bits: more for larger magnitudes, from 0 on."""
+    """Writes numbers of kept bits, from 0 up for larger magnitudes."""
     steps["p"][:, 0] = np.trunc(part * 4).clip(0, 8)
 
 
 def _write_growing_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers of kept bits: fewer for larger magnitudes, from 4 down."""
+    """Writes numbers of kept bits, from 4 down for larger magnitudes."""
     steps["p"][:, 0] = (4 - np.trunc(part * 4)).clip(0, 8)
 
 
 def _write_original_posterize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers of kept bits: more for larger magnitudes, from 4 on, as AutoAugment's paper."""
+    """Writes numbers of kept bits, from 4 up for larger magnitudes, as in AutoAugment's paper."""
     steps["p"][:, 0] = (4 + np.trunc(part * 4)).clip(0, 8)
 
 
 def _write_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes thresholds: higher for larger magnitudes, so that fewer values are inverted."""
+    """Writes thresholds, higher for larger magnitudes, which invert fewer values."""
     steps["p"][:, 0] = np.trunc(part * 256).clip(max=256)
 
 
 def _write_growing_solarize(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes thresholds: lower for larger magnitudes, so that more values are inverted."""
+    """Writes thresholds, lower for larger magnitudes, which invert more values."""
     steps["p"][:, 0] = 256 - np.trunc(part * 256).clip(max=256)
 
 
 def _write_solarize_add(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes numbers to add, up to 128, which grow with the magnitude, and the threshold 128."""
+    """Writes the threshold 128, and numbers to add. They grow with the magnitude, up to 128."""
     steps["p"][:, 0], steps["p"][:, 1] = np.trunc(part * 110).clip(max=128), 128
 
 
@@ -355,13 +383,13 @@ def _write_desaturation(steps: Any, part: Floats, sign: Floats, size: Size, flag
 
 
 def _write_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the kernel's side, and deviations from 0.1 to 2, which grow with the magnitude."""
+    """Writes the kernel's side, and deviations that grow with the magnitude from 0.1 to 2."""
     most = (0.1 + 1.9 * part).clip(0.1, 2.0)
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most[:, None]
 
 
 def _write_random_blur(steps: Any, part: Floats, sign: Floats, size: Size, flags: Any, uniform: Floats) -> None:
-    """Writes the kernel's side, and random deviations from 0.01 on, whose largest value grows with the magnitude."""
+    """Writes the kernel's side, and random deviations from 0.01 on. Their upper limit grows with the magnitude."""
     most = 0.1 + (2.0 * part.clip(0, 1) - 0.1) * uniform
     steps["p"][:, :2], steps["p"][:, 2:4] = _BLUR_KERNEL, most.clip(0.01)[:, None]
 
@@ -382,8 +410,11 @@ def _write_shear_y(steps: Any, part: Floats, sign: Floats, size: Size, flags: An
 
 
 def _write_shear(steps: Any, factor: Floats, flags: Any, place: int, length: int) -> None:
-    """Writes matrices that shear about the centre, and the flags of the warp. ``place`` is the factor's index in the
-    matrix: 1 shears rows, 3 columns."""
+    """Writes matrices that shear about the centre, and the flags of the warp.
+
+    ``place``: index of ``factor`` in the matrix; 1 shears rows, 3 columns. ``length``: height of the images for 1,
+    width for 3.
+    """
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], p[:, 2 if place == 1 else 5] = factor, factor * length / 2
@@ -401,7 +432,8 @@ def _write_translation_y(steps: Any, part: Floats, sign: Floats, size: Size, fla
 
 
 def _write_translation(steps: Any, pixels: Floats, flags: Any, place: int) -> None:
-    """Writes matrices that translate by ``pixels`` to the left (``place`` 2) or up (5), and the flags of the warp."""
+    """Writes matrices that translate by ``pixels``, and the flags of the warp. ``place`` 2 translates to the left, 5
+    up."""
     p = steps["p"]
     p[:, 0] = p[:, 4] = 1
     p[:, place], steps["flags"] = pixels, flags

@@ -46,7 +46,7 @@ def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> boo
 
     Args:
         ops: The user's list.
-        planned: Number of operations that run while decoding, at any size.
+        planned: Number of operations at its beginning that run while decoding, at any size.
         size: Common height and width of the images; None if they differ or are unknown.
     """
     if any(getattr(op, "gives_sizes", False) or contains_geometry(op) for op in ops[planned:]):
@@ -61,7 +61,7 @@ def need_one_by_one(ops: Sequence[Step], planned: int, size: Size | None) -> boo
 
 @dataclass(frozen=True)
 class Cut:
-    """Crop of one image, perhaps resized, padded and mirrored: a row of :class:`Crops`, with the same attributes."""
+    """Crop of one image, perhaps resized, padded and mirrored. A row of :class:`Crops`, with the same attributes."""
 
     box: _Four
     size: Size
@@ -78,7 +78,7 @@ class Cut:
 
     @classmethod
     def for_each_image(cls, move: Move) -> list[Cut]:
-        """Lists the crop that ``move``, an operation drawn for a batch, makes of each image."""
+        """Returns the cut of each image in a batch's ``move``."""
         crops = move.crops
         none = [0] * len(crops)
         return [
@@ -95,7 +95,7 @@ class Cut:
 
     @classmethod
     def for_image(cls, move: Move, row: int) -> Cut:
-        """Returns the crop that ``move``, an operation drawn for a batch, makes of image ``row``."""
+        """Returns the cut of image ``row`` in a batch's ``move``."""
         crops = move.crops
         box, size, window = (tuple(each[row].tolist()) for each in (crops.box, crops.size, crops.window))
         flip = crops.flip is not None and bool(crops.flip[row])
@@ -114,11 +114,16 @@ class Cut:
         return min(top, left) < 0 or top + height > self.size[0] or left + width > self.size[1]
 
     def compose(self, other: Cut) -> Cut | None:
-        """Combines this crop and the crop after it into one crop, with at most one resize.
+        """Combines this cut and the cut after it into one cut, with at most one resize.
 
-        Returns None if one crop cannot do both. That is so if both resize, if the second resizes padding of the first,
-        or if the second shows pixels outside the first. The last is possible only if the first shows its whole box and
-        the second only pads the whole first."""
+        Returns None if one cut cannot do both:
+
+        - Both resize.
+        - The second resizes padding of the first.
+        - The second shows pixels outside the first. Exception: the first shows its whole box, and the second pads all
+        of it.
+          Then only a resized box with a fill that is not 0 is impossible.
+        """
         top, left, height, width = self.window
         if not other.resizes:
             tall, wide = other.window[2:]
@@ -152,7 +157,7 @@ class Cut:
         return images.flip(-1) if self.flip else images
 
     def _pad_window(self, images: Tensor) -> Tensor:
-        """Returns the window of resized ``images``, padded where it exceeds them."""
+        """Returns the window of ``images`` that are resized already. Pads it by mode and fill outside the images."""
         (height, width), (top, left, rows, columns) = self.size, self.window
         if self.pads != "constant":
             y, x = (
@@ -172,15 +177,25 @@ class Cut:
 
 
 def _unmirror_left(left: int, cut_width: int, width: int, flip: bool) -> int:
-    """Returns the first column of a crop of ``cut_width`` at ``left``, before ``width`` columns are mirrored by
-    ``flip``."""
+    """Returns the first column of a crop of ``cut_width`` in an image of ``width`` columns, before the image is
+    mirrored.
+
+    Without ``flip``, that is ``left`` itself.
+    """
     return width - cut_width - left if flip else left
 
 
 @dataclass(frozen=True, eq=False)
 class DrawnOperation:
-    """One operation, drawn for a batch: crops (``move``), a program with its name, or a function (``call``) with its
-    draws."""
+    """One operation, drawn for a batch. One of ``move``, ``program`` and ``call`` is set.
+
+    Attributes:
+        move: Crops of the images.
+        program: Program of the images.
+        call: A function or operation to call.
+        draws: Random numbers for ``call``.
+        name: Name of the program for messages.
+    """
 
     move: Move | None = None
     program: Program | None = None
@@ -190,14 +205,15 @@ class DrawnOperation:
 
     @cached_property
     def cuts(self) -> list[Cut]:
-        """Crop of each image by the move."""
+        """Cut of each image by :attr:`move`, which must be set."""
         assert self.move is not None
         return Cut.for_each_image(self.move)
 
     def run_on_image(self, row: int, image: Tensor) -> Tensor:
-        """Runs the program or function on the image of ``row``, ``(1, C, H, W)``; returns the result.
+        """Runs the program or function on the image of ``row``, ``(1, C, H, W)``, and returns the result.
 
-        Raises :class:`UsageError` if a function returns anything but one image."""
+        Raises :class:`UsageError` if a function returns anything but one image.
+        """
         if self.program is not None:
             return run_program(image, self.program[row : row + 1], self.name)
         assert self.call is not None
@@ -216,11 +232,12 @@ class DrawnOperation:
 
 
 class DrawnOperations:
-    """All operations of a list, drawn for the images of a batch. A function that changes the size of its image must
-    follow all of packstore's operations.
+    """All operations of a list, drawn for the images of a batch.
+
+    If a function changes the size of its image, no operation of packstore may follow it.
 
     Attributes:
-        placement: Positions of the pixels after all operations, for masks, boxes and keypoints.
+        placement: Moves of the pixels by all operations, for masks, boxes and keypoints.
     """
 
     def __init__(
@@ -246,8 +263,10 @@ class DrawnOperations:
         self.placement = Placement(tuple(self._moves), self._sizes)
 
     def _draw_operation(self, op: Any, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Draws an operation for the images with true ``rows``, and appends it to the drawn operations. For an
-        operation with others inside, first draws which images get these."""
+        """Draws an operation for the images with true ``rows``, and appends it to the drawn operations.
+
+        For a group with crops or resizes, draws which images get which of its operations, and appends these.
+        """
         if contains_geometry(op):
             for part, own, mine in op.assign_rows(draws, rows):
                 self._draw_operation(part, own, mine)
@@ -263,8 +282,12 @@ class DrawnOperations:
             self._stages.append(DrawnOperation(call=op, draws=draws))
 
     def _add_move(self, op: GeometricOperation, draws: Draws, rows: NDArray[np.bool_]) -> None:
-        """Draws the crops of the images with true ``rows``, by their boxes if the operation needs them; the others stay
-        whole. Updates the sizes; marks images whose boxes are dropped if their centres are outside the crop."""
+        """Draws the crops of the images with true ``rows``, and appends them. The other images stay whole. Updates the
+        sizes.
+
+        A :class:`RandomIoUCrop` chooses its crops by the boxes of the images. It also drops boxes whose centres are
+        outside.
+        """
         chosen = np.flatnonzero(rows)
         if not len(chosen):
             return
@@ -284,17 +307,19 @@ class DrawnOperations:
         self._sizes = move.crops.window[:, 2:]
 
     def _append_move(self, move: Move | Warp) -> None:
-        """Appends a move for masks, boxes and keypoints, and moves the boxes by which operations choose crops."""
+        """Appends a move for masks, boxes and keypoints. Moves the boxes that later operations choose crops by."""
         self._moves.append(move)
         if self._boxes is not None:
             corners, rows = self._boxes
             self._boxes = BatchBoxes(move_boxes(Placement((move,), self._sizes), corners, rows, clip=True), rows)
 
     def first_cut(self, row: int) -> tuple[Cut, int]:
-        """Combines the first operations into one crop that the engine can do while it decodes the image of ``row``.
-        Stops at an operation that is no crop, cannot be joined, or pads with other than zeros.
+        """Combines the first operations into one cut that the engine can do while it decodes the image of ``row``.
 
-        Returns the crop, and the number of operations that it replaces."""
+        Stops at an operation that is no crop, that cannot be joined, or that pads with anything but 0.
+
+        Returns the cut, and the number of operations in it.
+        """
         cut, done = Cut.full(*self._first[row].tolist()), 0
         for stage in self._stages:
             joined = None if stage.move is None else cut.compose(stage.cuts[row])
@@ -304,9 +329,10 @@ class DrawnOperations:
         return cut, done
 
     def run_on_image(self, row: int, image: Tensor, done: int = 0) -> Tensor:
-        """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``; returns the result.
+        """Runs all operations but the first ``done`` on the image of ``row``, ``(1, C, H, W)``, and returns the result.
 
-        Raises :class:`UsageError` if a user's function changes the size before other operations."""
+        Raises :class:`UsageError` if a user's function changes the size before other operations.
+        """
         cut = Cut.full(image.shape[-2], image.shape[-1])
         for place, stage in enumerate(self._stages[done:], done + 1):
             if stage.move is None:
@@ -327,7 +353,10 @@ class DrawnOperations:
 
 
 def _scatter_crops(part: Crops, sizes: NDArray[np.int64], chosen: NDArray[np.int64]) -> Crops:
-    """Returns crops for all images of ``sizes``: those in ``part`` for the images ``chosen``, whole images else."""
+    """Returns crops for all images of ``sizes``.
+
+    ``part`` has the crops of the images ``chosen``. The other images stay whole.
+    """
     crops = Crops.full(sizes)
     box, size, window = crops.box.copy(), crops.size.copy(), crops.window.copy()
     box[chosen], size[chosen], window[chosen] = part.box, part.size, part.window
